@@ -67,7 +67,12 @@ def test_the_resume_step_completes_a_derived_key_and_not_a_given_one() -> None:
 
 
 def keys_of(command: list[str], **variables: str) -> list[str]:
-    program = "from foreshock.client.launch import find_launch; print('key', find_launch().attempt_key(0), flush=True)"
+    # One write a line: with PYTHONUNBUFFERED, `print` makes several, and processes that share a pipe mix them.
+    program = r"""
+import sys
+from foreshock.client.launch import find_launch
+sys.stdout.write(f"key {find_launch().attempt_key(0)}\\n")
+"""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "FORESHOCK"))}
     done = subprocess.run(
         [*command, "-c", program], env={**environment, **variables}, cwd=REPOSITORY, capture_output=True, text=True

@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, event
 
+from service.platform.logs.request_ids import current_request_id
 from service.present.pages.presenters.figures import CHOSEN_STEP_PLOTS, RUN_PLOTS, STEP_PLOTS
 from tests.service.present.pages.conftest import SentRun, replay, send_run
 from tests.service.sending import Sender
@@ -18,11 +19,12 @@ from tests.service.sending import Sender
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """Collect the SQL statements that any engine of this process executes."""
+    """Collect the SQL statements of requests; what the service does in the background meanwhile has no request id."""
     executed: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        executed.append(statement)
+        if current_request_id() is not None:
+            executed.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
@@ -53,8 +55,8 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_runs(http: httpx
         for _ in range(more):
             send_run(http, f"run {runs}", steps=2, noise=0.4)
             runs += 1
-        # What the service does in the background meanwhile is counted too, and can only add.
-        counts.append(min(executed_for_list() for _ in range(12)))
+        # The first request after a change may fill a cache.
+        counts.append(min(executed_for_list() for _ in range(3)))
     # One of them reads the summaries of steps that are not pooled yet, one the rewards, one the incomplete steps.
     assert counts[0] == counts[1] <= 12, counts
 
