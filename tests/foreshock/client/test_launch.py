@@ -68,7 +68,7 @@ def test_the_resume_step_completes_a_derived_key_and_not_a_given_one() -> None:
 
 def keys_of(command: list[str], **variables: str) -> list[str]:
     # One write a line: with PYTHONUNBUFFERED, `print` makes several, and processes that share a pipe mix them.
-    program = r"""
+    program = """
 import sys
 from foreshock.client.launch import find_launch
 sys.stdout.write(f"key {find_launch().attempt_key(0)}\\n")
