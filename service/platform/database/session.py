@@ -63,7 +63,8 @@ class Database:
         On SQLite `on_queued` is called as soon as every later call of `write` is sure to run after this one. PostgreSQL
         has no such queue: there it is never called.
 
-        `work` may run again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
+        `work` may run again: if PostgreSQL aborts it for a deadlock, or if another unit of its transaction raises on
+        SQLite. So it changes nothing but the session.
         Raises what `work` raises, after rolling back.
         """
         used: list[Session] = []

@@ -1,7 +1,7 @@
-"""The one writer of SQLite: a thread that runs queued units of work, each in a savepoint, and commits them together.
-A unit that no other one waits behind has the transaction for itself.
+"""The one writer of SQLite: a thread that runs queued units of work and commits those that wait together.
 
-A caller gets its result after the commit, so the result is durable; a unit that raises is rolled back alone.
+A caller gets its result after the commit, so the result is durable. A unit that raises is rolled back alone: the others
+of its transaction run again, each in a savepoint.
 """
 
 from __future__ import annotations
@@ -99,11 +99,8 @@ class GroupCommitWriter:
         try:
             if len(batch) == 1:
                 self._run_alone(batch[0])
-            else:
-                with self._engine.begin() as connection:
-                    for unit in batch:
-                        self._run_in_savepoint(connection, unit)
-                    passed("database.before-commit")
+            elif not self._run_together(batch):
+                self._run_in_savepoints(batch)
         except Exception as error:
             for unit in batch:
                 unit.error = unit.error or error
@@ -118,8 +115,33 @@ class GroupCommitWriter:
             passed("database.before-commit")
         unit.session = session
 
+    def _run_together(self, batch: list[_Unit]) -> bool:
+        """Run the units and commit them, without savepoints, which copy each page; False if one raised."""
+        # Closing the connection rolls back what was not committed.
+        with self._engine.connect() as connection:
+            transaction = connection.begin()
+            for unit in batch:
+                session = Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+                try:
+                    with session, session.begin():
+                        unit.result = unit.work(session)
+                except Exception:
+                    # It runs again, and may not raise then.
+                    return False
+                unit.session = session
+            passed("database.before-commit")
+            transaction.commit()
+        return True
+
+    def _run_in_savepoints(self, batch: list[_Unit]) -> None:
+        with self._engine.begin() as connection:
+            for unit in batch:
+                self._run_in_savepoint(connection, unit)
+            passed("database.before-commit")
+
     def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
         session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        unit.result = unit.session = None
         try:
             with session, session.begin():
                 unit.result = unit.work(session)

@@ -2,7 +2,7 @@
 
     temporary/<id>.lock                 locked while the process lives
     temporary/<id>/…                    its temporary files
-    temporary/<id>/<name>.publishing    a file of the store that it is about to name in the catalogue
+    temporary/<id>/<name>.publishing    a file of the store that it is about to name in the catalogue; a link to the lock
 
 The lock ends with the process, however it ends, so a crash leaves nothing that the next process does not remove, and no
 file of a request in flight is ever taken for one of a crash.
@@ -17,6 +17,7 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ class TemporaryFiles:
         self._changing = threading.Lock()
         self._own: Path | None = None
         self._lock = -1
+        self._marks: Counter[str] = Counter()
 
     def new(self) -> Path:
         """Give a new, empty file."""
@@ -49,13 +51,24 @@ class TemporaryFiles:
 
     @contextmanager
     def marked(self, name: str) -> Iterator[None]:
-        """Mark a name of the store for the length of a `with` block; every process sees the mark."""
+        """Mark a name of the store for the length of a `with` block; every process sees the mark.
+
+        A name that is marked by several blocks at once stays so until the last of them ends.
+        """
+        mark = _mark_of(name)
         with self._changing:
-            mark = self._in_folder(lambda folder: _touched(folder / _mark_of(name)))
+            if not self._marks[mark]:
+                self._in_folder(self._make_mark(mark))
+            self._marks[mark] += 1
         try:
             yield
         finally:
-            mark.unlink(missing_ok=True)
+            with self._changing:
+                self._marks[mark] -= 1
+                if not self._marks[mark]:
+                    del self._marks[mark]
+                    if self._own is not None:
+                        (self._own / mark).unlink(missing_ok=True)
 
     def is_marked(self, name: str) -> bool:
         """Return whether a process has marked the name, or had when it crashed and was not cleared yet."""
@@ -101,6 +114,18 @@ class TemporaryFiles:
             folder.mkdir(parents=True, exist_ok=True)
             return make(folder)
 
+    def _make_mark(self, mark: str) -> Callable[[Path], None]:
+        def make(folder: Path) -> None:
+            path = folder / mark
+            try:
+                # Another name of a file that exists: without a journal, ext4 searches long for a free inode where many
+                # were freed lately, as those of marks would be.
+                path.hardlink_to(folder.with_suffix(_LOCK))
+            except OSError:  # a file system without links, or a folder that was cleared by hand
+                path.touch()
+
+        return make
+
     def _make_own(self) -> tuple[int, Path]:
         self._shared.mkdir(parents=True, exist_ok=True)
         while True:
@@ -128,11 +153,6 @@ def write_private(path: Path, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         while view.nbytes:
             view = view[file.write(view) :]
-
-
-def _touched(path: Path) -> Path:
-    path.touch()
-    return path
 
 
 def _mark_of(name: str) -> str:

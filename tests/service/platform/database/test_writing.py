@@ -99,6 +99,33 @@ def test_queued_units_share_one_commit(database: Database) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_units_that_share_a_transaction_with_one_that_raises_are_committed_once(database: Database) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    after: list[int] = []
+
+    def hold(_: Session) -> None:
+        entered.set()
+        leave.wait(timeout=30)
+
+    def add(session: Session, number: int) -> str:
+        after_commit(session, lambda: after.append(number))
+        return add_key(session, f"key {number}", fail=number in (1, 4))
+
+    with ThreadPoolExecutor(7) as threads:
+        futures = [threads.submit(database.write, hold)]
+        assert entered.wait(timeout=30)
+        for number in range(6):
+            queued = threading.Event()
+            futures.append(threads.submit(database.write, partial(add, number=number), queued.set))
+            assert queued.wait(timeout=30)
+        leave.set()
+        outcomes = [future.exception(timeout=30) or future.result() for future in futures[1:]]
+    assert [str(outcome) for outcome in outcomes] == ["key 0", "key 1 fails", "key 2", "key 3", "key 4 fails", "key 5"]
+    assert names(database) == {"key 0", "key 2", "key 3", "key 5"}
+    assert after == [0, 2, 3, 5]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_units_run_in_the_order_in_which_they_were_queued(database: Database) -> None:
     entered, leave = threading.Event(), threading.Event()
     ran: list[int] = []

@@ -66,3 +66,32 @@ def test_nothing_is_made_before_the_first_file(shared: Path) -> None:
     files = TemporaryFiles(shared)
     assert files.remove_abandoned() == 0
     assert not os.path.lexists(shared)
+
+
+def test_a_name_stays_marked_until_the_last_block_that_marks_it_ends(shared: Path) -> None:
+    files, others = TemporaryFiles(shared), TemporaryFiles(shared)
+    with files.marked("a/b"):
+        with files.marked("a/b"), files.marked("c"):
+            assert others.is_marked("c")
+        assert others.is_marked("a/b")
+        assert not others.is_marked("c")
+    assert not others.is_marked("a/b")
+    assert [path.name for path in next(shared.glob("*/")).iterdir()] == []
+
+
+def test_names_are_marked_where_there_are_no_links_and_in_a_folder_that_was_cleared(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = TemporaryFiles(shared)
+    files.new()
+    shutil.rmtree(shared)
+    with files.marked("a"):
+        assert files.is_marked("a")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    with files.marked("b"):
+        assert files.is_marked("b")
+    assert not files.is_marked("b")
