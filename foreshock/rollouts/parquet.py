@@ -197,7 +197,7 @@ def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> 
 
 def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:
     if isinstance(data, io.IOBase) or hasattr(data, "read"):
-        data = data.read(limits.max_body_bytes + 1)
+        data = _read_most(data, limits.max_body_bytes + 1)
     size = memoryview(data).nbytes
     if size > limits.max_body_bytes:
         raise LimitExceededError(
@@ -205,3 +205,13 @@ def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:
             advice="send more, smaller shards",
         )
     return pa.py_buffer(data)
+
+
+def _read_most(file: Any, most: int) -> bytes:
+    """Read up to `most` bytes. Python allocates what is asked for: of a file that has fewer, only its own size."""
+    if file.seekable():
+        begin = file.tell()
+        most = min(most, file.seek(0, io.SEEK_END) - begin)
+        file.seek(begin)
+    data: bytes = file.read(most)
+    return data
