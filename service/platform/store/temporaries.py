@@ -2,7 +2,7 @@
 
     temporary/<id>.lock                 locked while the process lives
     temporary/<id>/…                    its temporary files
-    temporary/<id>/<name>.publishing    a file of the store that it is about to name in the catalogue; a link to the lock
+    temporary/<id>/<name>.publishing    a link: the catalogue is about to name this file of the store
 
 The lock ends with the process, however it ends, so a crash leaves nothing that the next process does not remove, and no
 file of a request in flight is ever taken for one of a crash.

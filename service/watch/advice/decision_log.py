@@ -15,7 +15,7 @@ from service.platform.changes.announcing import wake_after_commit
 from service.runs.events import AdviceModeChanged, AttemptStarted
 from service.watch.advice import repository
 from service.watch.detection.events import DetectorsReplayed
-from service.watch.detection.service import newest_state
+from service.watch.detection.service import observed_steps
 
 
 def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:
@@ -58,10 +58,10 @@ def record_mode(session: Session, changed: AdviceModeChanged) -> None:
 def observation_of(session: Session, run_id: str) -> Observation:
     """Return how far the run is, for a decision that the detectors did not make."""
     state = fold(repository.log_of(session, run_id))
-    observed = newest_state(session, run_id).step
+    observed = observed_steps(session, [run_id]).get(run_id, -1)
     return Observation(
         attempt=state.attempt,
-        observed_step=-1 if observed is None else observed,
+        observed_step=observed,
         trainer_step=repository.trainer_step(session, run_id, state.attempt),
         surge_step=None,
         signals=(),

@@ -26,12 +26,13 @@ from service.platform.database.session import Database
 from service.platform.events import EventBus
 from service.runs.attempts.service import attempts_of_run
 from service.runs.runs.service import lock_run_for_background
-from service.watch.detection import repository
+from service.watch.detection import repository, states
 from service.watch.detection.configurations import watched_as, watched_run
 from service.watch.detection.events import DetectorsReplayed, ReplayDue
 from service.watch.detection.history import closed_steps_after, history_after
-from service.watch.detection.replay_detectors import RECENT_STATES, Replay
+from service.watch.detection.replay_detectors import Replay
 from service.watch.detection.service import newest_state, observed_steps
+from service.watch.detection.states import RECENT_STATES
 
 _TRIES = 5
 """Replays of a run, while late data keeps arriving, before it is left to the sweeper."""
@@ -97,8 +98,7 @@ def _compute(session: Session, run_id: str) -> _Computed | None:
     attempts = attempts_of_run(session, run_id)
     watched = watched_run(session, run_id)
     configuration, digest = watched.configuration, watched.digest
-    base = repository.newest_snapshot(session, run_id, attempts, due.from_step, digest)
-    replay = Replay.after(base)
+    replay = Replay(states.newest_before(session, run_id, attempts, due.from_step, digest))
     first = replay.step + 1
     stored: dict[tuple[int, int], repository.Snapshot] = {}
     met, at_once, sparse_until = None, _STEPS_READ_FIRST, -1
@@ -109,7 +109,7 @@ def _compute(session: Session, run_id: str) -> _Computed | None:
             found = repository.snapshot_at(session, run_id, attempt, step)
             if found is not None:
                 stored[attempt, step] = found
-                if step >= due.through_step and (found.configuration_digest, found.state) == (digest, state):
+                if step >= due.through_step and (found.configuration_digest, found.state) == (digest, state.to_bytes()):
                     met = step
                     break
         at_once, sparse_until = _STEPS_READ_AT_ONCE, _newest_step(session, run_id) - _STEPS_WITH_DENSE_STATES
@@ -120,7 +120,8 @@ def _compute(session: Session, run_id: str) -> _Computed | None:
     rows = replay.snapshots(run_id, digest)
     changed = [row for row in rows if not _is_stored(row, stored)]
     for row in changed:
-        row["state"] = Packed.of(row["state"])
+        if row["state"] is not None:
+            row["state"] = Packed.of(row["state"])
     obsolete = known_before - {(row["attempt"], row["step"]) for row in rows}
     return _Computed(due, first, replay.step, replay, changed, obsolete, met is not None)
 
@@ -132,7 +133,7 @@ def _newest_step(session: Session, run_id: str) -> int:
 
 def _is_stored(row: dict[str, Any], stored: dict[tuple[int, int], repository.Snapshot]) -> bool:
     found = stored.get((row["attempt"], row["step"]))
-    return found is not None and all(getattr(found, name) == row[name] for name in found._fields)
+    return found is not None and all(getattr(found, name) == row[name] for name in found._fields if name != "identity")
 
 
 def _store(events: EventBus, run_id: str, computed: _Computed, session: Session) -> bool:

@@ -6,8 +6,7 @@ everything is derived from the stored history, so the result does not depend on 
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,27 +22,19 @@ from service.platform.events import EventBus
 from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from service.runs.attempts.service import attempts_of_run
 from service.runs.events import AttemptStarted, ModelKindChanged, ScalarNamesChanged, ScalarsChanged, StepEvent
-from service.watch.detection import repository
+from service.watch.detection import repository, states
 from service.watch.detection.configurations import watched_run
 from service.watch.detection.events import DetectorsReplayed, ReplayDue
 from service.watch.detection.history import History, closed_steps_after
 from service.watch.detection.repository import Due, Snapshot
+from service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
 from service.watch.rules.events import RulesChanged
-
-MILESTONE_STEPS = 25
-"""A state is kept for good in every block of so many steps: a late shard replays at most one block before it."""
 
 SPARSE_MILESTONE_STEPS = 2_000
 """The same for steps that a replay over a long history has left far behind: to go over so many takes milliseconds."""
 
 STEPS_IN_TRANSACTION = 50
 """Steps that are replayed in the transaction that changed one: every other write waits for it."""
-
-RECENT_STATES = 4
-"""The newest states are kept as well: scalars come just after their step, and scores some steps later."""
-
-_STATES_KEPT = 256
-"""States in memory, of some 20 kB each: of so many runs that close steps at the same time."""
 
 
 def observe_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:
@@ -93,46 +84,22 @@ def replay_from(
     watched = watched_run(session, run_id)
     configuration, digest = watched.configuration, watched.digest
     snapshot = repository.newest_snapshot_of_run(session, run_id)
-    if snapshot is not None and not _precedes(snapshot, from_step, attempts, digest):
+    state = WarningState()
+    if snapshot is not None and _precedes(snapshot, from_step, attempts, digest):
+        state = states.state_of(session, snapshot, run_id, attempts, watched)
+    elif snapshot is not None:
         # The step is late, or follows a rewind: the snapshots from it on are derived again.
-        newest = snapshot.step
-        snapshot = repository.newest_snapshot(session, run_id, attempts, from_step, digest)
+        state = states.newest_before(session, run_id, attempts, from_step, digest)
         due = repository.due_replay(session, run_id)
-        if due is not None or newest - (-1 if snapshot is None else snapshot.step) > STEPS_IN_TRANSACTION:
+        if due is not None or snapshot.step - _step_of(state) > STEPS_IN_TRANSACTION:
             _defer(events, session, run_id, due, from_step, from_step if through_step is None else through_step)
             return
-        repository.drop_snapshots(session, run_id, 0 if snapshot is None else snapshot.step + 1)
-    replay = Replay.after(snapshot)
+        repository.drop_snapshots(session, run_id, _step_of(state) + 1)
+    replay = Replay(state)
     replay.go_on(closed_steps_after(session, run_id, attempts, replay.step, watched), configuration)
     repository.store_snapshots(session, run_id, replay.snapshots(run_id, digest), keep=RECENT_STATES)
-    first = 0 if snapshot is None else snapshot.step + 1
+    first = _step_of(state) + 1
     events.publish(session, DetectorsReplayed(run_id, attempts, first, replay.events, replay.state, configuration))
-
-
-class _KnownStates:
-    """The states that were stored last, by their bytes, of which a state is a function. Thread-safe.
-
-    The next step of a run begins with the bytes that the last one stored: reading them takes half a millisecond.
-    """
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[bytes, WarningState] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def put(self, stored: bytes, state: WarningState) -> None:
-        """Remember the state that these bytes are of."""
-        with self._lock:
-            self._states[stored] = state
-            if len(self._states) > _STATES_KEPT:
-                self._states.popitem(last=False)
-
-    def get(self, stored: bytes) -> WarningState | None:
-        """Return the state of these bytes and forget it: the next one of its run takes its place."""
-        with self._lock:
-            return self._states.pop(stored, None)
-
-
-_STATES = _KnownStates()
 
 
 @dataclass(slots=True)
@@ -141,20 +108,13 @@ class Replay:
 
     state: WarningState
     events: list[tuple[Event, int]] = field(default_factory=list)
-    milestones: list[tuple[int, int, bytes]] = field(default_factory=list)
+    milestones: list[tuple[int, int, WarningState]] = field(default_factory=list)
     recent: deque[tuple[int, int, WarningState]] = field(default_factory=lambda: deque(maxlen=RECENT_STATES))
-
-    @classmethod
-    def after(cls, snapshot: Snapshot | None) -> Replay:
-        """Begin after a snapshot; None: before the first step."""
-        if snapshot is None:
-            return cls(WarningState())
-        return cls(_STATES.get(snapshot.state) or WarningState.from_bytes(snapshot.state))
 
     @property
     def step(self) -> int:
         """The last step; −1 before any."""
-        return -1 if self.state.step is None else self.state.step
+        return _step_of(self.state)
 
     def go_on(self, steps: Sequence[tuple[ClosedStep, int]], configuration: WarningConfiguration) -> None:
         """Go on over the next steps, each with its attempt."""
@@ -163,7 +123,7 @@ class Replay:
             self.state, new = advance(self.state, closed, configuration)
             self.events.extend((event, attempt) for event in new)
             if previous is None or previous // MILESTONE_STEPS != closed.step // MILESTONE_STEPS:
-                self.milestones.append((attempt, closed.step, self.state.to_bytes()))
+                self.milestones.append((attempt, closed.step, self.state))
             self.recent.append((attempt, closed.step, self.state))
 
     def go_over(self, history: History, configuration: WarningConfiguration, sparse_until: int) -> None:
@@ -180,17 +140,14 @@ class Replay:
             self.events.extend((event, history.attempts[place]) for event, place in zip(new, places, strict=True))
             last = end - 1
             if last in milestones:
-                self.milestones.append((history.attempts[last], self.step, self.state.to_bytes()))
+                self.milestones.append((history.attempts[last], self.step, self.state))
             if last in recent:
                 self.recent.append((history.attempts[last], self.step, self.state))
 
     def snapshots(self, run_id: str, digest: str) -> list[dict[str, Any]]:
         """Return the rows of the milestones and of the newest states."""
         milestones = {step for _, step, _ in self.milestones}
-        recent = [(attempt, step, state.to_bytes()) for attempt, step, state in self.recent if step not in milestones]
-        for _, step, stored in (*self.milestones[-1:], *recent[-1:]):
-            if step == self.state.step:
-                _STATES.put(stored, self.state)
+        recent = [each for each in self.recent if each[1] not in milestones]
         return [
             {
                 "run_id": run_id,
@@ -198,7 +155,8 @@ class Replay:
                 "step": step,
                 "configuration_digest": digest,
                 "milestone": step in milestones,
-                "state": state,
+                "identity": states.remember(state),
+                "state": state.to_bytes() if step in milestones else None,
             }
             for attempt, step, state in (*self.milestones, *recent)
         ]
@@ -208,7 +166,11 @@ class Replay:
         self.milestones = [each for each in self.milestones if each[1] <= step]
         self.events = [each for each in self.events if each[0].step <= step]
         self.recent.clear()
-        self.state = WarningState.from_bytes(self.milestones[-1][2])
+        self.state = self.milestones[-1][2]
+
+
+def _step_of(state: WarningState) -> int:
+    return -1 if state.step is None else state.step
 
 
 def _is_read(session: Session, changed: ScalarsChanged) -> bool:

@@ -5,7 +5,7 @@ They run whenever a step closes, so the statements are built and compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, func, or_, select, update
@@ -28,13 +28,14 @@ class Due(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The detectors' state after a step, as `WarningState.to_bytes`."""
+    """The detectors' state after a step, as `WarningState.to_bytes`; None if it is not stored (see `states.py`)."""
 
     attempt: int
     step: int
     configuration_digest: str
     milestone: bool
-    state: bytes
+    identity: int
+    state: bytes | None
 
 
 _snapshots = table_of(DetectorSnapshot).c
@@ -53,7 +54,7 @@ _CLOSED_STEPS = Prepared(
     .order_by(_steps.step)
     .limit(bindparam("at_most"))
 )
-_NEWEST_SNAPSHOT = Prepared(
+_SNAPSHOTS_BEFORE = Prepared(
     select(*(_snapshots[name] for name in Snapshot._fields))
     .where(
         _OF_RUN,
@@ -63,7 +64,7 @@ _NEWEST_SNAPSHOT = Prepared(
         _snapshots.configuration_digest == bindparam("configuration_digest"),
     )
     .order_by(_snapshots.step.desc())
-    .limit(1)
+    .limit(bindparam("at_most"))
 )
 _NEWEST_SNAPSHOT_OF_RUN = Prepared(
     select(*(_snapshots[name] for name in Snapshot._fields)).where(_OF_RUN).order_by(_snapshots.step.desc()).limit(1)
@@ -122,16 +123,18 @@ def closed_steps(
     return found[:limit]
 
 
-def newest_snapshot(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], before: int, configuration_digest: str
-) -> Snapshot | None:
-    """Return the newest snapshot of an active step before `before`."""
+def snapshots_before(
+    session: Session,
+    run_id: str,
+    attempts: Sequence[AttemptStart],
+    before: int,
+    configuration_digest: str,
+    at_most: int,
+) -> Iterator[Snapshot]:
+    """Yield the newest snapshots of active steps before `before`, newest first: up to `at_most` of each attempt."""
     for each in active_ranges(attempts, last=before - 1):
-        parameters = {"run_id": run_id, "configuration_digest": configuration_digest, **each.parameters()}
-        found = _NEWEST_SNAPSHOT.first(session, parameters)
-        if found is not None:
-            return Snapshot(*found)
-    return None
+        parameters = {"run_id": run_id, "configuration_digest": configuration_digest, "at_most": at_most}
+        yield from (Snapshot(*row) for row in _SNAPSHOTS_BEFORE.rows(session, parameters | each.parameters()))
 
 
 def newest_snapshot_of_run(session: Session, run_id: str) -> Snapshot | None:
@@ -198,8 +201,7 @@ def drop_snapshots(session: Session, run_id: str, from_step: int) -> None:
 def store_snapshots(session: Session, run_id: str, rows: list[dict[str, Any]], keep: int) -> None:
     """Insert snapshots of steps that have none; delete all but the milestones and the run's newest `keep` snapshots.
 
-    Usually one comes and one goes. The old row is then overwritten: until PostgreSQL vacuums, the table grows by some
-    1.1 kB a step instead of 2 kB.
+    Usually one comes and one goes. The old row is then overwritten: until PostgreSQL vacuums, the table grows by less.
     """
     passed = _PASSED.rows(session, {"run_id": run_id, "others_kept": keep - 2}) if len(rows) == 1 else []
     if len(passed) == 1:

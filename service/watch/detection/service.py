@@ -7,7 +7,9 @@ from collections.abc import Collection
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import WarningState
-from service.watch.detection import repository
+from service.runs.attempts.service import attempts_of_run
+from service.watch.detection import repository, states
+from service.watch.detection.configurations import watched_run
 
 
 def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
@@ -18,4 +20,6 @@ def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]
 def newest_state(session: Session, run_id: str) -> WarningState:
     """Return the detectors' state after the newest active closed step; the initial state before any."""
     snapshot = repository.newest_snapshot_of_run(session, run_id)
-    return WarningState() if snapshot is None else WarningState.from_bytes(snapshot.state)
+    if snapshot is None:
+        return WarningState()
+    return states.state_of(session, snapshot, run_id, attempts_of_run(session, run_id), watched_run(session, run_id))

@@ -28,6 +28,8 @@ from service.runs.scalars.schemas import ScalarsPut
 from service.runs.scalars.service import put_scalars
 from service.runs.step_key import StepKey
 from service.watch.advice import repository as advice
+from service.watch.detection import service as detection
+from service.watch.detection import states
 
 LENGTH = "rollout:response_length_mean"
 K3 = "trainer/rollout:k3_kl"
@@ -120,6 +122,12 @@ class RecordedRun:
         with self.database.read() as session:
             query = select(DetectorSnapshot).where(DetectorSnapshot.run_id == self.run)
             return list(session.scalars(query.order_by(DetectorSnapshot.step)))
+
+    def newest_state(self) -> bytes:
+        """Return the detectors' state after the newest step, derived from what is stored."""
+        states.MEMORY.clear()
+        with self.database.read() as session:
+            return detection.newest_state(session, self.run).to_bytes()
 
     def advice(self) -> AdviceState:
         """The state that the log of decisions folds to."""

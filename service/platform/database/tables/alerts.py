@@ -49,7 +49,10 @@ class Alert(Base):
 
 
 class DetectorSnapshot(Base):
-    """The detectors' state after a step of the active history; those with `milestone` are never deleted."""
+    """The detectors' state after a step of the active history; those with `milestone` are never deleted.
+
+    Without a `state` it is in the memory of a process, under `identity`.
+    """
 
     __tablename__ = "detector_snapshots"
     __table_args__ = (
@@ -63,4 +66,5 @@ class DetectorSnapshot(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     configuration_digest: Mapped[str]
     milestone: Mapped[bool]
-    state: Mapped[bytes] = mapped_column(PackedBytes)
+    identity: Mapped[int]
+    state: Mapped[bytes | None] = mapped_column(PackedBytes)

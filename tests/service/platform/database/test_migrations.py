@@ -16,6 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from service.platform.database.engine import make_engine
+from service.platform.database.packing import pack
 from service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
 from service.platform.database.session import Database
 from service.platform.database.tables import Alert, Base, StepLint, measurements
@@ -282,6 +283,29 @@ def test_findings_of_stored_verdicts_and_attributions_are_due(empty_database: st
     migrate(empty_database, "0036", down=True)
     migrate(empty_database, "0037")
     assert len(rows_of(empty_database, "due_findings")) == 2
+
+
+def test_states_of_detectors_get_an_identity_and_those_that_are_not_stored_go_with_a_downgrade(
+    empty_database: str,
+) -> None:
+    migrate(empty_database, "0005")
+    fill_old(empty_database)
+    migrate(empty_database, "0037")
+    names = "run_id, attempt, step, configuration_digest, milestone, state"
+    stored = f"INSERT INTO detector_snapshots ({names}) VALUES ('run_1', 1, :step, 'digest', :milestone, :state)"
+    with connected(empty_database) as connection:
+        rows = [{"step": step, "milestone": step == 25, "state": pack(b"{}")} for step in (25, 26, 27)]
+        connection.execute(sa.text(stored), rows)
+    before = rows_of(empty_database, "detector_snapshots")
+    migrate(empty_database, "0038")
+    after = rows_of(empty_database, "detector_snapshots")
+    assert len({row.pop("identity") for row in after}) == 3
+    assert after == before
+    passing = stored.replace("state)", "state, identity)", 1).replace(":state)", "NULL, 7)")
+    with connected(empty_database) as connection:
+        connection.execute(sa.text(passing), {"step": 28, "milestone": False})
+    migrate(empty_database, "0037", down=True)
+    assert rows_of(empty_database, "detector_snapshots") == before
 
 
 def _parsed(rows: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -27,7 +27,7 @@ from service.runs.rollouts.shards import decode_shard
 from service.runs.step_key import StepKey
 from service.runs.steps import closing
 from service.runs.steps.closing import close_waiting_steps
-from service.watch.detection.replay_detectors import RECENT_STATES
+from service.watch.detection.states import RECENT_STATES
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}

@@ -21,7 +21,8 @@ from service.platform.events import EventBus
 from service.watch.detection import late_replays, replay_detectors
 from service.watch.detection.events import ReplayDue
 from service.watch.detection.late_replays import make_due_replay
-from service.watch.detection.replay_detectors import MILESTONE_STEPS, RECENT_STATES, STEPS_IN_TRANSACTION
+from service.watch.detection.replay_detectors import STEPS_IN_TRANSACTION
+from service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 STEPS = 3 * STEPS_IN_TRANSACTION
@@ -34,14 +35,14 @@ def values_at(step: int) -> dict[str, float]:
 
 
 def outcome(run: RecordedRun) -> tuple[list[Any], list[Any]]:
-    """Return what the detectors made of a run."""
+    """Return what the detectors made of a run: its alerts, and its snapshots with the newest state."""
     alerts = [
         (alert.rule, alert.step, alert.value, alert.evidence, alert.cleared_step, alert.state)
         for alert in run.alerts()
         if alert.state != "retracted"
     ]
     snapshots = [(each.step, each.attempt, each.milestone, each.state) for each in run.snapshots()]
-    return alerts, snapshots
+    return alerts, [*snapshots, run.newest_state()]
 
 
 def due(database: Database) -> list[str]:
@@ -152,6 +153,7 @@ def test_replay_of_a_long_history_keeps_few_states_and_has_the_same_result(
         assert due(sqlite_database) == []
     (alerts, expected), (alerts_late, found) = outcome(in_order), outcome(late)
     assert alerts_late == alerts
+    assert found.pop() == expected.pop(), "the newest state"
     assert len(found) < len(expected)
     assert set(found) < set(expected)
     assert [each[0] for each in found if each[2]][-2:] == [225, 250]

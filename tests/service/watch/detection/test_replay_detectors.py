@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 
 import pytest
 
 from foreshock.early_warning.detectors import WarningState
 from service.platform.security import UNRESTRICTED
 from service.watch.alerts import service as alerts
-from service.watch.detection import replay_detectors
-from service.watch.detection.replay_detectors import MILESTONE_STEPS, RECENT_STATES
+from service.watch.detection.states import MEMORY, MILESTONE_STEPS, RECENT_STATES
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 SURGE = [100.0] * 10 + [260.0] * 8
@@ -40,13 +40,13 @@ def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: Recorded
     random.Random(7).shuffle(shuffled)
     for step in shuffled:
         other.close(step, {LENGTH: lengths[step], K3: 2e-3})
-    assert other.snapshots()[-1].state == recorded.snapshots()[-1].state
+    assert other.newest_state() == recorded.newest_state()
     alerts = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
     assert alerts
     assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == alerts
 
 
-def test_states_that_are_read_again_go_on_as_those_in_memory(
+def test_states_that_are_not_in_memory_go_on_as_those_that_are(
     recorded: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {LENGTH: SURGE, K3: [0.2] * 9 + [1e-4] * 9}
@@ -59,14 +59,52 @@ def test_states_that_are_read_again_go_on_as_those_in_memory(
         read.append(data)
         return from_bytes(data)
 
-    monkeypatch.setattr(replay_detectors._STATES, "get", lambda stored: None)
+    monkeypatch.setattr(MEMORY, "get", lambda identity: None)
     monkeypatch.setattr(WarningState, "from_bytes", noted)
     read_again.close_all(values, STEPS)
     assert len(read) >= len(STEPS) - 1
-    assert [each.state for each in read_again.snapshots()] == [each.state for each in recorded.snapshots()]
+    assert stored_of(read_again) == stored_of(recorded)
+    assert read_again.newest_state() == recorded.newest_state()
     assert [(each.rule, each.step, each.state) for each in read_again.alerts()] == [
         (each.rule, each.step, each.state) for each in recorded.alerts()
     ]
+
+
+def stored_of(run: RecordedRun) -> list[tuple[int, int, bool, bytes | None]]:
+    """Return the stored snapshots but for their identities."""
+    return [(each.attempt, each.step, each.milestone, each.state) for each in run.snapshots()]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_several_processes_with_memories_of_their_own_make_what_one_makes(recorded: RecordedRun, seed: int) -> None:
+    """Steps close in some order, some twice, and the run is rewound; each change is made by any of three processes."""
+    random_changes, lengths = random.Random(seed), dict(zip(STEPS, SURGE, strict=True))
+    steps = [*STEPS]
+    for place in range(0, len(steps), 6):
+        steps[place : place + 6] = random_changes.sample(steps[place : place + 6], len(steps[place : place + 6]))
+    memories: list[OrderedDict[int, WarningState]] = [OrderedDict() for _ in range(3)]
+
+    def play(run: RecordedRun, *, processes: int) -> None:
+        choice = random.Random(seed + 1)
+        for change, step in enumerate([*steps, *STEPS[12:], *STEPS[14:16]]):
+            if processes > 1:
+                MEMORY._states = memories[choice.randrange(processes)]
+            if change == len(steps):
+                run.resume(STEPS[12])
+            run.close(step, {LENGTH: lengths[step] * (1.0 + 0.01 * (change % 5)), K3: 0.2 if step % 7 < 4 else 1e-4})
+
+    own, other = MEMORY._states, RecordedRun(recorded.database).begin("several")
+    play(recorded, processes=1)
+    try:
+        play(other, processes=3)
+    finally:
+        MEMORY._states = own
+    assert stored_of(other) == stored_of(recorded)
+    assert other.newest_state() == recorded.newest_state()
+    assert [(a.rule, a.attempt, a.step, a.state, a.evidence) for a in other.alerts()] == [
+        (a.rule, a.attempt, a.step, a.state, a.evidence) for a in recorded.alerts()
+    ]
+    assert recorded.alerts()
 
 
 def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwards(recorded: RecordedRun) -> None:
@@ -79,7 +117,7 @@ def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwar
     late.announce(41, "length_cap")
     assert set(late.states().values()) == {"retracted"}
     assert late.advice().schedule is None
-    assert late.snapshots()[-1].state == recorded.snapshots()[-1].state
+    assert late.newest_state() == recorded.newest_state()
 
 
 def test_change_of_a_superseded_step_and_of_a_step_to_come_change_nothing_now(recorded: RecordedRun) -> None:
@@ -155,9 +193,10 @@ def test_late_step_replays_from_the_snapshot_before_it(recorded: RecordedRun) ->
     kept = [(snapshot.step, snapshot.milestone) for snapshot in recorded.snapshots()]
     assert [step for step, milestone in kept if milestone] == [1, 25, 50, 75]
     assert len(kept) <= 4 + RECENT_STATES
-    untouched = {snapshot.step: snapshot.state for snapshot in recorded.snapshots() if snapshot.step < 60}
+    assert [each.step for each in recorded.snapshots() if each.state is not None] == [1, 25, 50, 75]
+    untouched = {snapshot.step: snapshot.identity for snapshot in recorded.snapshots() if snapshot.step < 60}
     recorded.close(60, {LENGTH: 101.0})
-    again = {snapshot.step: snapshot.state for snapshot in recorded.snapshots()}
+    again = {snapshot.step: snapshot.identity for snapshot in recorded.snapshots()}
     assert {step: again[step] for step in untouched} == untouched
     assert max(again) == steps
 

@@ -69,7 +69,7 @@ def test_step_closes_when_scalars_of_a_later_step_come(recorded: RecordedRun) ->
 def test_any_order_of_arrival_gives_the_same_state_and_alerts(recorded: RecordedRun) -> None:
     for step, row in ROWS.items():
         recorded.log(step, row)
-    straight, alerts = recorded.snapshots()[-1].state, found(recorded)
+    straight, alerts = recorded.newest_state(), found(recorded)
     assert alerts
     for seed in (7,):
         other = RecordedRun(recorded.database).begin(f"order-{seed}")
@@ -79,7 +79,7 @@ def test_any_order_of_arrival_gives_the_same_state_and_alerts(recorded: Recorded
         for step, name in items:
             other.log(step, {name: ROWS[step][name]})
         make_due(other)
-        assert other.snapshots()[-1].state == straight
+        assert other.newest_state() == straight
         assert found(other) == alerts
 
 
@@ -107,7 +107,7 @@ def test_order_and_resume_do_not_change_the_result(recorded: RecordedRun, order:
 
     numbers = "-".join(map(str, order))
     one, other = play(f"a-{numbers}-{resume}", sorted(order)), play(f"b-{numbers}-{resume}", order)
-    states = [run.snapshots()[-1].state if run.snapshots() else None for run in (one, other)]
+    states = [run.newest_state() for run in (one, other)]
     assert states[0] == states[1]
     scales = [one.advice().scale(step) for step in range(300)]
     assert all(later <= earlier for earlier, later in pairwise(scales))
