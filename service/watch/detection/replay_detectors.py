@@ -31,7 +31,7 @@ from service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
 from service.watch.rules.events import RulesChanged
 
 SPARSE_MILESTONE_STEPS = 2_000
-"""The same for steps that a replay over a long history has left far behind: to go over so many takes milliseconds."""
+"""As MILESTONE_STEPS, of steps that a replay over a long history has left far behind: so many take milliseconds."""
 
 STEPS_IN_TRANSACTION = 50
 """Steps that are replayed in the transaction that changed one: every other write waits for it."""
