@@ -50,7 +50,7 @@ DERIVED: tuple[Table, ...] = (table_of(DetectorSnapshot), table_of(Alert), table
 
 STEPS_AT_ONCE = 500
 # The history has the scalars of a step when it closes; ingestion got them afterwards, which changes an alert twice.
-_OWN = frozenset({"id", "run_id", "file", "version", "decision"})
+_OWN = frozenset({"id", "run_id", "file", "version", "decision", "identity"})
 
 
 def copy_run(database: Database, template: str, period: int, run: str, steps: int) -> None:

@@ -23,6 +23,7 @@ from service.platform.database.session import Database
 from service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
 from service.platform.database.tables.exact import ExactShard
 from service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
+from service.watch.detection.service import newest_state
 from service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _SETTLE_SECONDS = 60.0
@@ -86,6 +87,11 @@ def verify_run(
         if ours[table] != theirs[table]:
             findings.problem("mismatches", f"{where}: {table}: {_first_difference(ours[table], theirs[table])}")
     _check_snapshots(findings, where, ours["detector_snapshots"], theirs["detector_snapshots"])
+    # The newest, as a service that starts derives it.
+    newest = [_newest_state(*each) for each in ((database, sender), (clean_database, clean))]
+    findings.counts["newest_detector_states"] += 1
+    if newest[0] != newest[1]:
+        findings.problem("mismatches", f"{where}: the detectors' newest state differs")
     mine, others = (_alerts(rows["alerts"], sender.plan) for rows in (ours, theirs))
     findings.counts["alerts"] += len(mine)
     for row in others:
@@ -183,15 +189,21 @@ def _check_scores(findings: Findings, where: str, database: Database, store: Pat
 
 
 def _check_snapshots(findings: Findings, where: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    """Compare the states of the detectors: the newest, and those that both services kept."""
-    mine = {(row["attempt"], row["step"]): bytes(row["state"]) for row in ours}
-    others = {(row["attempt"], row["step"]): bytes(row["state"]) for row in theirs}
-    findings.counts["detector_states"] += len(mine.keys() & others.keys())
+    """Compare the states of the detectors that both services stored, and the steps that they have seen."""
+    mine, others = ({(row["attempt"], row["step"]): row["state"] for row in rows} for rows in (ours, theirs))
     if max(mine, default=None) != max(others, default=None):
         findings.problem("mismatches", f"{where}: the newest detector states are {max(mine)} and {max(others)}")
     for key in sorted(mine.keys() & others.keys()):
+        if mine[key] is None or others[key] is None:
+            continue
+        findings.counts["detector_states"] += 1
         if mine[key] != others[key]:
             findings.problem("mismatches", f"{where}: the detectors' state after {key} differs")
+
+
+def _newest_state(database: Database, sender: RunSender) -> bytes:
+    with database.read() as session:
+        return newest_state(session, sender.run_id).to_bytes()
 
 
 def _conclusions(database: Database, sender: RunSender) -> list[dict[str, Any]]:

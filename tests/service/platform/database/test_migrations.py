@@ -306,6 +306,8 @@ def test_states_of_detectors_get_an_identity_and_those_that_are_not_stored_go_wi
         connection.execute(sa.text(passing), {"step": 28, "milestone": False})
     migrate(empty_database, "0037", down=True)
     assert rows_of(empty_database, "detector_snapshots") == before
+    (due,) = rows_of(empty_database, "due_replays")
+    assert (due["run_id"], due["from_step"], due["through_step"]) == ("run_1", 28, 28)
 
 
 def _parsed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
