@@ -141,7 +141,6 @@ class GroupCommitWriter:
 
     def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
         session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
-        unit.result = unit.session = None
         try:
             with session, session.begin():
                 unit.result = unit.work(session)

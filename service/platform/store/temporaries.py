@@ -58,7 +58,7 @@ class TemporaryFiles:
         mark = _mark_of(name)
         with self._changing:
             if not self._marks[mark]:
-                self._in_folder(self._make_mark(mark))
+                self._in_folder(lambda folder: _link(folder / mark, folder.with_suffix(_LOCK)))
             self._marks[mark] += 1
         try:
             yield
@@ -114,18 +114,6 @@ class TemporaryFiles:
             folder.mkdir(parents=True, exist_ok=True)
             return make(folder)
 
-    def _make_mark(self, mark: str) -> Callable[[Path], None]:
-        def make(folder: Path) -> None:
-            path = folder / mark
-            try:
-                # Another name of a file that exists: without a journal, ext4 searches long for a free inode where many
-                # were freed lately, as those of marks would be.
-                path.hardlink_to(folder.with_suffix(_LOCK))
-            except OSError:  # a file system without links, or a folder that was cleared by hand
-                path.touch()
-
-        return make
-
     def _make_own(self) -> tuple[int, Path]:
         self._shared.mkdir(parents=True, exist_ok=True)
         while True:
@@ -153,6 +141,17 @@ def write_private(path: Path, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         while view.nbytes:
             view = view[file.write(view) :]
+
+
+def _link(path: Path, existing: Path) -> None:
+    """Make a file as another name of one that exists.
+
+    Without a journal, ext4 searches long for a free inode where many were freed lately, as those of marks would be.
+    """
+    try:
+        path.hardlink_to(existing)
+    except OSError:  # a file system without links, or a folder that was cleared by hand
+        path.touch()
 
 
 def _mark_of(name: str) -> str:

@@ -201,7 +201,7 @@ def drop_snapshots(session: Session, run_id: str, from_step: int) -> None:
 def store_snapshots(session: Session, run_id: str, rows: list[dict[str, Any]], keep: int) -> None:
     """Insert snapshots of steps that have none; delete all but the milestones and the run's newest `keep` snapshots.
 
-    Usually one comes and one goes. The old row is then overwritten: until PostgreSQL vacuums, the table grows by less.
+    Usually one comes and one goes. The old row is then overwritten, which leaves PostgreSQL less to vacuum.
     """
     passed = _PASSED.rows(session, {"run_id": run_id, "others_kept": keep - 2}) if len(rows) == 1 else []
     if len(passed) == 1:

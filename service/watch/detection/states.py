@@ -28,7 +28,7 @@ RECENT_STATES = 4
 """The newest states are kept as well: scalars come just after their step, and scores some steps later."""
 
 _STATES_IN_MEMORY = 1024
-"""Of some 15 kB each: the newest states of so many runs, by RECENT_STATES, that close steps at the same time."""
+"""Of some 9 kB each: RECENT_STATES of each of the 256 runs that closed steps last."""
 
 
 class _Memory:
