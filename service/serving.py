@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import math
 import signal
 import socket
@@ -22,14 +21,12 @@ from service.platform.database.engine import parse_database_url
 from service.platform.database.only_service import only_service
 from service.platform.database.opening import prepare_database
 from service.platform.database.session import Database
+from service.platform.garbage_collection import spare_collections
 from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
 from service.platform.logs.formatting import log_configuration
 from service.platform.settings import Settings, load_settings
 from service.platform.start_names import name_this_start
 from service.platform.store.opening import open_store
-
-# Objects made before a garbage collection looks at them; Python's own default is 700.
-YOUNG_OBJECTS = 20_000
 
 
 def serve() -> None:
@@ -143,19 +140,8 @@ def application() -> FastAPI:
     from service.app import create_app
 
     made = create_app(load_settings())
-    _spare_collections()
+    spare_collections()
     return made
-
-
-def _spare_collections() -> None:
-    """Keep what was imported out of later garbage collections, and collect less often.
-
-    A full collection visits every object of the libraries and stops every request meanwhile; with a thousand polls
-    that wait, whose objects are young for long, there were several at each change.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
 
 
 def check_processes(settings: Settings) -> None:

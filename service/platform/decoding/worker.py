@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import resource
@@ -14,10 +13,9 @@ from multiprocessing import connection, parent_process
 from typing import TypeVar
 
 from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass
+from service.platform.garbage_collection import spare_collections
 
 Result = TypeVar("Result")
-# Objects made before a garbage collection looks at them; a small shard makes some thousands, which hold no cycles.
-_YOUNG_OBJECTS = 20_000
 
 
 def prepare_process(memory_bytes: int, choice: TokenPassChoice, preload: Sequence[str]) -> None:
@@ -34,10 +32,7 @@ def prepare_process(memory_bytes: int, choice: TokenPassChoice, preload: Sequenc
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     prepare_token_pass(choice)
-    # The libraries' own objects stay: a full collection would visit them all, every few shards.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS)
+    spare_collections()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = _address_space_bytes() + memory_bytes
     with contextlib.suppress(ValueError, OSError):  # a lower hard limit is set already
