@@ -9,6 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import psycopg
+from psycopg.types.numeric import Int8BinaryDumper
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -52,7 +54,10 @@ def make_engine(text: str | URL, *, for_writing: bool = True, connections: int =
         "pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS
     }  # fmt: skip
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, pool_pre_ping=True, **pool)
+        engine = create_engine(url, pool_pre_ping=True, **pool)
+        event.listen(engine, "connect", _prepare_postgresql_connection)
+        event.listen(engine, "checkin", _allow_writing)
+        return engine
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url, **pool)
     event.listen(engine, "do_connect", _make_private_file)
@@ -81,6 +86,17 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _prepare_postgresql_connection(connection: psycopg.Connection[Any], _: Any) -> None:
+    # By default the type of an integer depends on its value, and with it the statement that the server has prepared.
+    connection.adapters.register_dumper(int, Int8BinaryDumper)
+
+
+def _allow_writing(connection: psycopg.Connection[Any] | None, _: Any) -> None:
+    # None for one that was lost. Not False, which would go over the server's `default_transaction_read_only`.
+    if connection is not None and not connection.closed and connection.read_only:
+        connection.read_only = None
 
 
 def _begin_immediate(connection: Connection) -> None:

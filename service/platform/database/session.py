@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import text
-from sqlalchemy.orm import Session
+import psycopg
+from sqlalchemy import Connection, event, text
+from sqlalchemy.orm import Session, SessionTransaction
 
 from foreshock.kill_points import passed
 from foreshock.retry import Backoff, retry
@@ -28,15 +29,28 @@ _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
 
 
+class _ReadingSession(Session):
+    """A session whose transactions PostgreSQL refuses to write in; SQLite's are of an engine for reading."""
+
+
+@event.listens_for(_ReadingSession, "after_begin")
+def _begin_read_only(_session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        # Until the connection goes back to the pool. The driver sends BEGIN with the first statement.
+        cast("psycopg.Connection[Any]", connection.connection.driver_connection).read_only = True
+
+
 class Database:
     """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
 
     def __init__(self, url: str, *, connections: int = DEFAULT_CONNECTIONS) -> None:
         self.url = url
-        self._write_engine = self._read_engine = make_engine(url, connections=connections)
+        self._write_engine = make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
         if self.is_sqlite:
             self._read_engine = make_engine(url, for_writing=False, connections=connections)
+        else:
+            self._read_engine = self._write_engine
         self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
         # Of the newest writes, waiting included.
         self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
@@ -48,14 +62,20 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Give a session for reading; it is rolled back at the end, and the loaded objects stay readable."""
-        with Session(self._read_engine, expire_on_commit=False) as session:
+        """Give a session for reading, whose changes are never stored; the loaded objects stay readable.
+
+        PostgreSQL refuses statements that write in it.
+        """
+        with _ReadingSession(self._read_engine, expire_on_commit=False) as session:
             try:
                 yield session
-            finally:
+            except BaseException:
                 # A rollback would expire the loaded objects.
                 session.expunge_all()
-                session.rollback()
+                raise
+            session.expunge_all()
+            # Not a rollback: after one psycopg has every statement prepared anew, as it may have undone a DDL.
+            session.commit()
 
     def write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None = None) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
@@ -103,9 +123,10 @@ class Database:
             # Writes the first page, with the value that it has.
             self.write(lambda session: session.execute(text("PRAGMA user_version = 0")))
             return
-        with self.read() as session:
-            if session.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
+        with self._write_engine.connect() as connection:
+            if connection.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
                 raise RuntimeError("the database is read-only")
+            connection.commit()
 
     @contextmanager
     def exclusive(self, name: str) -> Iterator[bool]:

@@ -42,7 +42,7 @@ def change_priority(
 def raise_jobs_near_alerts(context: ServiceContext) -> int:
     """Make queued jobs of steps near an open alert urgent, unless their priority was requested; return their number."""
     with context.database.read() as session:
-        if not repository.jobs_to_raise(session, Priority.URGENT, 1):
+        if not repository.has_jobs_to_raise(session, Priority.URGENT):
             return 0
     return context.database.write(_raise)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import select, tuple_
+from sqlalchemy import Select, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.platform.database.tables import Checkpoint, Run
@@ -104,15 +104,23 @@ def is_step_near_open_alert(session: Session, run_id: str, step: int) -> bool:
     return bool(session.scalar(select(is_near_open_alert(run_id, step))))
 
 
+def has_jobs_to_raise(session: Session, to: str) -> bool:
+    """Return whether `jobs_to_raise` returns any."""
+    return session.scalar(_jobs_to_raise(to, 1)) is not None
+
+
 def jobs_to_raise(session: Session, to: str, limit: int) -> Sequence[ProbeJob]:
     """Return up to `limit` queued jobs near an open alert, locked, of probes that ask for no priority."""
+    query = _jobs_to_raise(to, limit).with_for_update(skip_locked=True, of=ProbeJob)
+    return session.scalars(query.execution_options(populate_existing=True)).all()
+
+
+def _jobs_to_raise(to: str, limit: int) -> Select[ProbeJob]:
     near = is_near_open_alert(Probe.run_id, Probe.step)
-    query = (
+    return (
         select(ProbeJob)
         .join(Probe)
         .where(ProbeJob.state == JobState.QUEUED, ProbeJob.priority != to, Probe.priority.is_(None), near)
         .order_by(ProbeJob.id)
         .limit(limit)
-        .with_for_update(skip_locked=True, of=ProbeJob)
     )
-    return session.scalars(query.execution_options(populate_existing=True)).all()

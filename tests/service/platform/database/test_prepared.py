@@ -63,7 +63,7 @@ def test_a_lost_connection_is_replaced(database: Database) -> None:
     with database.read() as session:
         process = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
         with database.read() as other:
-            other.execute(text("SELECT pg_terminate_backend(:process)"), {"process": process})
+            other.execute(text("SELECT pg_terminate_backend(CAST(:process AS INTEGER))"), {"process": process})
         with pytest.raises(OperationalError) as raised:
             _NAME.first(session, {"id": "none"})
     assert raised.value.connection_invalidated

@@ -1,0 +1,99 @@
+"""`Database.read`: what it stores (nothing), what it leaves to the connection's next user, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from service.platform.database.session import Database
+from service.platform.database.tables import BackgroundJob
+
+JOB = {"name": "sweep", "holder": "worker", "leased_until_us": 1, "started_at_us": 1, "runs": 1}
+
+
+def jobs(database: Database) -> int | None:
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(BackgroundJob))
+
+
+def store(session: Session) -> None:
+    session.execute(insert(BackgroundJob).values(JOB))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_statements_that_write_are_refused(database: Database) -> None:
+    with pytest.raises(DBAPIError, match="read-only transaction"), database.read() as session:
+        store(session)
+    assert jobs(database) == 0
+
+
+def test_changes_of_objects_are_not_stored(database: Database) -> None:
+    database.write(store)
+    with database.read() as session:
+        job = session.scalars(select(BackgroundJob)).one()
+        job.holder = "another"
+    with database.read() as session:
+        assert session.scalars(select(BackgroundJob)).one().holder == "worker"
+
+
+def test_objects_stay_readable_after_it(database: Database) -> None:
+    database.write(store)
+    with database.read() as session:
+        job = session.scalars(select(BackgroundJob)).one()
+    assert job.holder == "worker"
+
+
+def test_connection_can_write_after_it(database: Database) -> None:
+    assert jobs(database) == 0
+    database.write(store)
+    assert jobs(database) == 1
+
+
+def test_connection_can_write_after_an_error_in_it(database: Database) -> None:
+    with pytest.raises(DBAPIError), database.read() as session:
+        session.execute(text("SELECT missing"))
+    database.write(store)
+    assert jobs(database) == 1
+
+
+def test_writing_obeys_a_server_that_is_read_only_by_default(migrated_postgres: str) -> None:
+    database = Database(f"{migrated_postgres}&options=-cdefault_transaction_read_only%3Don", connections=1)
+    try:
+        assert jobs(database) == 0
+        with pytest.raises(DBAPIError, match="read-only transaction"):
+            database.write(store)
+    finally:
+        database.close()
+
+
+def test_statements_stay_prepared_between_units_of_work(migrated_postgres: str) -> None:
+    database = Database(migrated_postgres, connections=1)
+
+    def prepared() -> set[str]:
+        with database.read() as session:
+            return set(session.scalars(text("SELECT name FROM pg_prepared_statements")))
+
+    try:
+        for _ in range(10):
+            database.write(lambda session: session.scalar(select(func.count()).select_from(BackgroundJob)))
+        before = prepared()
+        assert before
+        assert jobs(database) == 0
+        assert before <= prepared()
+    finally:
+        database.close()
+
+
+def test_integers_of_every_size_use_one_prepared_statement(migrated_postgres: str) -> None:
+    database = Database(migrated_postgres, connections=1)
+    try:
+        with database.read() as session:
+            for number in (1, 40_000, 3_000_000_000):
+                for _ in range(10):
+                    session.execute(select(func.count()).where(BackgroundJob.leased_until_us == number))
+            types = session.scalars(text("SELECT parameter_types::text FROM pg_prepared_statements")).all()
+        assert types == ["{bigint}"]
+    finally:
+        database.close()
