@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import psycopg
 from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from foreshock.kill_points import passed
@@ -74,8 +75,12 @@ class Database:
                 session.expunge_all()
                 raise
             session.expunge_all()
-            # Not a rollback: after one psycopg has every statement prepared anew, as it may have undone a DDL.
-            session.commit()
+            try:
+                # Not a rollback: after one psycopg has every statement prepared anew, as it may have undone a DDL.
+                session.commit()
+            except PendingRollbackError:
+                # The connection was lost, and the caller went on.
+                session.rollback()
 
     def write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None = None) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
