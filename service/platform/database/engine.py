@@ -46,7 +46,7 @@ def make_engine(text: str | URL, *, for_writing: bool = True, connections: int =
     """Return an engine for the database at a URL, with `connections` at most.
 
     On SQLite an engine for writing takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits
-    for other processes there and not in the middle; one for reading sees a snapshot and takes no lock.
+    for other processes there and not in the middle; one for reading sees a snapshot, takes no lock and cannot write.
     """
     url = parse_database_url(text)
     kept = min(20, connections)
@@ -62,6 +62,8 @@ def make_engine(text: str | URL, *, for_writing: bool = True, connections: int =
     engine = create_engine(url, **pool)
     event.listen(engine, "do_connect", _make_private_file)
     event.listen(engine, "connect", _prepare_sqlite_connection)
+    if not for_writing:
+        event.listen(engine, "connect", _refuse_writes)
     event.listen(engine, "begin", _begin_immediate if for_writing else _begin_deferred)
     return engine
 
@@ -86,6 +88,10 @@ def _prepare_sqlite_connection(connection: sqlite3.Connection, _: Any) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _refuse_writes(connection: sqlite3.Connection, _: Any) -> None:
+    connection.execute("PRAGMA query_only = ON").close()
 
 
 def _prepare_postgresql_connection(connection: psycopg.Connection[Any], _: Any) -> None:

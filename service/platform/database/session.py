@@ -31,7 +31,7 @@ _LONGEST_RETRY_SECONDS = 0.2
 
 
 class _ReadingSession(Session):
-    """A session whose transactions PostgreSQL refuses to write in; SQLite's are of an engine for reading."""
+    """A session whose transactions PostgreSQL refuses to write in; on SQLite its engine is one for reading."""
 
 
 @event.listens_for(_ReadingSession, "after_begin")
@@ -63,9 +63,9 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Give a session for reading, whose changes are never stored; the loaded objects stay readable.
+        """Give a session for reading; the loaded objects stay readable.
 
-        PostgreSQL refuses statements that write in it.
+        Their changes are not stored, and the database refuses statements that write.
         """
         with _ReadingSession(self._read_engine, expire_on_commit=False) as session:
             try:

@@ -22,9 +22,8 @@ def store(session: Session) -> None:
     session.execute(insert(BackgroundJob).values(JOB))
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_statements_that_write_are_refused(database: Database) -> None:
-    with pytest.raises(DBAPIError, match="read-only transaction"), database.read() as session:
+    with pytest.raises(DBAPIError, match=r"read-?only"), database.read() as session:
         store(session)
     assert jobs(database) == 0
 
