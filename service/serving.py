@@ -15,6 +15,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from foreshock.errors import ConfigurationError
+from foreshock.retry import Backoff, retry
 from service.platform.audit.service import BY_SERVICE, record
 from service.platform.connections import PROTOCOL
 from service.platform.database.engine import parse_database_url
@@ -24,9 +25,13 @@ from service.platform.database.session import Database
 from service.platform.garbage_collection import spare_collections
 from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
 from service.platform.logs.formatting import log_configuration
+from service.platform.parent_process import end_with_parent
 from service.platform.settings import Settings, load_settings
 from service.platform.start_names import name_this_start
 from service.platform.store.opening import open_store
+
+_PORT_SECONDS = 2.0
+"""The processes of a service that was killed end, and free its port, a moment after it."""
 
 
 def serve() -> None:
@@ -52,7 +57,8 @@ def serve() -> None:
 def bound_socket(host: str, port: int) -> socket.socket:
     """Return a socket for the address; it listens from when the application has started.
 
-    Raises ConfigurationError if another program has the port, or if this machine or user cannot have the address.
+    Waits a moment for a port that is taken. Raises ConfigurationError if another program keeps it, or if this machine
+    or user cannot have the address.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -63,7 +69,12 @@ def bound_socket(host: str, port: int) -> socket.socket:
         raise _cannot_listen(host, port, error) from None
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        retry(
+            lambda: bound.bind(address),
+            Backoff(first_seconds=0.1, longest_seconds=0.2),
+            is_retryable=lambda error: isinstance(error, OSError) and error.errno == errno.EADDRINUSE,
+            deadline_seconds=_PORT_SECONDS,
+        )
     except OSError as error:
         bound.close()
         raise _cannot_listen(host, port, error) from None
@@ -139,6 +150,7 @@ def application() -> FastAPI:
     # Not before: a refused start, and the process that supervises several, do without its second of imports.
     from service.app import create_app
 
+    end_with_parent()
     made = create_app(load_settings())
     spare_collections()
     return made

@@ -8,7 +8,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass, token_pass
-from service.platform.decoding.worker import end_with_parent
+from service.platform.parent_process import end_with_parent
 
 # Uploads come first.
 _NICENESS = 10
@@ -50,7 +50,7 @@ class Compiler:
 
 
 def _compile(connection: Connection, choice: TokenPassChoice) -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     os.nice(_NICENESS)
     prepare_token_pass(choice)
     connection.send(token_pass())

@@ -7,13 +7,12 @@ import importlib
 import os
 import resource
 import signal
-import threading
 from collections.abc import Callable, Sequence
-from multiprocessing import connection, parent_process
 from typing import TypeVar
 
 from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass
 from service.platform.garbage_collection import spare_collections
+from service.platform.parent_process import end_with_parent
 
 Result = TypeVar("Result")
 
@@ -22,7 +21,7 @@ def prepare_process(memory_bytes: int, choice: TokenPassChoice, preload: Sequenc
     """Import the modules in `preload`, then allow `memory_bytes` of address space on top, and no core dump."""
     # First, because the rest may take a minute.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     import pyarrow as pa
 
     # Imported before the limit is set, so that it bounds the data alone.
@@ -55,11 +54,3 @@ def _address_space_bytes() -> int:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def end_with_parent() -> None:
-    """End this process when its parent ends; runs in a thread."""
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)

@@ -44,11 +44,14 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def service_process(folder: Path, **settings: str) -> Iterator[ServiceProcess]:
-    """Start `foreshock serve` in `folder` and wait until it is ready; it is killed at the end if it still runs."""
+def service_process(folder: Path, port: int | None = None, /, **settings: str) -> Iterator[ServiceProcess]:
+    """Start `foreshock serve` in `folder` and wait until it is ready; it is killed at the end if it still runs.
+
+    `port` is a free one by default.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    port = free_port()
+    port = port or free_port()
     own = {"PYTHONPATH": str(REPOSITORY), "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}
     command = [sys.executable, "-m", "foreshock.commands.main", "serve", "--port", str(port)]
     log = folder / "serve.log"
