@@ -12,12 +12,11 @@ def end_with_parent() -> None:
 
     A parent that is killed cannot stop its children, which would keep its port and its memory.
     """
-    if parent_process() is not None:
-        threading.Thread(target=_wait_and_end, daemon=True).start()
-
-
-def _wait_and_end() -> None:
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    connection.wait([parent])
+    os._exit(1)

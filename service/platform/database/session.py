@@ -128,6 +128,7 @@ class Database:
             # Writes the first page, with the value that it has.
             self.write(lambda session: session.execute(text("PRAGMA user_version = 0")))
             return
+        # Not a session for reading, whose transaction is always read-only.
         with self._write_engine.connect() as connection:
             if connection.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
                 raise RuntimeError("the database is read-only")
