@@ -7,7 +7,7 @@ import os
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
@@ -42,30 +42,49 @@ def parse_database_url(text: str | URL) -> URL:
     raise ConfigurationError(f"FORESHOCK_DATABASE_URL: {url.get_backend_name()} is neither sqlite nor postgresql")
 
 
-def make_engine(text: str | URL, *, for_writing: bool = True, connections: int = DEFAULT_CONNECTIONS) -> Engine:
+def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS) -> Engine:
     """Return an engine for the database at a URL, with `connections` at most.
 
-    On SQLite an engine for writing takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits
-    for other processes there and not in the middle; one for reading sees a snapshot, takes no lock and cannot write.
+    On SQLite it takes the write lock when a transaction begins (BEGIN IMMEDIATE), so that it waits for other processes
+    there and not in the middle.
     """
     url = parse_database_url(text)
-    kept = min(20, connections)
-    pool: dict[str, Any] = {
-        "pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS
-    }  # fmt: skip
-    if url.get_backend_name() == "postgresql":
-        engine = create_engine(url, pool_pre_ping=True, **pool)
-        event.listen(engine, "connect", _prepare_postgresql_connection)
-        event.listen(engine, "checkin", _allow_writing)
+    if url.get_backend_name() == "sqlite":
+        engine = _make_sqlite_engine(url, connections)
+        event.listen(engine, "begin", _begin_immediate)
         return engine
+    engine = create_engine(url, pool_pre_ping=True, **_pool(connections))
+    event.listen(engine, "connect", _prepare_postgresql_connection)
+    event.listen(engine, "checkin", _allow_writing)
+    return engine
+
+
+def make_reading_engine(writing: Engine, *, connections: int = DEFAULT_CONNECTIONS) -> Engine:
+    """Return an engine whose transactions the database of `writing` refuses to write in.
+
+    On PostgreSQL it shares the connections of `writing`. On SQLite it has its own, sees a snapshot and takes no lock.
+    """
+    if writing.dialect.name == "sqlite":
+        engine = _make_sqlite_engine(writing.url, connections)
+        event.listen(engine, "connect", _refuse_writes)
+        event.listen(engine, "begin", _begin_deferred)
+        return engine
+    engine = writing.execution_options()
+    event.listen(engine, "begin", _begin_read_only)
+    return engine
+
+
+def _make_sqlite_engine(url: URL, connections: int) -> Engine:
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, **pool)
+    engine = create_engine(url, **_pool(connections))
     event.listen(engine, "do_connect", _make_private_file)
     event.listen(engine, "connect", _prepare_sqlite_connection)
-    if not for_writing:
-        event.listen(engine, "connect", _refuse_writes)
-    event.listen(engine, "begin", _begin_immediate if for_writing else _begin_deferred)
     return engine
+
+
+def _pool(connections: int) -> dict[str, Any]:
+    kept = min(20, connections)
+    return {"pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS}
 
 
 def _make_private_file(_dialect: Any, _record: Any, arguments: list[Any], _options: Any) -> None:
@@ -97,6 +116,11 @@ def _refuse_writes(connection: sqlite3.Connection, _: Any) -> None:
 def _prepare_postgresql_connection(connection: psycopg.Connection[Any], _: Any) -> None:
     # By default the type of an integer depends on its value, and with it the statement that the server has prepared.
     connection.adapters.register_dumper(int, Int8BinaryDumper)
+
+
+def _begin_read_only(connection: Connection) -> None:
+    # Until the connection goes back to the pool. The driver sends BEGIN with the first statement.
+    cast("psycopg.Connection[Any]", connection.connection.driver_connection).read_only = True
 
 
 def _allow_writing(connection: psycopg.Connection[Any] | None, _: Any) -> None:

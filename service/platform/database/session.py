@@ -7,17 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
-import psycopg
-from sqlalchemy import Connection, event, text
+from sqlalchemy import text
 from sqlalchemy.exc import PendingRollbackError
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from foreshock.kill_points import passed
 from foreshock.retry import Backoff, retry
 from service.platform.database.dialect import is_retryable
-from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine
+from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
 from service.platform.database.hooks import run_after_commit, run_in_caller
 from service.platform.database.writer import GroupCommitWriter
 from service.platform.logs.tracing import span
@@ -30,17 +29,6 @@ _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
 
 
-class _ReadingSession(Session):
-    """A session whose transactions PostgreSQL refuses to write in; on SQLite its engine is one for reading."""
-
-
-@event.listens_for(_ReadingSession, "after_begin")
-def _begin_read_only(_session: Session, _transaction: SessionTransaction, connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        # Until the connection goes back to the pool. The driver sends BEGIN with the first statement.
-        cast("psycopg.Connection[Any]", connection.connection.driver_connection).read_only = True
-
-
 class Database:
     """One database: PostgreSQL with a transaction for each unit of work, SQLite with one writer and many readers."""
 
@@ -48,10 +36,7 @@ class Database:
         self.url = url
         self._write_engine = make_engine(url, connections=connections)
         self.is_sqlite = self._write_engine.dialect.name == "sqlite"
-        if self.is_sqlite:
-            self._read_engine = make_engine(url, for_writing=False, connections=connections)
-        else:
-            self._read_engine = self._write_engine
+        self._read_engine = make_reading_engine(self._write_engine, connections=connections)
         self._writer = GroupCommitWriter(self._write_engine) if self.is_sqlite else None
         # Of the newest writes, waiting included.
         self.write_seconds: deque[float] = deque(maxlen=_REMEMBERED_WRITES)
@@ -67,7 +52,7 @@ class Database:
 
         Their changes are not stored, and the database refuses statements that write.
         """
-        with _ReadingSession(self._read_engine, expire_on_commit=False) as session:
+        with Session(self._read_engine, expire_on_commit=False) as session:
             try:
                 yield session
             except BaseException:
@@ -128,7 +113,7 @@ class Database:
             # Writes the first page, with the value that it has.
             self.write(lambda session: session.execute(text("PRAGMA user_version = 0")))
             return
-        # Not a session for reading, whose transaction is always read-only.
+        # Not the engine for reading, whose transactions are always read-only.
         with self._write_engine.connect() as connection:
             if connection.execute(text("SHOW transaction_read_only")).scalar_one() == "on":
                 raise RuntimeError("the database is read-only")
