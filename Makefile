@@ -10,6 +10,8 @@ PYTHON ?= python3
 WORKERS ?= 3
 BIN    := $(VENV)/bin
 export VENV PYTHON
+# Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-late-shards bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
 	bench-called-intervals bench-held-processes bench-steps bench-disk bench-truth bench-connect bench-faults bench-ingest bench-queries \

