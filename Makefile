@@ -7,7 +7,7 @@
 
 VENV   ?= .venv
 PYTHON ?= python3
-WORKERS ?= 4
+WORKERS ?= 3
 BIN    := $(VENV)/bin
 export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
@@ -53,7 +53,7 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
-pytest: setup  # a process of tests uses half a core, as it waits for other processes: four for two cores
+pytest: setup  # a process of tests uses two thirds of a core, as it waits for other processes: three for two cores
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20
 
 format: setup
