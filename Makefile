@@ -38,7 +38,10 @@ setup:  # programs by apt and the environment by pip, at the same time
 	scripts/setup_environment.sh test; environment=$$?; \
 	wait $$programs && exit $$environment
 
-test: setup lint types imports pytest
+test: setup lint  # types and imports beside the tests, which leave a sixth of two cores idle; what they find comes last
+	@mkdir -p build; nice $(MAKE) --no-print-directory types imports > build/checks.txt 2>&1 & checks=$$!; \
+	$(MAKE) --no-print-directory pytest; tests=$$?; \
+	wait $$checks; checks=$$?; cat build/checks.txt; exit $$((tests | checks))
 
 docs: setup
 	@$(BIN)/python -m scripts.documentation $(if $(SERVE),--serve)
