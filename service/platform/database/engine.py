@@ -53,7 +53,7 @@ def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS) -> E
         engine = _make_sqlite_engine(url, connections)
         event.listen(engine, "begin", _begin_immediate)
         return engine
-    engine = create_engine(url, pool_pre_ping=True, **_pool(connections))
+    engine = create_engine(url, pool_pre_ping=True, **_pool_options(connections))
     event.listen(engine, "connect", _prepare_postgresql_connection)
     event.listen(engine, "checkin", _allow_writing)
     return engine
@@ -76,13 +76,13 @@ def make_reading_engine(writing: Engine, *, connections: int = DEFAULT_CONNECTIO
 
 def _make_sqlite_engine(url: URL, connections: int) -> Engine:
     Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, **_pool(connections))
+    engine = create_engine(url, **_pool_options(connections))
     event.listen(engine, "do_connect", _make_private_file)
     event.listen(engine, "connect", _prepare_sqlite_connection)
     return engine
 
 
-def _pool(connections: int) -> dict[str, Any]:
+def _pool_options(connections: int) -> dict[str, Any]:
     kept = min(20, connections)
     return {"pool_size": kept, "max_overflow": connections - kept, "pool_timeout": _POOL_TIMEOUT_SECONDS}
 
