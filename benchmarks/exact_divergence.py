@@ -28,9 +28,9 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.instruction_sets import InstructionSet
-from probes.engines.environment import EngineEnvironment, available_instruction_sets
-from probes.exact_divergence import LogitSource, exact_divergences
-from probes.exact_divergence.divergences import VOCABULARY_BLOCK
+from foreshock_probes.engines.environment import EngineEnvironment, available_instruction_sets
+from foreshock_probes.exact_divergence import LogitSource, exact_divergences
+from foreshock_probes.exact_divergence.divergences import VOCABULARY_BLOCK
 
 VOCABULARY = 151_936
 REPETITIONS = 3

@@ -20,8 +20,8 @@ from benchmarks.recorded_runs import shipped_run
 from foreshock.hardware import cpu_name
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock.scorers import EXACT_PAIRS
-from probes.engines.pool import EnginePool
-from probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.protocol import ScoreCommand
 
 # Threads that wait for others sleep: by default they spin, which counts as CPU time if the machine does other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

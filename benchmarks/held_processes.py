@@ -32,10 +32,10 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.hardware import cpu_flags
 from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.scorers import default_scorers
-from probes.engines.environment import EngineEnvironment, available_instruction_sets, hold_this_process
-from probes.engines.process import process_variables
-from probes.scorers.request import ScoreRequest, WarmModel
-from probes.scorers.table import scorer_named
+from foreshock_probes.engines.environment import EngineEnvironment, available_instruction_sets, hold_this_process
+from foreshock_probes.engines.process import process_variables
+from foreshock_probes.scorers.request import ScoreRequest, WarmModel
+from foreshock_probes.scorers.table import scorer_named
 
 SOURCE = Path(__file__).with_name("cpuid_mask.c")
 SCORERS = tuple(sorted(default_scorers()))

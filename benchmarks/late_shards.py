@@ -20,19 +20,19 @@ from sqlalchemy import insert, update
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from service.app import subscribe_handlers
-from service.platform.database.schema import upgrade
-from service.platform.database.session import Database
-from service.platform.database.tables import Run, Step, measurements
-from service.platform.database.tables.measurements import MEASUREMENT_KEY
-from service.platform.events import EventBus
-from service.platform.garbage_collection import spare_collections
-from service.platform.security import UNRESTRICTED
-from service.runs.attempts.schemas import AttemptCreate
-from service.runs.attempts.service import get_or_create_attempt
-from service.runs.events import StepClosed
-from service.runs.runs.schemas import RunCreate
-from service.runs.runs.service import get_or_create_run
+from foreshock_service.app import subscribe_handlers
+from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Run, Step, measurements
+from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.garbage_collection import spare_collections
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.attempts.schemas import AttemptCreate
+from foreshock_service.runs.attempts.service import get_or_create_attempt
+from foreshock_service.runs.events import StepClosed
+from foreshock_service.runs.runs.schemas import RunCreate
+from foreshock_service.runs.runs.service import get_or_create_run
 
 STEPS = 100_000
 FEWEST_STEPS = 2_000

@@ -11,7 +11,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
-from probes.engines.environment import EngineEnvironment
+from foreshock_probes.engines.environment import EngineEnvironment
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHIPPED = REPOSITORY / "examples" / "tiny_rl" / "recorded"

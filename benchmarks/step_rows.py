@@ -15,10 +15,10 @@ from typing import Any
 from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
-from service.app import subscribe_handlers
-from service.platform.database.dialect import insert_rows, table_of
-from service.platform.database.session import Database
-from service.platform.database.tables import (
+from foreshock_service.app import subscribe_handlers
+from foreshock_service.platform.database.dialect import insert_rows, table_of
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import (
     AdviceDecision,
     Alert,
     DetectorSnapshot,
@@ -32,8 +32,8 @@ from service.platform.database.tables import (
     StepLint,
     measurements,
 )
-from service.platform.events import EventBus
-from service.runs.events import StepClosed
+from foreshock_service.platform.events import EventBus
+from foreshock_service.runs.events import StepClosed
 
 # In an order in which rows may be inserted: those that others refer to come first.
 COPIED: tuple[Table, ...] = (

@@ -34,7 +34,7 @@ from benchmarks.running_service import running_service
 from benchmarks.step_rows import comparable, copy_run
 from foreshock import Client
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from service.platform.database.session import Database
+from foreshock_service.platform.database.session import Database
 from tests.service.postgres import PostgresCluster
 
 BAR_RATIO, BAR_SECONDS = 1.3, 6.0

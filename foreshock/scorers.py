@@ -116,7 +116,7 @@ class ExactPair:
     """Two scorers whose distributions a worker compares at each visited state, with the same weights.
 
     `target` gives π and `behaviour` μ. The engine of `target` must be torch and that of `behaviour` vLLM
-    (`probes.exact_divergence.pairs`).
+    (`foreshock_probes.exact_divergence.pairs`).
     """
 
     target: str
@@ -186,7 +186,7 @@ SCORERS: dict[str, Scorer] = {
             colour=6,
             place=_DECODE,
             engine="vllm",
-            implementation="probes.scorers.vllm_decode:score",
+            implementation="foreshock_probes.scorers.vllm_decode:score",
             by_default=False,
         ),
         Scorer(
@@ -195,9 +195,9 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="vllm",
-            implementation="probes.scorers.vllm_prefill:score",
-            routes="probes.routing.vllm_routes:record",
-            hidden_states="probes.layer_divergence.vllm_states:prefill_states",
+            implementation="foreshock_probes.scorers.vllm_prefill:score",
+            routes="foreshock_probes.routing.vllm_routes:record",
+            hidden_states="foreshock_probes.layer_divergence.vllm_states:prefill_states",
         ),
         Scorer(
             name="vllm.http",
@@ -205,7 +205,7 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="http",
-            implementation="probes.scorers.vllm_http:score",
+            implementation="foreshock_probes.scorers.vllm_http:score",
             by_default=False,
         ),
         Scorer(
@@ -214,7 +214,7 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="http",
-            implementation="probes.scorers.sglang_http:score",
+            implementation="foreshock_probes.scorers.sglang_http:score",
             by_default=False,
         ),
         Scorer(
@@ -223,9 +223,9 @@ SCORERS: dict[str, Scorer] = {
             colour=3,
             place=_FORWARD,
             engine="torch",
-            implementation="probes.scorers.torch_forward:score_as_trainer",
-            hidden_states="probes.layer_divergence.torch_states:trainer_states",
-            routes="probes.routing.torch_routes:record_as_trainer",
+            implementation="foreshock_probes.scorers.torch_forward:score_as_trainer",
+            hidden_states="foreshock_probes.layer_divergence.torch_states:trainer_states",
+            routes="foreshock_probes.routing.torch_routes:record_as_trainer",
         ),
         Scorer(
             name="trainer",
@@ -238,16 +238,16 @@ SCORERS: dict[str, Scorer] = {
             title="a torch forward pass, weights and activations in bfloat16",
             colour=6,
             engine="torch",
-            implementation="probes.scorers.torch_forward:score_in_bfloat16",
-            hidden_states="probes.layer_divergence.torch_states:bfloat16_states",
-            routes="probes.routing.torch_routes:record_in_bfloat16",
+            implementation="foreshock_probes.scorers.torch_forward:score_in_bfloat16",
+            hidden_states="foreshock_probes.layer_divergence.torch_states:bfloat16_states",
+            routes="foreshock_probes.routing.torch_routes:record_in_bfloat16",
         ),
         Scorer(
             name="torch.decode",
             title="torch, token by token with a KV cache",
             colour=6,
             engine="torch",
-            implementation="probes.scorers.torch_decode:score",
+            implementation="foreshock_probes.scorers.torch_decode:score",
             by_default=False,
         ),
         Scorer(
@@ -255,9 +255,9 @@ SCORERS: dict[str, Scorer] = {
             title="a torch forward pass in float32, the reference of the side branch",
             colour=5,
             engine="torch",
-            implementation="probes.scorers.torch_forward:score_in_float32",
-            hidden_states="probes.layer_divergence.torch_states:float32_states",
-            routes="probes.routing.torch_routes:record_in_float32",
+            implementation="foreshock_probes.scorers.torch_forward:score_in_float32",
+            hidden_states="foreshock_probes.layer_divergence.torch_states:float32_states",
+            routes="foreshock_probes.routing.torch_routes:record_in_float32",
         ),
     )
 }

@@ -22,7 +22,7 @@ from foreshock.suggestions import nearest
 __all__ = ["OTHER_NAMES", "log_unknown_settings", "print_unknown_settings", "setting_names", "unknown_settings"]
 
 _PREFIX = "FORESHOCK_"
-_SETTINGS = {"service/platform/settings.py": "Settings", "probes/settings.py": "WorkerSettings"}
+_SETTINGS = {"foreshock_service/platform/settings.py": "Settings", "foreshock_probes/settings.py": "WorkerSettings"}
 
 OTHER_NAMES = frozenset(
     {

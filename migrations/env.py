@@ -1,4 +1,4 @@
-"""Alembic's environment: migrate over the connection that `service.platform.database.schema` hands in."""
+"""Alembic's environment: migrate over the connection that `foreshock_service.platform.database.schema` hands in."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Literal
 from alembic import context
 from alembic.autogenerate.api import AutogenContext
 
-from service.platform.database.tables import Base
-from service.platform.database.tables.base import JsonColumn
+from foreshock_service.platform.database.tables import Base
+from foreshock_service.platform.database.tables.base import JsonColumn
 
 
 def render_item(kind: str, item: Any, autogenerate: AutogenContext) -> str | Literal[False]:

@@ -8,10 +8,10 @@ import sys
 from types import FrameType
 
 from foreshock.errors import ConfigurationError
-from probes.console import WorkerConsole
-from probes.ray_workers import RayPlacement, RayWorkers
-from probes.settings import load_settings
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.ray_workers import RayPlacement, RayWorkers
+from foreshock_probes.settings import load_settings
+from foreshock_probes.worker import Worker
 
 __all__ = ["WorkerCommand", "worker"]
 
@@ -98,6 +98,6 @@ def _placement(arguments: argparse.Namespace) -> RayPlacement:
 worker = WorkerCommand()
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m probes.commands")
+    parser = argparse.ArgumentParser(prog="python -m foreshock_probes.commands")
     worker.configure(parser)
     sys.exit(worker.run(parser.parse_args()))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from probes.scorers.request import Report
+from foreshock_probes.scorers.request import Report
 
 __all__ = ["WorkerConsole"]
 

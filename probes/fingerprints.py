@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.process_fingerprint import process_fingerprint
-from probes.engines.environment import EngineEnvironment
+from foreshock_probes.engines.environment import EngineEnvironment
 
 if TYPE_CHECKING:
     import torch
 
-    from probes.scorers.request import ScoreRequest
+    from foreshock_probes.scorers.request import ScoreRequest
 
 __all__ = ["score_fingerprint"]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from foreshock.errors import ServiceError
-from probes.service_client import Lease, LeaseClient, LeaseLostError
+from foreshock_probes.service_client import Lease, LeaseClient, LeaseLostError
 
 __all__ = ["Heartbeat"]
 

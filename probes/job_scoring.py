@@ -15,24 +15,24 @@ from foreshock.rollouts import decode_rollouts
 from foreshock.routing import ROUTING_KIND
 from foreshock.scorers import EXACT_PAIRS, score_name
 from foreshock.weights_search import PROBE_KIND
-from probes.console import WorkerConsole
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError, JobAbandonedError
-from probes.engines.protocol import ScoreCommand
-from probes.layer_divergence.job import compare_layers
-from probes.offers import Offers
-from probes.routing.comparison import compare_routes
-from probes.routing.recorded import RecordedRoutes, read_routes
-from probes.service_client import Checkpoint, FailKind, Job, Lease, LeaseClient, RequestedScorer
-from probes.weights import (
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineError, JobAbandonedError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.layer_divergence.job import compare_layers
+from foreshock_probes.offers import Offers
+from foreshock_probes.routing.comparison import compare_routes
+from foreshock_probes.routing.recorded import RecordedRoutes, read_routes
+from foreshock_probes.service_client import Checkpoint, FailKind, Job, Lease, LeaseClient, RequestedScorer
+from foreshock_probes.weights import (
     AnnouncedCheckpoint,
     UnknownRootError,
     Weights,
     WeightsGoneError,
     WeightsLibrary,
 )
-from probes.weights_search.job import search_weights
+from foreshock_probes.weights_search.job import search_weights
 
 __all__ = ["FIRST_RETRY_SECONDS", "LONGEST_RETRY_SECONDS", "JobScoring", "call_service", "failure_of", "names_of_job"]
 

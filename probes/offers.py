@@ -13,9 +13,9 @@ from foreshock.layer_divergence import CAPABILITY as LAYERS
 from foreshock.routing import ROUTING_CAPABILITY
 from foreshock.scorers import EXACT_PAIRS, REFUSED_SCORERS
 from foreshock.weights_search import CAPABILITY as WEIGHTS_SEARCH
-from probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.table import installed_scorers, offered_pairs, scorer_named
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.table import installed_scorers, offered_pairs, scorer_named
 
 __all__ = ["Offers", "offers_of_machine"]
 

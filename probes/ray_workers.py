@@ -15,9 +15,9 @@ from typing import Any
 
 from foreshock.errors import ConfigurationError
 from foreshock.installing import install_command
-from probes.console import WorkerConsole
-from probes.settings import WorkerSettings
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.settings import WorkerSettings
+from foreshock_probes.worker import Worker
 
 __all__ = ["RayPlacement", "RayWorkers"]
 

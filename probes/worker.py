@@ -13,11 +13,11 @@ from pathlib import Path
 
 from foreshock.errors import ServiceError
 from foreshock.retry import Backoff, sleep_until_stopped
-from probes.console import WorkerConsole
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineTimeouts
-from probes.heartbeat import Heartbeat
-from probes.job_scoring import (
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineTimeouts
+from foreshock_probes.heartbeat import Heartbeat
+from foreshock_probes.job_scoring import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
     JobScoring,
@@ -25,11 +25,11 @@ from probes.job_scoring import (
     failure_of,
     names_of_job,
 )
-from probes.offers import offers_of_machine
-from probes.service_client import FailKind, Lease, LeaseClient, LeaseLostError
-from probes.settings import WorkerSettings
-from probes.weights import WeightsLibrary
-from probes.work_folder import work_folder
+from foreshock_probes.offers import offers_of_machine
+from foreshock_probes.service_client import FailKind, Lease, LeaseClient, LeaseLostError
+from foreshock_probes.settings import WorkerSettings
+from foreshock_probes.weights import WeightsLibrary
+from foreshock_probes.work_folder import work_folder
 
 __all__ = ["Worker"]
 

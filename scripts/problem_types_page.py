@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import service.app  # noqa: F401  (imports every module that declares an error)
+import foreshock_service.app  # noqa: F401  (imports every module that declares an error)
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
-from service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "problem-types.md"
 _HEAD: Final = f"""# Types of problems
@@ -36,7 +36,7 @@ def page() -> str:
 def declared_errors(base: type[ProblemError] = ProblemError) -> Iterator[type[ProblemError]]:
     """Yield every error that the service declares."""
     for each in base.__subclasses__():
-        if each.__module__.startswith("service."):
+        if each.__module__.startswith("foreshock_service."):
             yield each
         yield from declared_errors(each)
 

@@ -18,68 +18,68 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from foreshock.clock import now_us
-from service.maintenance.deletion.rollouts import carry_out_deletions
-from service.maintenance.deletion.runs import delete_rows_of_deleted_runs
-from service.maintenance.retention.endpoints import router as retention
-from service.maintenance.retention.service import RetentionTask
-from service.platform.audit.endpoints import router as audit
-from service.platform.body_timeouts import BodyTimeouts
-from service.platform.changes.listening import Listener
-from service.platform.content_tags import ContentTags
-from service.platform.context import ServiceContext
-from service.platform.database.session import Database
-from service.platform.decoding.pool import DecoderPool
-from service.platform.events import EventBus
-from service.platform.guards import RequestGuard
-from service.platform.health.endpoints import router as health
-from service.platform.health.figures import ServiceFigures
-from service.platform.health.status import router as service_status
-from service.platform.jobs.runner import Job, JobRunner
-from service.platform.keys.limits import KeyLimits
-from service.platform.logs.request_ids import RequestIds
-from service.platform.logs.tracing import add_tracing, stop_tracing
-from service.platform.openapi import document_problems
-from service.platform.problem import install_problem_handlers
-from service.platform.query_parameters import refuse_unknown_parameters
-from service.platform.settings import Settings
-from service.platform.stopping import handle_signals
-from service.platform.storage_errors import install_storage_handlers
-from service.platform.store.opening import open_store
-from service.platform.store.orphans import OrphanSweep
-from service.platform.store.removals import remove_due_files
-from service.platform.upload_places import UploadPlaces
-from service.present.exporter.endpoints import router as exporter
-from service.present.pages.endpoints import ROUTERS as PAGES
-from service.replay.attribution.causes import causes_of_run
-from service.replay.attribution.endpoints import router as attribution
-from service.replay.attribution.service import (
+from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions
+from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
+from foreshock_service.maintenance.retention.endpoints import router as retention
+from foreshock_service.maintenance.retention.service import RetentionTask
+from foreshock_service.platform.audit.endpoints import router as audit
+from foreshock_service.platform.body_timeouts import BodyTimeouts
+from foreshock_service.platform.changes.listening import Listener
+from foreshock_service.platform.content_tags import ContentTags
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.guards import RequestGuard
+from foreshock_service.platform.health.endpoints import router as health
+from foreshock_service.platform.health.figures import ServiceFigures
+from foreshock_service.platform.health.status import router as service_status
+from foreshock_service.platform.jobs.runner import Job, JobRunner
+from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.logs.request_ids import RequestIds
+from foreshock_service.platform.logs.tracing import add_tracing, stop_tracing
+from foreshock_service.platform.openapi import document_problems
+from foreshock_service.platform.problem import install_problem_handlers
+from foreshock_service.platform.query_parameters import refuse_unknown_parameters
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.stopping import handle_signals
+from foreshock_service.platform.storage_errors import install_storage_handlers
+from foreshock_service.platform.store.opening import open_store
+from foreshock_service.platform.store.orphans import OrphanSweep
+from foreshock_service.platform.store.removals import remove_due_files
+from foreshock_service.platform.upload_places import UploadPlaces
+from foreshock_service.present.exporter.endpoints import router as exporter
+from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
+from foreshock_service.replay.attribution.causes import causes_of_run
+from foreshock_service.replay.attribution.endpoints import router as attribution
+from foreshock_service.replay.attribution.service import (
     attribute_published_scores,
     compute_stale_attributions,
     mark_attribution_stale,
     mark_stale_after_late_rollouts,
 )
-from service.replay.events import ScoresPublished
-from service.replay.exact.endpoints import router as exact
-from service.replay.hardware.endpoints import router as hardware
-from service.replay.layers.endpoints import router as layers
-from service.replay.leases.endpoints import router as leases
-from service.replay.leases.service import sweep as sweep_leases
-from service.replay.matrix.endpoints import router as matrix
-from service.replay.policies.automatic import make_automatic_probes
-from service.replay.policies.endpoints import router as probe_policies
-from service.replay.probes.endpoints import router as probes
-from service.replay.probes.priorities import raise_jobs_near_alerts
-from service.replay.probes.removed_tokens import cancel_jobs_of_run
-from service.replay.routing.endpoints import router as routing
-from service.replay.scores.endpoints import router as scores
-from service.replay.scores.published import read_replayed_scores
-from service.replay.weights.endpoints import router as weights_searches
-from service.runs.attempts.endpoints import router as attempts
-from service.runs.changes.endpoints import router as changes
-from service.runs.checkpoints.endpoints import router as checkpoints
-from service.runs.corrections.endpoints import router as corrections
-from service.runs.deletions.endpoints import router as deletions
-from service.runs.events import (
+from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.replay.exact.endpoints import router as exact
+from foreshock_service.replay.hardware.endpoints import router as hardware
+from foreshock_service.replay.layers.endpoints import router as layers
+from foreshock_service.replay.leases.endpoints import router as leases
+from foreshock_service.replay.leases.service import sweep as sweep_leases
+from foreshock_service.replay.matrix.endpoints import router as matrix
+from foreshock_service.replay.policies.automatic import make_automatic_probes
+from foreshock_service.replay.policies.endpoints import router as probe_policies
+from foreshock_service.replay.probes.endpoints import router as probes
+from foreshock_service.replay.probes.priorities import raise_jobs_near_alerts
+from foreshock_service.replay.probes.removed_tokens import cancel_jobs_of_run
+from foreshock_service.replay.routing.endpoints import router as routing
+from foreshock_service.replay.scores.endpoints import router as scores
+from foreshock_service.replay.scores.published import read_replayed_scores
+from foreshock_service.replay.weights.endpoints import router as weights_searches
+from foreshock_service.runs.attempts.endpoints import router as attempts
+from foreshock_service.runs.changes.endpoints import router as changes
+from foreshock_service.runs.checkpoints.endpoints import router as checkpoints
+from foreshock_service.runs.corrections.endpoints import router as corrections
+from foreshock_service.runs.deletions.endpoints import router as deletions
+from foreshock_service.runs.events import (
     AdviceModeChanged,
     AttemptStarted,
     ChangeAnnounced,
@@ -94,29 +94,29 @@ from service.runs.events import (
     ScalarsLogged,
     StepClosed,
 )
-from service.runs.findings.endpoints import of_runs as findings_of_runs
-from service.runs.findings.endpoints import router as findings
-from service.runs.findings.rebuilding import Sources, rebuild_due_findings
-from service.runs.findings.service import forget_superseded as forget_superseded_findings
-from service.runs.health.endpoints import router as run_health
-from service.runs.ingest.endpoints import router as ingest
-from service.runs.ingest.upload_route import UploadRoute
-from service.runs.lint.endpoints import router as lint
-from service.runs.lint.service import findings_of_run
-from service.runs.measurements.endpoints import router as measurements
-from service.runs.rollouts.endpoints import router as rollouts
-from service.runs.rollouts.shards import PRELOAD
-from service.runs.rollouts.token_route import RolloutTokensRoute
-from service.runs.runs.endpoints import router as runs
-from service.runs.runs.service import mark_stale_runs
-from service.runs.scalars.endpoints import router as scalars
-from service.runs.steps.closing import close_waiting_steps
-from service.runs.steps.endpoints import router as steps
-from service.runs.theory.endpoints import router as theory
-from service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
-from service.watch.advice.endpoints import router as advice
-from service.watch.advice.poll_route import AdvicePollRoute
-from service.watch.alerts.delivery import (
+from foreshock_service.runs.findings.endpoints import of_runs as findings_of_runs
+from foreshock_service.runs.findings.endpoints import router as findings
+from foreshock_service.runs.findings.rebuilding import Sources, rebuild_due_findings
+from foreshock_service.runs.findings.service import forget_superseded as forget_superseded_findings
+from foreshock_service.runs.health.endpoints import router as run_health
+from foreshock_service.runs.ingest.endpoints import router as ingest
+from foreshock_service.runs.ingest.upload_route import UploadRoute
+from foreshock_service.runs.lint.endpoints import router as lint
+from foreshock_service.runs.lint.service import findings_of_run
+from foreshock_service.runs.measurements.endpoints import router as measurements
+from foreshock_service.runs.rollouts.endpoints import router as rollouts
+from foreshock_service.runs.rollouts.shards import PRELOAD
+from foreshock_service.runs.rollouts.token_route import RolloutTokensRoute
+from foreshock_service.runs.runs.endpoints import router as runs
+from foreshock_service.runs.runs.service import mark_stale_runs
+from foreshock_service.runs.scalars.endpoints import router as scalars
+from foreshock_service.runs.steps.closing import close_waiting_steps
+from foreshock_service.runs.steps.endpoints import router as steps
+from foreshock_service.runs.theory.endpoints import router as theory
+from foreshock_service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
+from foreshock_service.watch.advice.endpoints import router as advice
+from foreshock_service.watch.advice.poll_route import AdvicePollRoute
+from foreshock_service.watch.alerts.delivery import (
     alert_of_incomplete_step,
     alert_of_losses,
     alert_of_silence,
@@ -124,25 +124,25 @@ from service.watch.alerts.delivery import (
     forget_superseded,
     retract_silence,
 )
-from service.watch.alerts.endpoints import of_runs as alerts_of_runs
-from service.watch.alerts.endpoints import router as alerts
-from service.watch.alerts.poll_route import AlertPollRoute
-from service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
-from service.watch.detection.events import DetectorsReplayed, ReplayDue
-from service.watch.detection.late_replays import make_due_replays, replay_after_commit
-from service.watch.detection.replay_detectors import (
+from foreshock_service.watch.alerts.endpoints import of_runs as alerts_of_runs
+from foreshock_service.watch.alerts.endpoints import router as alerts
+from foreshock_service.watch.alerts.poll_route import AlertPollRoute
+from foreshock_service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
+from foreshock_service.watch.detection.events import DetectorsReplayed, ReplayDue
+from foreshock_service.watch.detection.late_replays import make_due_replays, replay_after_commit
+from foreshock_service.watch.detection.replay_detectors import (
     observe_changed_step,
     replay_all,
     restart_from_resume,
 )
-from service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
-from service.watch.long_polls.turns import PollTurns
-from service.watch.long_polls.waiters import LongPolls
-from service.watch.notifications.service import Notifier
-from service.watch.risk.endpoints import router as risk
-from service.watch.rules.endpoints import defaults as default_rules
-from service.watch.rules.endpoints import router as rules
-from service.watch.rules.events import RulesChanged
+from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
+from foreshock_service.watch.long_polls.turns import PollTurns
+from foreshock_service.watch.long_polls.waiters import LongPolls
+from foreshock_service.watch.notifications.service import Notifier
+from foreshock_service.watch.risk.endpoints import router as risk
+from foreshock_service.watch.rules.endpoints import defaults as default_rules
+from foreshock_service.watch.rules.endpoints import router as rules
+from foreshock_service.watch.rules.events import RulesChanged
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (

@@ -20,7 +20,7 @@ class ServeCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Serve until interrupted; raises ConfigurationError for invalid settings."""
-        from service.serving import serve
+        from foreshock_service.serving import serve
 
         for name in ("host", "port", "processes"):
             value = getattr(arguments, name)
@@ -48,7 +48,7 @@ class UpgradeCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Migrate; raises ConfigurationError if the database cannot be used or there is no such revision."""
-        from service.platform.database.console import upgrade
+        from foreshock_service.platform.database.console import upgrade
 
         upgrade(arguments.to)
         return 0
@@ -87,7 +87,7 @@ class KeysCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the action; raises ConfigurationError if the key or the database does not exist."""
-        from service.maintenance.keys import console
+        from foreshock_service.maintenance.keys import console
 
         if arguments.action == "create":
             console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"], arguments.expires)
@@ -114,7 +114,7 @@ class NotifyCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the action; raises ConfigurationError if the target does not exist or does not take the message."""
-        from service.watch.notifications import console
+        from foreshock_service.watch.notifications import console
 
         if arguments.action == "list":
             console.show()
@@ -138,7 +138,7 @@ class RemeasureCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Measure again; return 1 if something was left unchanged. May run beside the service, and repeatedly."""
-        from service.maintenance.remeasure.console import Request, remeasure
+        from foreshock_service.maintenance.remeasure.console import Request, remeasure
 
         return remeasure(
             Request(arguments.run, arguments.attempt, arguments.step, arguments.everything, arguments.dry_run)
@@ -158,8 +158,8 @@ class FsckCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Check; return 1 if something is left to repair. May run beside the service."""
-        from service.maintenance.fsck.console import fsck
-        from service.maintenance.fsck.service import Request
+        from foreshock_service.maintenance.fsck.console import fsck
+        from foreshock_service.maintenance.fsck.service import Request
 
         return fsck(Request(arguments.repair, arguments.quick), as_json=arguments.json)
 
@@ -199,7 +199,7 @@ class DeleteCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Delete; may run beside the service. Raises ConfigurationError if there is no such run."""
-        from service.maintenance.deletion.console import delete_rollouts, delete_whole_run
+        from foreshock_service.maintenance.deletion.console import delete_rollouts, delete_whole_run
 
         if arguments.action == "run":
             delete_whole_run(arguments.run, dry_run=arguments.dry_run)
@@ -222,7 +222,7 @@ class RetentionCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Purge; may run beside the service, and repeatedly. Raises ConfigurationError without a rule."""
-        from service.maintenance.retention.console import retention
+        from foreshock_service.maintenance.retention.console import retention
 
         retention(arguments.run, dry_run=arguments.dry_run)
         return 0

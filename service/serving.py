@@ -16,19 +16,19 @@ from uvicorn.supervisors import Multiprocess
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from service.platform.audit.service import BY_SERVICE, record
-from service.platform.connections import PROTOCOL
-from service.platform.database.engine import parse_database_url
-from service.platform.database.only_service import only_service
-from service.platform.database.opening import prepare_database
-from service.platform.database.session import Database
-from service.platform.garbage_collection import spare_collections
-from service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
-from service.platform.logs.formatting import log_configuration
-from service.platform.parent_process import end_with_parent
-from service.platform.settings import Settings, load_settings
-from service.platform.start_names import name_this_start
-from service.platform.store.opening import open_store
+from foreshock_service.platform.audit.service import BY_SERVICE, record
+from foreshock_service.platform.connections import PROTOCOL
+from foreshock_service.platform.database.engine import parse_database_url
+from foreshock_service.platform.database.only_service import only_service
+from foreshock_service.platform.database.opening import prepare_database
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.garbage_collection import spare_collections
+from foreshock_service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
+from foreshock_service.platform.logs.formatting import log_configuration
+from foreshock_service.platform.parent_process import end_with_parent
+from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.platform.start_names import name_this_start
+from foreshock_service.platform.store.opening import open_store
 
 _PORT_SECONDS = 2.0
 """The processes of a service that was killed end, and free its port, a moment after it."""
@@ -98,7 +98,7 @@ def _run(settings: Settings, bound: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
     config = uvicorn.Config(
-        "service.serving:application",
+        "foreshock_service.serving:application",
         factory=True,
         host=settings.host,
         port=settings.port,
@@ -148,7 +148,7 @@ def _make_bootstrap_key(session: Session, secret: str) -> None:
 def application() -> FastAPI:
     """Return the application for the environment's settings; each uvicorn process makes one."""
     # Not before: a refused start, and the process that supervises several, do without its second of imports.
-    from service.app import create_app
+    from foreshock_service.app import create_app
 
     end_with_parent()
     made = create_app(load_settings())

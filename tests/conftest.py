@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from probes.engines.environment import hold_this_process
+from foreshock_probes.engines.environment import hold_this_process
 
 # Before any test imports torch. Idle OpenMP threads sleep: by default they spin, which takes a third of the CPU time of
 # torch's and vLLM's tests.

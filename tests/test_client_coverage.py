@@ -16,7 +16,7 @@ import foreshock
 from foreshock.operating import api as operating
 from foreshock.reading import api as reading
 from foreshock.reading.request import Listing, Request
-from service.app import ROUTERS
+from foreshock_service.app import ROUTERS
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 

@@ -15,7 +15,7 @@ PARTS = ("platform", "runs", "replay", "watch", "present", "maintenance")
 
 def modules() -> dict[str, Path]:
     found = {}
-    for path in sorted((REPOSITORY / "service").rglob("*.py")):
+    for path in sorted((REPOSITORY / "foreshock_service").rglob("*.py")):
         name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
         found[name.removesuffix(".__init__")] = path
     return found
@@ -29,14 +29,14 @@ def imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "service":
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "foreshock_service":
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 yield full if full in MODULES else node.module
 
 
 def noun_of(module: str) -> str:
-    """Return the noun that a module belongs to: `service.runs.steps.service` is of `service.runs.steps`."""
+    """Return the noun of a module: `foreshock_service.runs.steps` for `foreshock_service.runs.steps.service`."""
     parts = module.split(".")
     in_part = len(parts) > 2 and parts[1] in PARTS and (REPOSITORY / Path(*parts[:3])).is_dir()
     return ".".join(parts[:3]) if in_part else module

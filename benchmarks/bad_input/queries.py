@@ -14,7 +14,7 @@ from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.cursors import forged_cursor
 from benchmarks.bad_input.scene import STEP, Scene
 from benchmarks.bad_input.sending import send_all
-from service.present.pages.endpoints import ROUTERS
+from foreshock_service.present.pages.endpoints import ROUTERS
 
 # Bytes, because some are no text: NUL, lone surrogates, cut and overlong UTF-8.
 _TEXTS = (

@@ -15,8 +15,8 @@ from benchmarks.faults.verify import Findings, check_files
 from benchmarks.faults.workload import make_batch
 from foreshock import Client
 from foreshock.rollouts import RolloutBatch
-from service.platform.database.session import Database
-from service.platform.database.tables import Shard, Step
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Shard, Step
 from tests.service.sending import PARQUET
 
 _PROBLEM = "application/problem+json"

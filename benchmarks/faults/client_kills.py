@@ -27,8 +27,8 @@ from benchmarks.faults.state import Totals
 from benchmarks.faults.verify import check_files
 from foreshock.digests import digest_of_bytes
 from foreshock.kill_points import KILL_POINTS, VARIABLE
-from service.platform.database.session import Database
-from service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
 
 CLIENT_POINTS = tuple(point for point in KILL_POINTS if point.startswith("client."))
 _MODES: tuple[Mode, ...] = ("closed", "no answers", "open")

@@ -18,7 +18,7 @@ from benchmarks.faults.state import Totals
 from benchmarks.faults.verify import check_files, verify_run, wait_until_settled
 from benchmarks.faults.workload import RunPlan, plan_run
 from foreshock.kill_points import KILL_POINTS, KillPoint
-from service.platform.database.session import Database
+from foreshock_service.platform.database.session import Database
 
 # The point in a decoder ends the decoder alone.
 SERVICE_POINTS = tuple(point for point in KILL_POINTS if not point.startswith(("client.", "decoder.")))

@@ -92,7 +92,14 @@ def main() -> None:
     import importlib
 
     # What `foreshock serve` imports.
-    for name in ("foreshock.commands.main", "service.serving", "service.app", "alembic.command", "sqlite3", "psycopg"):
+    for name in (
+        "foreshock.commands.main",
+        "foreshock_service.serving",
+        "foreshock_service.app",
+        "alembic.command",
+        "sqlite3",
+        "psycopg",
+    ):
         importlib.import_module(name)
     for name in ("uvicorn.protocols.http.auto", "uvicorn.loops.auto", "uvicorn.lifespan.on", "uvicorn.logging"):
         importlib.import_module(name)

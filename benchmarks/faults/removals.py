@@ -27,8 +27,8 @@ from benchmarks.faults.state import Totals
 from benchmarks.faults.verify import Findings
 from benchmarks.faults.workload import make_batch
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
-from service.platform.database.session import Database
-from service.platform.database.tables import FileRemoval, Shard
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import FileRemoval, Shard
 from tests.service.sending import PARQUET
 
 _STEPS, _SHARDS, _KEPT_STEPS = 8, 2, 2

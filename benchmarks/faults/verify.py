@@ -18,13 +18,13 @@ from benchmarks.faults.workload import Item, RunPlan
 from benchmarks.step_rows import comparable
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from service.platform.database.dialect import table_of
-from service.platform.database.session import Database
-from service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
-from service.platform.database.tables.exact import ExactShard
-from service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
-from service.watch.detection.service import newest_state
-from service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
+from foreshock_service.platform.database.tables.exact import ExactShard
+from foreshock_service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
+from foreshock_service.watch.detection.service import newest_state
+from foreshock_service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _SETTLE_SECONDS = 60.0
 # Whether they fire depends on when messages arrive, not on the data:

@@ -35,7 +35,7 @@ from benchmarks.ingest.load import DISTINCT, JSON, Request, encoded_shards, send
 from benchmarks.ingest.processes import MemorySamples, cpu_seconds, sampled_memory
 from benchmarks.running_service import running_service
 from benchmarks.steps import database_urls
-from service.platform.database.engine import parse_database_url
+from foreshock_service.platform.database.engine import parse_database_url
 
 BAR_TOKENS, BAR_STEPS, BAR_BYTES, BAR_MEMORY, BAR_GROWTH = 5e6, 100.0, 8_000, 1 << 30, 1.1
 LARGE, SMALL = (128, 3_000), (8, 20)

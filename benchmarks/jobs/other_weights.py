@@ -41,13 +41,13 @@ from benchmarks.recorded_runs import shipped_run
 from benchmarks.replay import ENGINE_REPLAY
 from benchmarks.running_service import running_service
 from foreshock.rollouts import RolloutBatch
-from probes.console import WorkerConsole
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.pool import EnginePool
-from probes.engines.protocol import ScoreCommand
-from probes.scorers.request import Report
-from probes.settings import WorkerSettings
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.scorers.request import Report
+from foreshock_probes.settings import WorkerSettings
+from foreshock_probes.worker import Worker
 
 CHECKPOINTS = 6
 BAR = 1.3

@@ -48,7 +48,15 @@ class WorkerProcess:
     def start(self) -> None:
         """Start the next worker."""
         self._number += 1
-        command = [sys.executable, "-m", "probes.commands", "--name", self.name, "--scorers", ",".join(self._scorers)]
+        command = [
+            sys.executable,
+            "-m",
+            "foreshock_probes.commands",
+            "--name",
+            self.name,
+            "--scorers",
+            ",".join(self._scorers),
+        ]
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(command, env=self._environment, stdout=sink, stderr=subprocess.STDOUT)
 

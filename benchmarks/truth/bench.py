@@ -36,13 +36,13 @@ from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock.rollouts.parquet import decode_scores
 from foreshock.rollouts.scores import ScoreBatch
 from foreshock.scorers import default_scorers, split_score_name
-from probes.console import WorkerConsole
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.pool import EnginePool
-from probes.engines.protocol import ScoreCommand
-from probes.scorers.request import Report
-from probes.settings import WorkerSettings
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.scorers.request import Report
+from foreshock_probes.settings import WorkerSettings
+from foreshock_probes.worker import Worker
 
 __all__ = ["WEIGHTS_ROOT", "Bench", "RefusedError", "open_bench"]
 

@@ -20,7 +20,7 @@ from foreshock.instruction_sets import InstructionSet
 from foreshock.process_fingerprint import mkl_kernels
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
-from probes.engines.environment import (
+from foreshock_probes.engines.environment import (
     AS_IT_IS,
     EngineEnvironment,
     available_instruction_sets,

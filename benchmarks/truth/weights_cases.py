@@ -22,7 +22,7 @@ from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
-from probes.engines.environment import offered_environments
+from foreshock_probes.engines.environment import offered_environments
 
 __all__ = ["CASES", "recorded"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from foreshock.scorers import Scorer
 
 if TYPE_CHECKING:
-    from probes.scorers.request import Report, Scored, ScoreRequest, WarmModel
+    from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel
 
 ROW = Scorer(
     name="torch.float64",
@@ -24,11 +24,11 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     import numpy as np
     import torch
 
-    from probes.fingerprints import score_fingerprint
-    from probes.scorers.forward_pass import load_model
-    from probes.scorers.request import Scored
-    from probes.scorers.sampling import divisors
-    from probes.scorers.tokens import check_tokens, sequence
+    from foreshock_probes.fingerprints import score_fingerprint
+    from foreshock_probes.scorers.forward_pass import load_model
+    from foreshock_probes.scorers.request import Scored
+    from foreshock_probes.scorers.sampling import divisors
+    from foreshock_probes.scorers.tokens import check_tokens, sequence
 
     rollouts, device = request.rollouts, torch.device("cpu")
     check_tokens(rollouts, request.weights_folder)

@@ -23,7 +23,7 @@ from examples.tiny_rl.policy import next_token_log_probs, pad
 from examples.tiny_rl.record import RECORDED, RunRecord
 from examples.tiny_rl.sampler import Sampler
 from foreshock.fingerprint import Fingerprint
-from probes.engines.environment import EngineEnvironment, hold_this_process
+from foreshock_probes.engines.environment import EngineEnvironment, hold_this_process
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from foreshock.installing import install_command
 __all__ = ["ENTRY_POINT_GROUP", "main"]
 
 ENTRY_POINT_GROUP = "foreshock.commands"
-_OWN_PACKAGES = ("foreshock", "service", "probes")
+_OWN_PACKAGES = ("foreshock", "foreshock_service", "foreshock_probes")
 _DESCRIPTION = "The seismograph of LLM reinforcement learning: training-inference mismatch, its causes, early warning."
 
 
@@ -127,7 +127,9 @@ def _as_missing_extra(point: importlib.metadata.EntryPoint, error: ModuleNotFoun
     package = point.module.partition(".")[0]
     if not module or module in _OWN_PACKAGES or package == "foreshock":
         return error
-    extra = {"service": "service", "probes": "vllm" if module == "vllm" else "probes"}.get(package, package)
+    extra = {"foreshock_service": "service", "foreshock_probes": "vllm" if module == "vllm" else "probes"}.get(
+        package, package
+    )
     return MissingExtra(point.name, extra, module)
 
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from service.platform.database.migrating import convert_rows
-from service.platform.database.packing import pack, unpack
+from foreshock_service.platform.database.migrating import convert_rows
+from foreshock_service.platform.database.packing import pack, unpack
 
 revision = '0023'
 down_revision = '0022'

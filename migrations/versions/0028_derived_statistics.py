@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from service.platform.database.migrating import convert_rows
-from service.platform.database.packing import is_newer_than_sparse, pack_as_sparse, unpack
+from foreshock_service.platform.database.migrating import convert_rows
+from foreshock_service.platform.database.packing import is_newer_than_sparse, pack_as_sparse, unpack
 
 revision = '0028'
 down_revision = '0027'

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from foreshock.digests import canonical_json
-from probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.protocol import ScoreCommand
 
 __all__ = ["model_key"]
 

@@ -31,7 +31,7 @@ from foreshock.instruction_sets import (
     mkl_kernels_of,
 )
 from foreshock.process_fingerprint import MKL_SSE4_2, MKL_VARIABLE, mkl_kernels
-from probes.engines.instruction_sets import instruction_sets_of_cpu, kernel_variables, visible_capabilities
+from foreshock_probes.engines.instruction_sets import instruction_sets_of_cpu, kernel_variables, visible_capabilities
 
 __all__ = [
     "AS_IT_IS",

@@ -22,14 +22,16 @@ import sys
 import time
 import traceback
 
-from probes.engines.architecture import model_key
-from probes.engines.protocol import ScoreCommand
-from probes.engines.serving import EXIT_SECONDS, serve
+from foreshock_probes.engines.architecture import model_key
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.serving import EXIT_SECONDS, serve
 
 __all__ = ["serve_with_children"]
 
 _POLL_SECONDS = 0.2
-_PRELOADED = {"vllm": ("vllm.entrypoints.llm", "probes.scorers.vllm_prefill", "probes.scorers.vllm_decode")}
+_PRELOADED = {
+    "vllm": ("vllm.entrypoints.llm", "foreshock_probes.scorers.vllm_prefill", "foreshock_probes.scorers.vllm_decode")
+}
 
 
 class _Child:

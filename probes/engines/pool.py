@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
-from probes.engines.protocol import ScoreCommand
-from probes.scorers.request import Report
-from probes.scorers.table import scorer_named
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.scorers.request import Report
+from foreshock_probes.scorers.table import scorer_named
 
 __all__ = ["EnginePool"]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from foreshock.errors import ForeshockError
-from probes.engines.architecture import model_key
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.protocol import Failed, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
-from probes.scorers.request import Report
+from foreshock_probes.engines.architecture import model_key
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.protocol import Failed, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
+from foreshock_probes.scorers.request import Report
 
 __all__ = ["EngineError", "EngineProcess", "EngineTimeouts", "JobAbandonedError", "process_variables"]
 
@@ -100,7 +100,7 @@ class EngineProcess:
         self._log = folder / f"{engine}-{time.monotonic_ns()}.log"
         requests_read, self._requests = os.pipe()
         self._replies, replies_write = os.pipe()
-        command = [sys.executable, "-m", "probes.engines.main", engine]
+        command = [sys.executable, "-m", "foreshock_probes.engines.main", engine]
         command += ["--requests", str(requests_read), "--replies", str(replies_write)]
         try:
             with self._log.open("wb") as output:

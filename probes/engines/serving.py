@@ -17,8 +17,8 @@ from pathlib import Path
 
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_exact, encode_scores
-from probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Scored
-from probes.scorers.request import (
+from foreshock_probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Scored
+from foreshock_probes.scorers.request import (
     ReloadError,
     Report,
     ScoreRequest,
@@ -26,7 +26,7 @@ from probes.scorers.request import (
     UnsupportedScoreError,
     WarmModel,
 )
-from probes.scorers.table import scorer_named
+from foreshock_probes.scorers.table import scorer_named
 
 __all__ = ["EXIT_SECONDS", "send", "serve"]
 
@@ -104,7 +104,7 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         _compare_layers(request, states, Path(command.scores), first, warm, report)
         return
     if command.routes is not None:
-        from probes.routing.comparison import record_routes
+        from foreshock_probes.routing.comparison import record_routes
 
         record_routes(request, Path(command.routes), warm, report)
         return
@@ -127,7 +127,7 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
 
 def _compare(pair: str, request: ScoreRequest, states: Path, result: Path, warm: WarmModel, report: Report) -> None:
     """Do the request's part of an exact pair: write the target's states, or compare with them."""
-    from probes.exact_divergence.pairs import part_of_pair
+    from foreshock_probes.exact_divergence.pairs import part_of_pair
 
     divergences = part_of_pair(pair, request, states, warm, report)
     if divergences is not None:
@@ -138,7 +138,7 @@ def _compare_layers(
     request: ScoreRequest, states: Path, result: Path, first: bool, warm: WarmModel, report: Report
 ) -> None:
     """Do one scorer's part of a comparison by layer."""
-    from probes.layer_divergence.part import part_of_comparison
+    from foreshock_probes.layer_divergence.part import part_of_comparison
 
     _write(part_of_comparison(request, states, first=first, warm=warm, report=report).encode(), result)
 

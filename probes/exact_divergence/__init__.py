@@ -7,10 +7,10 @@ of a model of transformers and of vLLM at the states of real rollouts. `reductio
 
 from __future__ import annotations
 
-from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from probes.exact_divergence.engine_distribution import EngineDistribution
-from probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
-from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
+from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
+from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
+from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
 
 __all__ = [
     "EngineDistribution",

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probes.exact_divergence.reduction import SUMS, TileSums
-from probes.exact_divergence.vector_math import (
+from foreshock_probes.exact_divergence.reduction import SUMS, TileSums
+from foreshock_probes.exact_divergence.vector_math import (
     choose,
     curvature,
     curvatures,

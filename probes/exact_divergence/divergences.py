@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from probes.exact_divergence.logit_sources import Source, SourceError
-from probes.exact_divergence.reduction import SUMS, Reduction, TileSums, overlaps
+from foreshock_probes.exact_divergence.logit_sources import Source, SourceError
+from foreshock_probes.exact_divergence.reduction import SUMS, Reduction, TileSums, overlaps
 
 __all__ = ["TILE_TOKENS", "VOCABULARY_BLOCK", "ExactDivergences", "exact_divergences"]
 
@@ -165,10 +165,10 @@ def _device_of(target: Source, behaviour: Source) -> torch.device:
 
 def _reduction_of(tiles: Pair, top_k: int) -> Reduction:
     if tiles[0].device.type == "cuda":
-        from probes.exact_divergence.triton_reduction import TritonReduction
+        from foreshock_probes.exact_divergence.triton_reduction import TritonReduction
 
         return TritonReduction(*tiles, top_k)
-    from probes.exact_divergence.compiled_reduction import CompiledReduction
+    from foreshock_probes.exact_divergence.compiled_reduction import CompiledReduction
 
     return CompiledReduction(*tiles, top_k)
 

@@ -19,14 +19,14 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from probes.engines.environment import AS_IT_IS, EngineEnvironment
-from probes.engines.process import EngineError, process_variables
-from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from probes.exact_divergence.logit_sources import LogitSource, SourceError
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.tokens import vocabulary_size
-from probes.scorers.vllm_arguments import VllmOptions
-from probes.work_folder import ENGINE_DISTRIBUTION, work_folder
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.process import EngineError, process_variables
+from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from foreshock_probes.exact_divergence.logit_sources import LogitSource, SourceError
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.tokens import vocabulary_size
+from foreshock_probes.scorers.vllm_arguments import VllmOptions
+from foreshock_probes.work_folder import ENGINE_DISTRIBUTION, work_folder
 
 __all__ = ["EngineDistribution", "JobFolder"]
 
@@ -160,7 +160,7 @@ class JobFolder:
 
 def _run(files: JobFolder, folder: Path, environment: EngineEnvironment) -> int:
     """Run the engine's process and return its exit status."""
-    command = [sys.executable, "-m", "probes.exact_divergence.engine_process", str(folder)]
+    command = [sys.executable, "-m", "foreshock_probes.exact_divergence.engine_process", str(folder)]
     with files.log.open("wb") as log:
         done = subprocess.run(
             command,

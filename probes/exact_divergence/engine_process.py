@@ -1,4 +1,4 @@
-"""The engine's process of `EngineDistribution`: `python -m probes.exact_divergence.engine_process FOLDER`.
+"""The engine's process of `EngineDistribution`: `python -m foreshock_probes.exact_divergence.engine_process FOLDER`.
 
 vLLM's prefill gets one rollout at a time; `observed_logits` reduces its logits against the target's states.
 """
@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 from foreshock.rollouts import decode_rollouts
-from probes.engines.environment import hold_this_process
-from probes.exact_divergence.divergences import ExactDivergences
-from probes.exact_divergence.engine_distribution import Job, JobFolder, Refusal
-from probes.exact_divergence.observed_logits import NotReproducedError, PromptLogitsHook, RolloutReduction
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.tokens import check_tokens, sequence, sequence_lengths
-from probes.scorers.vllm_arguments import engine_arguments
-from probes.scorers.vllm_engine import VllmEngine
-from probes.scorers.vllm_prefill import prompt_log_probs
+from foreshock_probes.engines.environment import hold_this_process
+from foreshock_probes.exact_divergence.divergences import ExactDivergences
+from foreshock_probes.exact_divergence.engine_distribution import Job, JobFolder, Refusal
+from foreshock_probes.exact_divergence.observed_logits import NotReproducedError, PromptLogitsHook, RolloutReduction
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.tokens import check_tokens, sequence, sequence_lengths
+from foreshock_probes.scorers.vllm_arguments import engine_arguments
+from foreshock_probes.scorers.vllm_engine import VllmEngine
+from foreshock_probes.scorers.vllm_prefill import prompt_log_probs
 
 __all__ = ["main"]
 

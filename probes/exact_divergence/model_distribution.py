@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
-from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from probes.exact_divergence.engine_distribution import EngineDistribution
-from probes.exact_divergence.logit_sources import LogitSource
-from probes.scorers.forward_pass import TokenBatch, head_in
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
+from foreshock_probes.exact_divergence.logit_sources import LogitSource
+from foreshock_probes.scorers.forward_pass import TokenBatch, head_in
+from foreshock_probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["Head", "ModelDistribution", "exact_divergences_of_models", "head_of"]
 

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.errors import ForeshockError
-from probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from probes.exact_divergence.logit_sources import GivenLogits, LogitSource
+from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource
 
 __all__ = ["NotReproducedError", "PromptLogitsHook", "RolloutReduction", "check_reproduced"]
 

@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from foreshock.scorers import EXACT_PAIRS
-from probes.exact_divergence.divergences import ExactDivergences
-from probes.exact_divergence.logit_sources import LogitSource
-from probes.exact_divergence.model_distribution import ModelDistribution
-from probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
-from probes.exact_divergence.target_states import TargetStates, open_states, write_states
-from probes.scorers.composition import compose
-from probes.scorers.forward_pass import TokenBatch
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
+from foreshock_probes.exact_divergence.divergences import ExactDivergences
+from foreshock_probes.exact_divergence.logit_sources import LogitSource
+from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
+from foreshock_probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
+from foreshock_probes.exact_divergence.target_states import TargetStates, open_states, write_states
+from foreshock_probes.scorers.composition import compose
+from foreshock_probes.scorers.forward_pass import TokenBatch
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
+from foreshock_probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
 
 if TYPE_CHECKING:
-    from probes.scorers.vllm_engine import VllmEngine
+    from foreshock_probes.scorers.vllm_engine import VllmEngine
 
 __all__ = ["compare_with_states", "part_of_pair", "write_target"]
 
@@ -61,7 +61,7 @@ def part_of_pair(pair: str, request: ScoreRequest, states: Path, warm: WarmModel
 
 def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> None:
     """Write the states before all response tokens, and the head, to the file `states`."""
-    from probes.scorers.torch_forward import TrainerOptions, prepare_forward_pass
+    from foreshock_probes.scorers.torch_forward import TrainerOptions, prepare_forward_pass
 
     options, rollouts = parse_options(TrainerOptions, request), request.rollouts
     if options.truncation == "apply":
@@ -87,9 +87,9 @@ def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, re
 
     Raises NotReproducedError if the log-probs that vLLM returns are not those of the observed logits.
     """
-    from probes.scorers.vllm_arguments import VllmOptions
-    from probes.scorers.vllm_engine import prepare_engine
-    from probes.scorers.vllm_prefill import prompt_log_probs
+    from foreshock_probes.scorers.vllm_arguments import VllmOptions
+    from foreshock_probes.scorers.vllm_engine import prepare_engine
+    from foreshock_probes.scorers.vllm_prefill import prompt_log_probs
 
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
     if options.tensor_parallel_size != 1:

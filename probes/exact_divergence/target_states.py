@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from probes.exact_divergence.logit_sources import LogitSource
+from foreshock_probes.exact_divergence.logit_sources import LogitSource
 
 __all__ = ["TargetStates", "open_states", "write_states"]
 

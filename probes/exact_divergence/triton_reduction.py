@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from probes.exact_divergence.reduction import SUMS, TileSums
+from foreshock_probes.exact_divergence.reduction import SUMS, TileSums
 
 __all__ = ["BLOCK", "TritonReduction", "reduce_rows"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from foreshock.layer_divergence import LayerComparison, compared_layers, count_groups
 from foreshock.rollouts import decode_rollouts
-from probes.engines.protocol import ScoreCommand
-from probes.layer_divergence.states import ScorerDistances
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.layer_divergence.states import ScorerDistances
 
 __all__ = ["compare_layers"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from probes.layer_divergence.states import ScorerDistances, compare_with_file, write_file
-from probes.scorers.request import Report, ScoreRequest, WarmModel
-from probes.scorers.table import scorer_named
+from foreshock_probes.layer_divergence.states import ScorerDistances, compare_with_file, write_file
+from foreshock_probes.scorers.request import Report, ScoreRequest, WarmModel
+from foreshock_probes.scorers.table import scorer_named
 
 __all__ = ["part_of_comparison"]
 

@@ -21,8 +21,8 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.layer_divergence import DistanceSums, state_distances
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import NOISE_FLOOR_VARIANT
-from probes.scorers.request import Report, UnsupportedScoreError
-from probes.scorers.tokens import known_states
+from foreshock_probes.scorers.request import Report, UnsupportedScoreError
+from foreshock_probes.scorers.tokens import known_states
 
 __all__ = [
     "HiddenStates",

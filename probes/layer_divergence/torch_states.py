@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from probes.layer_divergence.states import Observe
-from probes.scorers.forward_pass import TokenBatch, precision
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.tokens import known_states, tokens_of_states
-from probes.scorers.torch_forward import (
+from foreshock_probes.layer_divergence.states import Observe
+from foreshock_probes.scorers.forward_pass import TokenBatch, precision
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.tokens import known_states, tokens_of_states
+from foreshock_probes.scorers.torch_forward import (
     ForwardPass,
     TrainerOptions,
     bfloat16_options,

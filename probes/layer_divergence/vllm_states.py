@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probes.layer_divergence.states import Observe, StatesMissingError
-from probes.scorers.composition import Composition, compose
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
-from probes.scorers.vllm_arguments import VllmOptions
-from probes.scorers.vllm_engine import prepare_engine
+from foreshock_probes.layer_divergence.states import Observe, StatesMissingError
+from foreshock_probes.scorers.composition import Composition, compose
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
+from foreshock_probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
+from foreshock_probes.scorers.vllm_arguments import VllmOptions
+from foreshock_probes.scorers.vllm_engine import prepare_engine
 
 __all__ = ["SequencePlaces", "VllmStates", "prefill_states"]
 

@@ -11,8 +11,8 @@ from foreshock.measures.routing import measure_routing
 from foreshock.rollouts import RolloutBatch
 from foreshock.routing import RECORDING_SCORERS, RoutingComparison
 from foreshock.scorers import SCORERS
-from probes.routing.recorded import RecordedRoutes, write_routes
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.routing.recorded import RecordedRoutes, write_routes
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 
 __all__ = ["RoutesDifferError", "compare_routes", "record_routes"]
 

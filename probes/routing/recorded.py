@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import UNKNOWN_EXPERT
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["MOST_ROUTES_BYTES", "RecordedRoutes", "empty_routes", "read_routes", "write_routes"]
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probes.routing.recorded import RecordedRoutes, empty_routes
-from probes.scorers.forward_pass import TokenBatch
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.torch_forward import (
+from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes
+from foreshock_probes.scorers.forward_pass import TokenBatch
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.torch_forward import (
     TrainerOptions,
     bfloat16_options,
     float32_options,

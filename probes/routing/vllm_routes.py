@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.scorers import REFERENCE
-from probes.routing.recorded import RecordedRoutes, empty_routes
-from probes.scorers.composition import compose
-from probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from probes.scorers.tokens import sequence, sequence_lengths
-from probes.scorers.vllm_arguments import VllmOptions
-from probes.scorers.vllm_engine import VllmEngine, prepare_engine
-from probes.scorers.vllm_prefill import prompt_log_probs
+from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes
+from foreshock_probes.scorers.composition import compose
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
+from foreshock_probes.scorers.tokens import sequence, sequence_lengths
+from foreshock_probes.scorers.vllm_arguments import VllmOptions
+from foreshock_probes.scorers.vllm_engine import VllmEngine, prepare_engine
+from foreshock_probes.scorers.vllm_prefill import prompt_log_probs
 
 __all__ = ["VllmRoutes", "record"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["Composition", "compose", "compose_by_length"]
 

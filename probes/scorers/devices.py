@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from probes.scorers.request import TooFewDevicesError
+from foreshock_probes.scorers.request import TooFewDevicesError
 
 __all__ = ["check_devices", "cores_of_ranks", "device_count"]
 

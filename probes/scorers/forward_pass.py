@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
-from probes.scorers.processed_logits import LogitProcessing
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.tokens import sequences
+from foreshock_probes.scorers.processed_logits import LogitProcessing
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.tokens import sequences
 
 __all__ = [
     "TokenBatch",

@@ -19,11 +19,11 @@ from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch
-from probes.scorers.composition import compose
-from probes.scorers.request import Options, Report, Scored, ScoreRequest, UnsupportedScoreError, parse_options
-from probes.scorers.sampling import logged_distribution
-from probes.scorers.tokens import check_tokens, sequence, sequence_lengths
-from probes.settings import load_settings
+from foreshock_probes.scorers.composition import compose
+from foreshock_probes.scorers.request import Options, Report, Scored, ScoreRequest, UnsupportedScoreError, parse_options
+from foreshock_probes.scorers.sampling import logged_distribution
+from foreshock_probes.scorers.tokens import check_tokens, sequence, sequence_lengths
+from foreshock_probes.settings import load_settings
 
 __all__ = ["HeldModel", "Server", "ServerOptions", "check_weights", "score_with_server", "value_of"]
 

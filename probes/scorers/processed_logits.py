@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from probes.scorers.sampling import LoggedDistribution
+from foreshock_probes.scorers.sampling import LoggedDistribution
 
 __all__ = ["LogitProcessing"]
 

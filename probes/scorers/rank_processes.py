@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from foreshock.errors import ForeshockError
-from probes.engines.environment import hold_this_process
-from probes.scorers.devices import cores_of_ranks
-from probes.scorers.request import Report, WarmModel
+from foreshock_probes.engines.environment import hold_this_process
+from foreshock_probes.scorers.devices import cores_of_ranks
+from foreshock_probes.scorers.request import Report, WarmModel
 
 __all__ = ["Handle", "Rank", "RankError", "RankProcesses"]
 

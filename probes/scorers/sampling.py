@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["LoggedDistribution", "Truncation", "divisors", "logged_distribution", "sampled_temperature"]
 

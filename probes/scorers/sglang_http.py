@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.scorers.http_server import HeldModel, Server, score_with_server, value_of
-from probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.http_server import HeldModel, Server, score_with_server, value_of
+from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 
 __all__ = ["score"]
 

@@ -1,7 +1,7 @@
 """Forward passes of a model that is divided among several processes: the option `shards` of torch's scorers.
 
-The processes share the parameters (`probes.scorers.sharded_model`) and divide the batches: each computes every n-th
-one, with the same composition and the same operations as an undivided model.
+The processes share the parameters (`foreshock_probes.scorers.sharded_model`) and divide the batches: each computes
+every n-th one, with the same composition and the same operations as an undivided model.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from probes.scorers.devices import check_devices
-from probes.scorers.forward_pass import TokenBatch, check_logits, head_in, logits_fit, precision
-from probes.scorers.rank_processes import Rank, RankProcesses
-from probes.scorers.request import Report, Scored, ScoreRequest, WarmModel
-from probes.scorers.sharded_model import load_sharded_model
-from probes.scorers.torch_forward import ForwardPass, TrainerOptions, prepare_forward_pass, score_batch, uses_gpu
+from foreshock_probes.scorers.devices import check_devices
+from foreshock_probes.scorers.forward_pass import TokenBatch, check_logits, head_in, logits_fit, precision
+from foreshock_probes.scorers.rank_processes import Rank, RankProcesses
+from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel
+from foreshock_probes.scorers.sharded_model import load_sharded_model
+from foreshock_probes.scorers.torch_forward import (
+    ForwardPass,
+    TrainerOptions,
+    prepare_forward_pass,
+    score_batch,
+    uses_gpu,
+)
 
 __all__ = ["score_on_ranks"]
 

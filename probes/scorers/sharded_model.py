@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from probes.scorers.checkpoint_tensors import CheckpointTensors
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.checkpoint_tensors import CheckpointTensors
+from foreshock_probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["load_sharded_model"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from foreshock.scorers import ENGINES, EXACT_PAIRS, scorers_by_layer
 from foreshock.scorers import SCORERS as TABLE
-from probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.settings import load_settings
+from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.settings import load_settings
 
 if TYPE_CHECKING:
-    from probes.layer_divergence.states import HiddenStates
+    from foreshock_probes.layer_divergence.states import HiddenStates
 
 __all__ = ["SCORERS", "ImplementedScorer", "installed_scorers", "offered_pairs", "scorer_named"]
 

@@ -22,11 +22,11 @@ from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch
-from probes.fingerprints import score_fingerprint
-from probes.scorers.composition import Composition, compose, compose_by_length
-from probes.scorers.forward_pass import TokenBatch, check_packing, head_in, load_model, next_token_log_probs
-from probes.scorers.processed_logits import LogitProcessing
-from probes.scorers.request import (
+from foreshock_probes.fingerprints import score_fingerprint
+from foreshock_probes.scorers.composition import Composition, compose, compose_by_length
+from foreshock_probes.scorers.forward_pass import TokenBatch, check_packing, head_in, load_model, next_token_log_probs
+from foreshock_probes.scorers.processed_logits import LogitProcessing
+from foreshock_probes.scorers.request import (
     Options,
     Report,
     Scored,
@@ -35,8 +35,8 @@ from probes.scorers.request import (
     WarmModel,
     parse_options,
 )
-from probes.scorers.sampling import LoggedDistribution, Truncation, logged_distribution
-from probes.scorers.tokens import check_tokens, sequence_lengths
+from foreshock_probes.scorers.sampling import LoggedDistribution, Truncation, logged_distribution
+from foreshock_probes.scorers.tokens import check_tokens, sequence_lengths
 
 __all__ = [
     "ForwardOptions",
@@ -241,7 +241,7 @@ def run_forward_pass(
 
 def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
     if options.shards > 1:
-        from probes.scorers.sharded_forward import score_on_ranks  # which uses this module
+        from foreshock_probes.scorers.sharded_forward import score_on_ranks  # which uses this module
 
         return score_on_ranks(request, options, warm, report)
     return run_forward_pass(prepare_forward_pass(request, options, warm), request.rollouts, options, report)

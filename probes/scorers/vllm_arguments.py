@@ -13,9 +13,9 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from probes.scorers.devices import check_devices, cores_of_ranks
-from probes.scorers.request import Options, UnsupportedScoreError
-from probes.scorers.tokens import model_configuration, vocabulary_size
+from foreshock_probes.scorers.devices import check_devices, cores_of_ranks
+from foreshock_probes.scorers.request import Options, UnsupportedScoreError
+from foreshock_probes.scorers.tokens import model_configuration, vocabulary_size
 
 __all__ = ["BYTES_PER_LOGIT", "VllmOptions", "bind_ranks_to_cores", "engine_arguments"]
 
@@ -25,8 +25,8 @@ DEFAULT_LOGITS_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
 LARGEST_DEFAULT_STEP = 16_384
 SHORTEST_MODEL_LENGTH = 256
 # Loaded into every engine, so that one engine serves all of vLLM's scorers; it does nothing for other requests.
-FORCED_TOKENS = "probes.scorers.forced_tokens:ForcedTokens"
-WORKER_EXTENSION = "probes.scorers.vllm_worker.WorkerExtension"
+FORCED_TOKENS = "foreshock_probes.scorers.forced_tokens:ForcedTokens"
+WORKER_EXTENSION = "foreshock_probes.scorers.vllm_worker.WorkerExtension"
 
 
 class VllmOptions(Options):

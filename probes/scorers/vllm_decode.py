@@ -1,8 +1,8 @@
 """`vllm.decode`: the log-probs of vLLM's decode, with the logged tokens forced one at a time.
 
 The engine computes each token as it did when it sampled: the prompt in a prefill, then one token per step, over its
-KV cache. A logits processor forces the logged token (`probes.scorers.forced_tokens`); raw log-probs are taken before
-it. What remains different from sampling is the composition of the engine's batches.
+KV cache. A logits processor forces the logged token (`foreshock_probes.scorers.forced_tokens`); raw log-probs are
+taken before it. What remains different from sampling is the composition of the engine's batches.
 
 A temperature is applied as in `vllm.prefill`. `max_tokens` of a request is the length of its response, so rollouts
 leave the batch at the same step as when they were sampled.
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.scorers.composition import compose
-from probes.scorers.request import (
+from foreshock_probes.scorers.composition import compose
+from foreshock_probes.scorers.request import (
     Report,
     Scored,
     ScoreRequest,
     WarmModel,
     parse_options,
 )
-from probes.scorers.tokens import sequence, sequence_lengths
-from probes.scorers.vllm_arguments import VllmOptions
-from probes.scorers.vllm_engine import prepare_engine
+from foreshock_probes.scorers.tokens import sequence, sequence_lengths
+from foreshock_probes.scorers.vllm_arguments import VllmOptions
+from foreshock_probes.scorers.vllm_engine import prepare_engine
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -65,7 +65,7 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
 def _parameters(forced: list[int]) -> SamplingParams:
     from vllm import SamplingParams
 
-    from probes.scorers.forced_tokens import EXTRA_ARGUMENT
+    from foreshock_probes.scorers.forced_tokens import EXTRA_ARGUMENT
 
     return SamplingParams(
         temperature=0.0,

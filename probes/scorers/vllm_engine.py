@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from probes.fingerprints import score_fingerprint
-from probes.scorers.request import ReloadError, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.sampling import divisors, sampled_temperature
-from probes.scorers.tokens import check_tokens, sequence_lengths
-from probes.scorers.vllm_arguments import VllmOptions, bind_ranks_to_cores, engine_arguments
-from probes.scorers.vllm_weights import reload_and_verify
+from foreshock_probes.fingerprints import score_fingerprint
+from foreshock_probes.scorers.request import ReloadError, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.sampling import divisors, sampled_temperature
+from foreshock_probes.scorers.tokens import check_tokens, sequence_lengths
+from foreshock_probes.scorers.vllm_arguments import VllmOptions, bind_ranks_to_cores, engine_arguments
+from foreshock_probes.scorers.vllm_weights import reload_and_verify
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.scorers.composition import compose
-from probes.scorers.request import Report, Scored, ScoreRequest, WarmModel, parse_options
-from probes.scorers.tokens import sequence, sequence_lengths
-from probes.scorers.vllm_arguments import VllmOptions
-from probes.scorers.vllm_engine import prepare_engine
+from foreshock_probes.scorers.composition import compose
+from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel, parse_options
+from foreshock_probes.scorers.tokens import sequence, sequence_lengths
+from foreshock_probes.scorers.vllm_arguments import VllmOptions
+from foreshock_probes.scorers.vllm_engine import prepare_engine
 
 if TYPE_CHECKING:
     from vllm import RequestOutput

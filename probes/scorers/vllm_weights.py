@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from probes.scorers.checkpoint_tensors import CheckpointTensors
-from probes.scorers.request import ReloadError
+from foreshock_probes.scorers.checkpoint_tensors import CheckpointTensors
+from foreshock_probes.scorers.request import ReloadError
 
 __all__ = ["reload_and_verify", "verify_weights"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.errors import WeightsError
-from probes.weights_search.tensors import Tensor, digest_of_tensors, part_of, read_tensors, write_tensors
+from foreshock_probes.weights_search.tensors import Tensor, digest_of_tensors, part_of, read_tensors, write_tensors
 
 __all__ = ["Ingredients", "NotComparableError", "assemble", "read_ingredients", "why_not_comparable"]
 

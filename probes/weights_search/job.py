@@ -12,11 +12,11 @@ from foreshock.errors import WeightsError
 from foreshock.rollouts import decode_rollouts, decode_scores
 from foreshock.scorers import NOISE_FLOOR_VARIANT
 from foreshock.weights_search import WeightsSearch
-from probes.engines.process import EngineError
-from probes.engines.protocol import ScoreCommand
-from probes.weights import AnnouncedCheckpoint, Weights, WeightsLibrary
-from probes.weights_search.assembly import NotComparableError
-from probes.weights_search.search import Candidate, Searcher
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.weights import AnnouncedCheckpoint, Weights, WeightsLibrary
+from foreshock_probes.weights_search.assembly import NotComparableError
+from foreshock_probes.weights_search.search import Candidate, Searcher
 
 __all__ = ["search_weights"]
 

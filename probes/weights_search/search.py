@@ -26,8 +26,8 @@ from foreshock.errors import WeightsError
 from foreshock.measures.comparison import compare
 from foreshock.rollouts import RolloutBatch
 from foreshock.weights_search import WHOLE, WeightsReplay, WeightsSearch
-from probes.weights import Weights
-from probes.weights_search.assembly import (
+from foreshock_probes.weights import Weights
+from foreshock_probes.weights_search.assembly import (
     Ingredients,
     NotComparableError,
     assemble,

@@ -7,8 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from service.app import create_app
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.settings import Settings
 
 _METHODS: Final = ("get", "put", "post", "patch", "delete")
 _HEAD: Final = """# The HTTP API

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from service.platform.context import ServiceContext
-from service.platform.database.opening import existing_database
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
-from service.platform.store.opening import open_store
-from service.platform.upload_places import UploadPlaces
-from service.runs.rollouts.shards import PRELOAD
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.opening import existing_database
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.opening import open_store
+from foreshock_service.platform.upload_places import UploadPlaces
+from foreshock_service.runs.rollouts.shards import PRELOAD
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.tables import Run
+from foreshock_service.platform.database.tables import Run
 
 
 def run_called(session: Session, name: str) -> Run:

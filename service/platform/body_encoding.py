@@ -10,8 +10,8 @@ from typing import Protocol
 
 from starlette.types import Message, Receive
 
-from service.platform.body_limits import too_large
-from service.platform.problem import BodyRefused, ProblemError, UnsupportedMediaType
+from foreshock_service.platform.body_limits import too_large
+from foreshock_service.platform.problem import BodyRefused, ProblemError, UnsupportedMediaType
 
 if sys.version_info >= (3, 14):
     from compression import zstd

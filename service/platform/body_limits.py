@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from service.platform.media_types import media_type_of
-from service.platform.problem import BodyRefused, LimitExceeded, ProblemError, problem_response
-from service.platform.settings import Settings
+from foreshock_service.platform.media_types import media_type_of
+from foreshock_service.platform.problem import BodyRefused, LimitExceeded, ProblemError, problem_response
+from foreshock_service.platform.settings import Settings
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)

@@ -7,8 +7,8 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.platform.problem import BodyRefused, RequestTimeout, problem_response
-from service.platform.settings import Settings
+from foreshock_service.platform.problem import BodyRefused, RequestTimeout, problem_response
+from foreshock_service.platform.settings import Settings
 
 _CLOSE = {"Connection": "close"}
 

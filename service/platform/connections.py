@@ -11,16 +11,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.platform.problem import (
+from foreshock_service.platform.problem import (
     PROBLEM_MEDIA_TYPE,
     BadRequest,
     HeadersTooLarge,
     ProblemError,
     RequestTimeout,
 )
-from service.platform.stopping import Stopping
+from foreshock_service.platform.stopping import Stopping
 
-PROTOCOL = "service.platform.connections:BoundedProtocol"
+PROTOCOL = "foreshock_service.platform.connections:BoundedProtocol"
 """For uvicorn's `http`."""
 
 # What a header takes in memory beside its bytes, so that a million headers of one byte are not a million bytes.

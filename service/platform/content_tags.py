@@ -10,7 +10,7 @@ import hashlib
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.platform.etag import matches
+from foreshock_service.platform.etag import matches
 
 _API = "/v1/"
 _JSON = "application/json"

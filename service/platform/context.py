@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
-from service.platform.columnar.curve_memory import CurveMemory
-from service.platform.database.session import Database
-from service.platform.decoding.pool import DecoderPool
-from service.platform.events import EventBus
-from service.platform.ingest_rate import IngestRate
-from service.platform.keys.limits import KeyLimits
-from service.platform.keys.uses import KeyUses
-from service.platform.settings import Settings
-from service.platform.start_names import name_of_start
-from service.platform.stopping import Stopping
-from service.platform.store.tokens import TokenStore
-from service.platform.upload_places import UploadPlaces
+from foreshock_service.platform.columnar.curve_memory import CurveMemory
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.ingest_rate import IngestRate
+from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.keys.uses import KeyUses
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.start_names import name_of_start
+from foreshock_service.platform.stopping import Stopping
+from foreshock_service.platform.store.tokens import TokenStore
+from foreshock_service.platform.upload_places import UploadPlaces
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.problem_types import HOST_NOT_ALLOWED
-from service.platform.body_encoding import DecompressedBody, body_encoding
-from service.platform.body_limits import CountedBody, body_limit, refuse_unread
-from service.platform.keys.limits import KeyLimits
-from service.platform.path_segments import keep_encoded_slashes
-from service.platform.problem import InternalError, ProblemError, problem_response
-from service.platform.security import SAFE_METHODS, CrossSiteRefused
-from service.platform.settings import Settings
+from foreshock_service.platform.body_encoding import DecompressedBody, body_encoding
+from foreshock_service.platform.body_limits import CountedBody, body_limit, refuse_unread
+from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.path_segments import keep_encoded_slashes
+from foreshock_service.platform.problem import InternalError, ProblemError, problem_response
+from foreshock_service.platform.security import SAFE_METHODS, CrossSiteRefused
+from foreshock_service.platform.settings import Settings
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
-from service.platform.problem import PROBLEM_MEDIA_TYPE, ProblemDocument, ProblemError
-from service.platform.route_problems import Problems, problems_of
+from foreshock_service.platform.problem import PROBLEM_MEDIA_TYPE, ProblemDocument, ProblemError
+from foreshock_service.platform.route_problems import Problems, problems_of
 
 _REFERENCE = {"$ref": "#/components/schemas/ProblemDocument"}
 _UNCHANGED = {"description": "Unchanged since the answer whose ETag is in If-None-Match"}

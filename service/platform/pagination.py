@@ -11,8 +11,8 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Query
 from pydantic import BaseModel, Field
 
-from service.platform.problem import ProblemError
-from service.platform.schemas import LARGEST_INTEGER, is_storable_text
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.schemas import LARGEST_INTEGER, is_storable_text
 
 Item = TypeVar("Item")
 CursorKey = tuple[str | int, ...]

@@ -16,7 +16,7 @@ from starlette.datastructures import URLPath
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Scope
 
-from service.platform.security import SESSION_COOKIE
+from foreshock_service.platform.security import SESSION_COOKIE
 
 _BEARER = b"Bearer "
 _COOKIE = SESSION_COOKIE.encode()

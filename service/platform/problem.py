@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
-from service.platform.json_bodies import fault_of, syntax_fault
-from service.platform.logs.request_ids import current_request_id
-from service.platform.media_types import media_type_of
+from foreshock_service.platform.json_bodies import fault_of, syntax_fault
+from foreshock_service.platform.logs.request_ids import current_request_id
+from foreshock_service.platform.media_types import media_type_of
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 

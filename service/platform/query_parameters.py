@@ -7,7 +7,7 @@ from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.routing import APIRoute
 
 from foreshock.suggestions import did_you_mean
-from service.platform.problem import InvalidRequest, ProblemItem
+from foreshock_service.platform.problem import InvalidRequest, ProblemItem
 
 _API = "/v1/"
 _KEPT = "foreshock_query_parameters"

@@ -16,10 +16,10 @@ from typing import Any, get_type_hints
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from service.platform.body_encoding import InvalidBodyEncoding
-from service.platform.context import ServiceContext
-from service.platform.guards import HostNotAllowed
-from service.platform.problem import (
+from foreshock_service.platform.body_encoding import InvalidBodyEncoding
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.guards import HostNotAllowed
+from foreshock_service.platform.problem import (
     BadRequest,
     InternalError,
     InvalidRequest,
@@ -29,9 +29,9 @@ from service.platform.problem import (
     RequestTimeout,
     UnsupportedMediaType,
 )
-from service.platform.security import SAFE_METHODS, CrossSiteRefused
-from service.platform.storage_errors import DatabaseUnavailable, StorageFull, StorageUnavailable
-from service.platform.uploads import UploadIncomplete
+from foreshock_service.platform.security import SAFE_METHODS, CrossSiteRefused
+from foreshock_service.platform.storage_errors import DatabaseUnavailable, StorageFull, StorageUnavailable
+from foreshock_service.platform.uploads import UploadIncomplete
 
 Problems = frozenset[type[ProblemError]]
 

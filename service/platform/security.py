@@ -13,9 +13,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
-from service.platform.context import Context, ServiceContext
-from service.platform.database.tables import ApiKey
-from service.platform.keys.service import (
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.tables import ApiKey
+from foreshock_service.platform.keys.service import (
     Scope,
     find_key,
     find_key_by_secret,
@@ -23,9 +23,9 @@ from service.platform.keys.service import (
     is_valid,
     keys_exist,
 )
-from service.platform.logs.request_ids import current_request_id
-from service.platform.problem import ProblemError
-from service.platform.signing import SignedSession, session_hash, verify_session
+from foreshock_service.platform.logs.request_ids import current_request_id
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.signing import SignedSession, session_hash, verify_session
 
 SESSION_COOKIE = "foreshock_session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

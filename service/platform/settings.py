@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from sqlalchemy.engine import make_url
 
 from foreshock.errors import ConfigurationError
-from service.platform.notification_targets import NotificationTarget, web_address
+from foreshock_service.platform.notification_targets import NotificationTarget, web_address
 
 _MEBIBYTE = 1024 * 1024
 _MASK = "********"

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from service.platform.problem import ProblemError, problem_response
+from foreshock_service.platform.problem import ProblemError, problem_response
 
 _logger = logging.getLogger(__name__)
 _RETRY_AFTER = {"Retry-After": "30"}

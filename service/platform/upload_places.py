@@ -14,8 +14,8 @@ from typing import ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from service.platform.keys.limits import TooManyRequests
-from service.platform.problem import ProblemError
+from foreshock_service.platform.keys.limits import TooManyRequests
+from foreshock_service.platform.problem import ProblemError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -12,12 +12,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.context import ServiceContext
-from service.platform.media_types import media_type_of
-from service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
-from service.platform.store.temporaries import write_private
-from service.platform.store.tokens import TokenStore
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.media_types import media_type_of
+from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
+from foreshock_service.platform.store.temporaries import write_private
+from foreshock_service.platform.store.tokens import TokenStore
 
 _BLOCK_BYTES = 1 << 20
 SMALL_BODY_BYTES = 64 << 10

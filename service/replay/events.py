@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.runs.events import StepEvent
+from foreshock_service.runs.events import StepEvent
 
 
 @dataclass(frozen=True, slots=True)

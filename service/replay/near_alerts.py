@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
-from service.platform.database.tables import Alert
+from foreshock_service.platform.database.tables import Alert
 
 ALERT_WINDOW_STEPS = 10
 """Steps before and after an alert's own step that are near it. In an alarm, weights are wanted every ten steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreshock.model_kind import ModelKind
-from service.runs.step_key import StepKey
+from foreshock_service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Step
-from service.runs.attempts.service import resolve_step
-from service.runs.shard_schemas import AnswerOfStep, IncompleteStep
+from foreshock_service.platform.database.tables import Step
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.shard_schemas import AnswerOfStep, IncompleteStep
 
 Answer = TypeVar("Answer", bound=AnswerOfStep)
 

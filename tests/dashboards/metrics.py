@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from dashboards.generate import dashboards
-from service.platform.health.figures import exposed_names as service_names
-from service.present.exporter.families import FAMILIES, OF_COMPARISONS, OF_STEPS
+from foreshock_service.platform.health.figures import exposed_names as service_names
+from foreshock_service.present.exporter.families import FAMILIES, OF_COMPARISONS, OF_STEPS
 
 LABELS = {
     **{family.name + ("_total" if family.kind == "counter" else ""): set(family.labels) for family in FAMILIES},

@@ -25,9 +25,9 @@ from examples.tiny_rl.record import RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
 from foreshock import AdviceFeed, Client
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from probes.console import WorkerConsole
-from probes.settings import WorkerSettings
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.settings import WorkerSettings
+from foreshock_probes.worker import Worker
 from tests.monitoring import running_alertmanager, running_prometheus
 from tests.paths import PROMETHEUS, REPOSITORY
 from tests.service.postgres import start_postgres

@@ -24,8 +24,8 @@ from dashboards.generate import FOLDER, RULES, dashboards, stale_files
 from dashboards.layout import GRID_WIDTH
 from dashboards.panels import Panel
 from dashboards.queries import POSTGRESQL, PROMETHEUS, PromQuery, SqlQuery
-from service.platform.database.schema import upgrade
-from service.present.pages.endpoints import pages
+from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.present.pages.endpoints import pages
 from tests.dashboards.filling import filled
 from tests.dashboards.metrics import LABELS, METRIC, REASONS, metrics_without_panel
 from tests.monitoring import promtool

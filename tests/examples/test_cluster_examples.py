@@ -14,7 +14,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
-from probes.settings import WorkerSettings
+from foreshock_probes.settings import WorkerSettings
 from tests.paths import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples" / "cluster"

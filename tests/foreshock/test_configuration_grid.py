@@ -43,8 +43,8 @@ def test_default_grid_changes_one_thing_at_a_time_and_fits() -> None:
 
 
 def test_default_options_exist() -> None:
-    torch_forward = pytest.importorskip("probes.scorers.torch_forward")
-    vllm_arguments = pytest.importorskip("probes.scorers.vllm_arguments")
+    torch_forward = pytest.importorskip("foreshock_probes.scorers.torch_forward")
+    vllm_arguments = pytest.importorskip("foreshock_probes.scorers.vllm_arguments")
     options = {"torch.trainer": torch_forward.TrainerOptions, "vllm.prefill": vllm_arguments.VllmOptions}
     for cell in default_cells()[1:]:
         options[cell.scorer](**cell.options)

@@ -107,7 +107,12 @@ def test_score_name_splits_into_scorer_and_variant() -> None:
 
 def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Scorer(
-        "other.prefill", "another engine", 2, SCORERS["vllm.prefill"].place, "other", "probes.scorers.other:score"
+        "other.prefill",
+        "another engine",
+        2,
+        SCORERS["vllm.prefill"].place,
+        "other",
+        "foreshock_probes.scorers.other:score",
     )
     monkeypatch.setitem(SCORERS, row.name, row)
     assert row.name in available_scorers()

@@ -14,8 +14,8 @@ import pytest
 from foreshock import Client
 from foreshock.client.settings import FROM_ENVIRONMENT
 from foreshock.setting_names import setting_names, unknown_settings
-from probes.settings import WorkerSettings
-from service.platform.settings import Settings
+from foreshock_probes.settings import WorkerSettings
+from foreshock_service.platform.settings import Settings
 from tests.paths import REPOSITORY
 from tests.ports import free_port
 

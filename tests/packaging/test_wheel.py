@@ -37,7 +37,16 @@ def run(*command: str | Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # A copy, because a build leaves files in its folder.
-    for package in ("foreshock", "service", "probes", "migrations", "benchmarks", "dashboards", "examples", "scripts"):
+    for package in (
+        "foreshock",
+        "foreshock_service",
+        "foreshock_probes",
+        "migrations",
+        "benchmarks",
+        "dashboards",
+        "examples",
+        "scripts",
+    ):
         ignored = shutil.ignore_patterns("__pycache__", "recorded", "results")
         shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
@@ -70,7 +79,11 @@ def install(binaries: Path, requirement: str) -> None:
 def test_wheel_holds_the_three_packages_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name.split("/")[0] for name in archive.namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == {"foreshock", "service", "probes"}
+    assert {name for name in names if not name.endswith(".dist-info")} == {
+        "foreshock",
+        "foreshock_service",
+        "foreshock_probes",
+    }
 
 
 def test_base_install_needs_three_dependencies_and_imports_no_service_or_probes(
@@ -80,7 +93,7 @@ def test_base_install_needs_three_dependencies_and_imports_no_service_or_probes(
         base_environment / "python",
         "-c",
         "import sys, foreshock; foreshock.Client, foreshock.AdviceFeed, foreshock.apply_scale;"
-        "above = {'torch', 'fastapi', 'sqlalchemy', 'pydantic', 'service', 'probes'};"
+        "above = {'torch', 'fastapi', 'sqlalchemy', 'pydantic', 'foreshock_service', 'foreshock_probes'};"
         "print(sorted({name.split('.')[0] for name in sys.modules} & above))",
         PWD=str(tmp_path),
     )

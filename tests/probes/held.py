@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from foreshock.fingerprint import Fingerprint
-from probes.engines.environment import EngineEnvironment, hold_this_process
+from foreshock_probes.engines.environment import EngineEnvironment, hold_this_process
 
 # On a CPU with a lower instruction set than the recorder's, kernels round differently, and a replay differs from the
 # logged values by as much as a mismatch of numerics: k3 is up to 2.7e-5 for the shipped run. With the weights of

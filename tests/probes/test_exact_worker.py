@@ -11,9 +11,9 @@ import pytest
 
 from foreshock.digests import weights_digest
 from foreshock.scorers import EXACT_PAIRS
-from probes.console import WorkerConsole
-from probes.engines.pool import EnginePool
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import ProbedRun, settings, start_run, worker_process
 from tests.probes.tiny import make_rollouts

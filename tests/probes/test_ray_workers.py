@@ -18,7 +18,7 @@ import pytest
 
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
-from probes.ray_workers import RayPlacement
+from foreshock_probes.ray_workers import RayPlacement
 from tests.ports import free_port
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import ProbedRun, start_run
@@ -94,8 +94,9 @@ def workers_on_ray(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `foreshock worker --ray` with two workers until the block ends."""
     command = [
-        sys.executable, "-m", "probes.commands", "--ray", "--workers", "2", "--accelerator-type", accelerator_type,
-        "--cpus-per-worker", "0.5", "--scorers", "torch.float32", "--name", "on-ray",
+        sys.executable, "-m", "foreshock_probes.commands", "--ray", "--workers", "2",
+        "--accelerator-type", accelerator_type, "--cpus-per-worker", "0.5",
+        "--scorers", "torch.float32", "--name", "on-ray",
     ]  # fmt: skip
     environment = {
         **os.environ, **_AUTHENTICATION, "RAY_ADDRESS": address, "FORESHOCK_URL": service.url,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foreshock.errors import ConfigurationError
-from probes.settings import load_settings
+from foreshock_probes.settings import load_settings
 
 
 def test_roots_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foreshock.clock import now_us
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
-from probes.weights import (
+from foreshock_probes.weights import (
     AnnouncedCheckpoint,
     UnknownRootError,
     WeightsGoneError,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from probes.work_folder import remove_left_folders, work_folder
+from foreshock_probes.work_folder import remove_left_folders, work_folder
 
 HOLD_UNTIL_KILLED = """
 import time
-from probes.work_folder import work_folder
+from foreshock_probes.work_folder import work_folder
 with work_folder() as folder:
     (folder / "rollouts.parquet").write_bytes(b"private")
     print(folder, flush=True)
@@ -83,7 +83,7 @@ def test_without_locks_a_worker_has_its_folder_and_removes_no_other(
     left = temporary_folder / "foreshock-worker-left"
     left.mkdir()
     make_old(left)
-    monkeypatch.setattr("probes.work_folder.fcntl.flock", refuse)
+    monkeypatch.setattr("foreshock_probes.work_folder.fcntl.flock", refuse)
     with work_folder() as own:
         assert set(temporary_folder.iterdir()) == {left, own}
     assert list(temporary_folder.iterdir()) == [left]

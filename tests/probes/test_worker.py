@@ -23,11 +23,11 @@ import pytest
 from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from probes.console import WorkerConsole
-from probes.engines.environment import EngineEnvironment, offered_environments
-from probes.engines.pool import EnginePool
-from probes.settings import WorkerSettings
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.environment import EngineEnvironment, offered_environments
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.settings import WorkerSettings
+from foreshock_probes.worker import Worker
 from tests.probes.conftest import LEASE_SECONDS, RunningService
 from tests.probes.tiny import make_rollouts, save_checkpoint
 
@@ -266,7 +266,7 @@ def worker_process(
         "FORESHOCK_LEASE_WAIT_SECONDS": "30",
         **environment,
     }
-    command = [sys.executable, "-m", "probes.commands", "--name", "the-first", "--scorers", ",".join(scorers)]
+    command = [sys.executable, "-m", "foreshock_probes.commands", "--name", "the-first", "--scorers", ",".join(scorers)]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=variables, stdout=sink, stderr=subprocess.STDOUT)
     try:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from foreshock_service.platform.problem import ProblemError
 from scripts.problem_types_page import PAGE, page
-from service.platform.problem import ProblemError
 
 
 def test_the_page_is_current() -> None:

@@ -14,13 +14,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.app import create_app
-from service.platform.database.schema import upgrade
-from service.platform.database.session import Database
-from service.platform.database.tables import Base
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
-from service.runs.rollouts.shards import PRELOAD
+from foreshock_service.app import create_app
+from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Base
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.rollouts.shards import PRELOAD
 from tests.service.postgres import PostgresCluster, start_postgres
 from tests.service.server import NO_CERTIFICATES, RunningServer
 

@@ -12,7 +12,7 @@ from types import TracebackType
 import uvicorn
 from fastapi import FastAPI
 
-from service.platform.connections import PROTOCOL
+from foreshock_service.platform.connections import PROTOCOL
 
 # A client makes one of its own else, and reads all certificates of the machine: 40 ms for each test.
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

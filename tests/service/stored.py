@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from service.platform.database.session import Database
-from service.platform.database.tables import Base
-from service.platform.settings import Settings
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Base
+from foreshock_service.platform.settings import Settings
 
 
 def count_rows(settings: Settings) -> dict[str, int]:

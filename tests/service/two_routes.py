@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
-from service.platform.database.session import Database
-from service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.service import Scope, create_key, new_secret
 
 # A parameter that only the declared route knows; it changes nothing where the run is named by its id.
 DECLARED = {"project": "any"}

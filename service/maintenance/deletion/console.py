@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.maintenance.context import maintenance_context
-from service.maintenance.deletion.rollouts import carry_out_deletions, steps_beyond, strip_step
-from service.maintenance.deletion.runs import delete_rows_of_deleted_runs
-from service.maintenance.run_names import run_called
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Shard, Step
-from service.platform.events import EventBus
-from service.platform.keys.service import Scope
-from service.platform.security import Principal
-from service.platform.settings import load_settings
-from service.replay.probes.removed_tokens import cancel_jobs_of_run
-from service.runs.deletions.deleted_ids import DeletedIds
-from service.runs.deletions.schemas import DeletionCreate
-from service.runs.deletions.service import request_deletion
-from service.runs.events import RunRemoved
-from service.runs.runs.service import delete_run
+from foreshock_service.maintenance.context import maintenance_context
+from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions, steps_beyond, strip_step
+from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
+from foreshock_service.maintenance.run_names import run_called
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Shard, Step
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.replay.probes.removed_tokens import cancel_jobs_of_run
+from foreshock_service.runs.deletions.deleted_ids import DeletedIds
+from foreshock_service.runs.deletions.schemas import DeletionCreate
+from foreshock_service.runs.deletions.service import request_deletion
+from foreshock_service.runs.events import RunRemoved
+from foreshock_service.runs.runs.service import delete_run
 
 
 @dataclass(frozen=True, slots=True)

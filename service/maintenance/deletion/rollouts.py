@@ -23,7 +23,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.maintenance.deletion.stripping import (
+from foreshock_service.maintenance.deletion.stripping import (
     StrippedFile,
     anonymise_summaries,
     deleted_in_summaries,
@@ -33,8 +33,8 @@ from service.maintenance.deletion.stripping import (
     strip_rollouts,
     strip_scores,
 )
-from service.platform.context import ServiceContext
-from service.platform.database.tables import (
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import (
     Deletion,
     ExactShard,
     MeasurementStatistics,
@@ -47,13 +47,13 @@ from service.platform.database.tables import (
     Step,
     StepLint,
 )
-from service.platform.store.names import exact_file_name, score_file_name, shard_file_name
-from service.platform.store.removals import give_up_files
-from service.platform.store.tokens import StoredFile
-from service.replay.probes.removed_tokens import cancel_jobs_of_step
-from service.runs.deletions.deleted_ids import DeletedIds
-from service.runs.runs.service import lock_run_for_background
-from service.runs.step_key import StepKey
+from foreshock_service.platform.store.names import exact_file_name, score_file_name, shard_file_name
+from foreshock_service.platform.store.removals import give_up_files
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.probes.removed_tokens import cancel_jobs_of_step
+from foreshock_service.runs.deletions.deleted_ids import DeletedIds
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
 
 _STEPS_AT_ONCE = 100
 _ROUND_SECONDS = 20.0

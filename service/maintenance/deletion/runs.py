@@ -17,10 +17,10 @@ from sqlalchemy import ColumnElement, CursorResult, Table, delete, select, tuple
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import table_of
-from service.platform.database.tables import Base, ExactShard, Lease, Probe, ProbeJob, Run, ScoreShard, Shard
-from service.platform.store.removals import give_up_files
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.tables import Base, ExactShard, Lease, Probe, ProbeJob, Run, ScoreShard, Shard
+from foreshock_service.platform.store.removals import give_up_files
 
 # A transaction is aimed at this length: a small upload waits for one of them at most.
 _TRANSACTION_SECONDS = 0.03

@@ -22,9 +22,9 @@ from foreshock.rollouts import (
     encode_rollouts,
     encode_scores,
 )
-from service.platform.decoding.limits import stored_limits
-from service.platform.store.tokens import StoredFile
-from service.runs.deletions.deleted_ids import DeletedIds
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.runs.deletions.deleted_ids import DeletedIds
 
 
 @dataclass(frozen=True, slots=True)

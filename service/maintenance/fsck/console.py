@@ -10,13 +10,13 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock.commands.progress import Progress
-from service.maintenance.context import maintenance_context
-from service.maintenance.fsck.service import Report, Request, check_store
-from service.platform.database.tables import Shard
-from service.platform.database.tables.exact import ExactShard
-from service.platform.database.tables.probes import ScoreShard
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import load_settings
+from foreshock_service.maintenance.context import maintenance_context
+from foreshock_service.maintenance.fsck.service import Report, Request, check_store
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.platform.database.tables.exact import ExactShard
+from foreshock_service.platform.database.tables.probes import ScoreShard
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import load_settings
 
 
 def fsck(request: Request, *, as_json: bool, decoders: DecoderPool | None = None) -> int:

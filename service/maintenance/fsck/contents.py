@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from foreshock.digests import rollout_set_digest
 from foreshock.rollouts import decode_exact, decode_rollouts, decode_scores
-from service.platform.decoding.limits import stored_limits
-from service.platform.store.tokens import StoredFile
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.store.tokens import StoredFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import Row, Select, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
-from service.platform.database.session import Database
-from service.platform.database.tables import Run, Shard
-from service.platform.database.tables.exact import ExactShard
-from service.platform.database.tables.probes import Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Run, Shard
+from foreshock_service.platform.database.tables.exact import ExactShard
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, ScoreShard
 
 _ROWS_AT_ONCE = 5_000
 

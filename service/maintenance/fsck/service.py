@@ -14,15 +14,15 @@ from functools import partial
 from typing import Literal
 
 from foreshock.errors import RolloutsError
-from service.maintenance.fsck.contents import read_contents
-from service.maintenance.fsck.repository import CataloguedFile, catalogued_files
-from service.platform.context import ServiceContext
-from service.platform.problem import ProblemError
-from service.platform.store.names import FileName, parse_name
-from service.platform.store.orphans import find_orphans
-from service.platform.store.tokens import ListedFile
-from service.runs.rollouts.service import set_file_bytes
-from service.runs.step_key import StepKey
+from foreshock_service.maintenance.fsck.contents import read_contents
+from foreshock_service.maintenance.fsck.repository import CataloguedFile, catalogued_files
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.store.names import FileName, parse_name
+from foreshock_service.platform.store.orphans import find_orphans
+from foreshock_service.platform.store.tokens import ListedFile
+from foreshock_service.runs.rollouts.service import set_file_bytes
+from foreshock_service.runs.step_key import StepKey
 
 Problem = Literal["missing", "damaged", "wrong size", "orphan"]
 

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from service.platform.audit.service import Actor, record
-from service.platform.database.opening import existing_database, is_missing, prepare_database, shown
-from service.platform.database.session import Database
-from service.platform.database.tables import ApiKey
-from service.platform.keys.service import (
+from foreshock_service.platform.audit.service import Actor, record
+from foreshock_service.platform.database.opening import existing_database, is_missing, prepare_database, shown
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey
+from foreshock_service.platform.keys.service import (
     Scope,
     create_key,
     describe,
@@ -26,7 +26,7 @@ from service.platform.keys.service import (
     revoke_key,
     rotate_key,
 )
-from service.platform.settings import load_settings
+from foreshock_service.platform.settings import load_settings
 
 _DAY_US = 86_400_000_000
 

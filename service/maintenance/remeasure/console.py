@@ -11,15 +11,15 @@ from functools import partial
 from foreshock.commands.progress import Progress
 from foreshock.errors import ConfigurationError
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.maintenance.context import maintenance_context
-from service.maintenance.remeasure import repository
-from service.maintenance.remeasure.repository import Choice
-from service.maintenance.remeasure.service import StepReport, check_step, remeasure_step
-from service.maintenance.run_names import run_called
-from service.platform.context import ServiceContext
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import load_settings
-from service.runs.step_key import StepKey
+from foreshock_service.maintenance.context import maintenance_context
+from foreshock_service.maintenance.remeasure import repository
+from foreshock_service.maintenance.remeasure.repository import Choice
+from foreshock_service.maintenance.remeasure.service import StepReport, check_step, remeasure_step
+from foreshock_service.maintenance.run_names import run_called
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)

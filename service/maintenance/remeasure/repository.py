@@ -9,8 +9,15 @@ from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.tables import MeasurementStatistics, Run, Shard, ShardStatistics, Step, measurements
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import (
+    MeasurementStatistics,
+    Run,
+    Shard,
+    ShardStatistics,
+    Step,
+    measurements,
+)
+from foreshock_service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)

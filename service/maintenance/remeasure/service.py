@@ -17,21 +17,21 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock.errors import ForeshockError
-from service.maintenance.remeasure import repository
-from service.platform.context import ServiceContext
-from service.platform.problem import ProblemError
-from service.replay.attribution.compute import AttributionResult, attribute_step
-from service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
-from service.replay.exact.service import remeasure_exact
-from service.runs.lint.judging import judge_step
-from service.runs.measurements.folding import fold_step
-from service.runs.rollouts.service import replace_shards, shards_of_step
-from service.runs.rollouts.shards import FoldedStep, MeasuredShard
-from service.runs.rollouts.token_files import TokenFile, measure_file
-from service.runs.runs.service import lock_run_for_background
-from service.runs.step_key import StepKey
-from service.runs.steps.closing import store_fold
-from service.runs.steps.service import is_closed
+from foreshock_service.maintenance.remeasure import repository
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
+from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
+from foreshock_service.replay.exact.service import remeasure_exact
+from foreshock_service.runs.lint.judging import judge_step
+from foreshock_service.runs.measurements.folding import fold_step
+from foreshock_service.runs.rollouts.service import replace_shards, shards_of_step
+from foreshock_service.runs.rollouts.shards import FoldedStep, MeasuredShard
+from foreshock_service.runs.rollouts.token_files import TokenFile, measure_file
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.closing import store_fold
+from foreshock_service.runs.steps.service import is_closed
 
 _TRIES = 5
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from foreshock.errors import ConfigurationError
-from service.maintenance.context import maintenance_context
-from service.maintenance.retention.rules import RetentionRules
-from service.maintenance.retention.service import purge
-from service.maintenance.run_names import run_called
-from service.platform.settings import load_settings
+from foreshock_service.maintenance.context import maintenance_context
+from foreshock_service.maintenance.retention.rules import RetentionRules
+from foreshock_service.maintenance.retention.service import purge
+from foreshock_service.maintenance.run_names import run_called
+from foreshock_service.platform.settings import load_settings
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, status
 
-from service.maintenance.retention import service
-from service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
-from service.platform.context import Context
-from service.platform.security import Administrator, Reader
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.maintenance.retention import service
+from foreshock_service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Administrator, Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/retention", tags=["retention"])
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Select, and_, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import (
+from foreshock_service.platform.database.tables import (
     Alert,
     Attribution,
     ExactShard,
@@ -19,8 +19,8 @@ from service.platform.database.tables import (
     Shard,
     Step,
 )
-from service.replay.probes.job_transitions import ENDED
-from service.runs.step_key import StepKey
+from foreshock_service.replay.probes.job_transitions import ENDED
+from foreshock_service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)

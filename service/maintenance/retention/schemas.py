@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.schemas import LARGEST_STEP
 
 
 class RetentionRulesBody(BaseModel):

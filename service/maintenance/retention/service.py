@@ -15,17 +15,17 @@ from functools import partial
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.maintenance.retention import repository
-from service.maintenance.retention.repository import RunRow
-from service.maintenance.retention.rules import RetentionRules, purged_steps
-from service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
-from service.platform.audit.service import record
-from service.platform.context import ServiceContext
-from service.platform.security import Principal
-from service.platform.settings import Settings
-from service.platform.store.removals import give_up_files
-from service.runs.runs.service import get_run, lock_run, lock_run_for_background
-from service.runs.step_key import StepKey
+from foreshock_service.maintenance.retention import repository
+from foreshock_service.maintenance.retention.repository import RunRow
+from foreshock_service.maintenance.retention.rules import RetentionRules, purged_steps
+from foreshock_service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.removals import give_up_files
+from foreshock_service.runs.runs.service import get_run, lock_run, lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
 
 _STEPS_AT_ONCE = 1_000
 _logger = logging.getLogger(__name__)

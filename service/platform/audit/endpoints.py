@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from service.platform.audit import service
-from service.platform.audit.schemas import AuditRead
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import Name
-from service.platform.security import Administrator
+from foreshock_service.platform.audit import service
+from foreshock_service.platform.audit.schemas import AuditRead
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.security import Administrator
 
 router = APIRouter(prefix="/v1/audit", tags=["audit"])
 

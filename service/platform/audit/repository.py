@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import AuditEntry
+from foreshock_service.platform.database.tables import AuditEntry
 
 
 def newest_first(

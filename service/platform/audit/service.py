@@ -9,16 +9,16 @@ from typing import Any, Protocol, cast
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.audit import repository
-from service.platform.audit.schemas import AuditRead
-from service.platform.database.dialect import insert_rows
-from service.platform.database.tables import AuditEntry
-from service.platform.identifiers import new_identifier
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.audit import repository
+from foreshock_service.platform.audit.schemas import AuditRead
+from foreshock_service.platform.database.dialect import insert_rows
+from foreshock_service.platform.database.tables import AuditEntry
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 
 
 class Author(Protocol):
-    """Who acts: `service.platform.security.Principal`, or an `Actor`."""
+    """Who acts: `foreshock_service.platform.security.Principal`, or an `Actor`."""
 
     @property
     def actor(self) -> str:

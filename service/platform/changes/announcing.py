@@ -11,7 +11,7 @@ from collections.abc import Callable
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.hooks import after_commit
+from foreshock_service.platform.database.hooks import after_commit
 
 CHANNEL = "foreshock_changes"
 

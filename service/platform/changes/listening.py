@@ -20,8 +20,8 @@ from psycopg import sql
 from sqlalchemy.engine import URL
 
 from foreshock.retry import Backoff
-from service.platform.changes.announcing import CHANNEL, announce
-from service.platform.database.engine import parse_database_url
+from foreshock_service.platform.changes.announcing import CHANNEL, announce
+from foreshock_service.platform.database.engine import parse_database_url
 
 _CONNECT_SECONDS = 5
 _HEARTBEAT_SECONDS = 15.0

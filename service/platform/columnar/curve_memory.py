@@ -14,8 +14,8 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
-from service.platform.columnar.formats import json_columns
-from service.platform.columnar.table import Column, ColumnTable, Labels
+from foreshock_service.platform.columnar.formats import json_columns
+from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
 
 # About ten curves of 20 measures over 10,000 steps, with their JSON.
 _MOST_BYTES = 64 << 20

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from service.platform.columnar.table import Column, ColumnTable, Labels
-from service.platform.problem import ProblemError
+from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
+from foreshock_service.platform.problem import ProblemError
 
 Kind = Literal["integer", "float", "boolean", "label"]
 _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from service.platform.content_tags import content_etag
-from service.platform.etag import matches
-from service.platform.response_encoding import compress
+from foreshock_service.platform.content_tags import content_etag
+from foreshock_service.platform.etag import matches
+from foreshock_service.platform.response_encoding import compress
 
 VARY = "Accept, Accept-Encoding"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.opening import is_missing, prepare_database, shown
-from service.platform.database.schema import known_revisions, newest_revision
-from service.platform.settings import load_settings
+from foreshock_service.platform.database.opening import is_missing, prepare_database, shown
+from foreshock_service.platform.database.schema import known_revisions, newest_revision
+from foreshock_service.platform.settings import load_settings
 
 
 def upgrade(revision: str | None) -> None:

@@ -20,8 +20,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from service.platform.database.planes import PlaneReader, Words, words_in_planes
-from service.platform.database.predictions import Float64, Int64, Place, Plan, predictions
+from foreshock_service.platform.database.planes import PlaneReader, Words, words_in_planes
+from foreshock_service.platform.database.predictions import Float64, Int64, Place, Plan, predictions
 
 __all__ = ["AFTER_ARRAYS", "derive_words", "restore_words"]
 

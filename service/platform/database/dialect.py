@@ -11,8 +11,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables.base import Base
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables.base import Base
 
 Row = Mapping[str, Any]
 _SERIALIZATION_FAILURE, _DEADLOCK = "40001", "40P01"

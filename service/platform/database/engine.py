@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.prepared import execute_text
+from foreshock_service.platform.database.prepared import execute_text
 
 _BUSY_TIMEOUT_MS = 30_000
 DEFAULT_CONNECTIONS = 60

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.orm import Session
 
 if TYPE_CHECKING:
-    from service.platform.database.session import Database
+    from foreshock_service.platform.database.session import Database
 
 _KEY = "foreshock.after_commit"
 _IN_CALLER = "foreshock.in_caller"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.engine import parse_database_url
+from foreshock_service.platform.database.engine import parse_database_url
 
 # Of file systems that have no locks; a service on one starts all the same.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})

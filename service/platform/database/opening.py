@@ -15,10 +15,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
-from service.platform.database.schema import current_revision, known_revisions, newest_revision, upgrade
-from service.platform.database.session import Database
-from service.platform.database.tables import Base
+from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
+from foreshock_service.platform.database.schema import current_revision, known_revisions, newest_revision, upgrade
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Base
 
 # A host that drops packets answers never; the operating system would wait for minutes.
 _CONNECT_SECONDS = "10"

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.statistics.blob import COMPRESSION_LEVEL, Blob
-from service.platform.database.derived_words import AFTER_ARRAYS, derive_words, restore_words
-from service.platform.database.planes import PlaneReader, Words, words_in_planes
+from foreshock_service.platform.database.derived_words import AFTER_ARRAYS, derive_words, restore_words
+from foreshock_service.platform.database.planes import PlaneReader, Words, words_in_planes
 
 # No text begins so, and no blob of an older release.
 _MARK = b"\xf5\xf7"

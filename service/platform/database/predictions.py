@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.statistics.histograms import BitGrid
-from service.platform.database.planes import Words
+from foreshock_service.platform.database.planes import Words
 
 __all__ = ["Float64", "Int64", "Place", "Plan", "predictions"]
 

@@ -1,7 +1,8 @@
 """The database's schema: upgrade it to the newest revision, and read the revision that it has.
 
-`python -m service.platform.database.schema draft "what changes"` writes the next migration into `migrations/versions`,
-from the difference between an empty, migrated SQLite database and the tables in `service/platform/database/tables`.
+`python -m foreshock_service.platform.database.schema draft "what changes"` writes the next migration into
+`migrations/versions`, from the difference between an empty, migrated SQLite database and the tables in
+`service/platform/database/tables`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from service.platform.database.engine import make_engine
+from foreshock_service.platform.database.engine import make_engine
 
 _SERVICE = Path(__file__).parents[2]
 # A wheel carries them inside the package `service`; in a checkout they are at the top of the repository.
@@ -83,5 +84,5 @@ def _draft(message: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] != "draft":
-        raise SystemExit('usage: python -m service.platform.database.schema draft "what changes"')
+        raise SystemExit('usage: python -m foreshock_service.platform.database.schema draft "what changes"')
     _draft(sys.argv[2])

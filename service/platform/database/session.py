@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 
 from foreshock.kill_points import passed
 from foreshock.retry import Backoff, retry
-from service.platform.database.dialect import is_retryable
-from service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
-from service.platform.database.hooks import run_after_commit, run_in_caller
-from service.platform.database.writer import GroupCommitWriter
-from service.platform.logs.tracing import span
+from foreshock_service.platform.database.dialect import is_retryable
+from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
+from foreshock_service.platform.database.hooks import run_after_commit, run_in_caller
+from foreshock_service.platform.database.writer import GroupCommitWriter
+from foreshock_service.platform.logs.tracing import span
 
 Result = TypeVar("Result")
 _MAX_ATTEMPTS = 5

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from foreshock.kill_points import passed
-from service.platform.database.hooks import run_after_commit
+from foreshock_service.platform.database.hooks import run_after_commit
 
 Result = TypeVar("Result")
 _LARGEST_BATCH = 64

@@ -7,8 +7,8 @@ import os
 import threading
 from multiprocessing.connection import Connection
 
-from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass, token_pass
-from service.platform.parent_process import end_with_parent
+from foreshock_service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass, token_pass
+from foreshock_service.platform.parent_process import end_with_parent
 
 # Uploads come first.
 _NICENESS = 10

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foreshock.rollouts import DecodeLimits
 
 if TYPE_CHECKING:
-    from service.platform.settings import Settings
+    from foreshock_service.platform.settings import Settings
 
 
 def decode_limits(settings: Settings) -> DecodeLimits:

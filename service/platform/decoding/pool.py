@@ -14,12 +14,12 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
-from service.platform.decoding.compiling import Compiler
-from service.platform.decoding.processes import DecoderProcesses, ProcessDied
-from service.platform.decoding.token_pass import COMPILED, chosen_token_pass, first_choice
-from service.platform.logs.tracing import span
-from service.platform.problem import ProblemError
-from service.platform.settings import Settings
+from foreshock_service.platform.decoding.compiling import Compiler
+from foreshock_service.platform.decoding.processes import DecoderProcesses, ProcessDied
+from foreshock_service.platform.decoding.token_pass import COMPILED, chosen_token_pass, first_choice
+from foreshock_service.platform.logs.tracing import span
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.settings import Settings
 
 _logger = logging.getLogger(__name__)
 Arguments = ParamSpec("Arguments")

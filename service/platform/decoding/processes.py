@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from service.platform.decoding.token_pass import TokenPassChoice, token_pass
-from service.platform.decoding.worker import prepare_process, run_with_alarm
+from foreshock_service.platform.decoding.token_pass import TokenPassChoice, token_pass
+from foreshock_service.platform.decoding.worker import prepare_process, run_with_alarm
 
 if TYPE_CHECKING:
-    from service.platform.settings import Settings
+    from foreshock_service.platform.settings import Settings
 
 Result = TypeVar("Result")
 

@@ -22,7 +22,7 @@ from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiling import one_at_a_time, package_folder
 
 if TYPE_CHECKING:
-    from service.platform.settings import Settings
+    from foreshock_service.platform.settings import Settings
 
 COMPILED = "compiled"
 FOR_NOW = "numpy for now: the first start of a release compiles the pass over tokens, which takes about a minute"
@@ -51,7 +51,7 @@ class TokenPassChoice:
 def chosen_token_pass(settings: Settings) -> TokenPassChoice:
     """Return the choice of the settings; the default folder is beside the package, else beside the token store."""
     # Only here: decoders do not need it, nor the settings.
-    from service.platform.store.opening import local_folder
+    from foreshock_service.platform.store.opening import local_folder
 
     folder = None
     if settings.compiled_folder:

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass
-from service.platform.garbage_collection import spare_collections
-from service.platform.parent_process import end_with_parent
+from foreshock_service.platform.decoding.token_pass import TokenPassChoice, prepare_token_pass
+from foreshock_service.platform.garbage_collection import spare_collections
+from foreshock_service.platform.parent_process import end_with_parent
 
 Result = TypeVar("Result")
 

@@ -10,8 +10,8 @@ from anyio import fail_after, to_thread
 from fastapi import APIRouter, Response, status
 from pydantic import BaseModel, Field
 
-from service.platform.context import Context, ServiceContext
-from service.platform.database.schema import current_revision, newest_revision
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.schema import current_revision, newest_revision
 
 router = APIRouter(tags=["health"])
 

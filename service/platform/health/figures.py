@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from foreshock.clock import now_us
-from service.platform.context import ServiceContext
-from service.platform.jobs.runner import JobRecord, JobRunner
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.jobs.runner import JobRecord, JobRunner
 
 _LOOK_SECONDS = 0.5
 # A minute of looks at the event loop.

@@ -13,13 +13,13 @@ from anyio import fail_after, to_thread
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 
-from service.platform.context import Context, ServiceContext
-from service.platform.health.endpoints import CHECK_SECONDS, Readiness, check_readiness
-from service.platform.health.figures import ServiceFigures, percentile, resident_bytes
-from service.platform.health.storage import BacklogRead, StorageRead, read_backlog, read_storage
-from service.platform.jobs.leases import all_jobs
-from service.platform.jobs.runner import process_name
-from service.platform.security import Administrator
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.health.endpoints import CHECK_SECONDS, Readiness, check_readiness
+from foreshock_service.platform.health.figures import ServiceFigures, percentile, resident_bytes
+from foreshock_service.platform.health.storage import BacklogRead, StorageRead, read_backlog, read_storage
+from foreshock_service.platform.jobs.leases import all_jobs
+from foreshock_service.platform.jobs.runner import process_name
+from foreshock_service.platform.security import Administrator
 
 Part = TypeVar("Part")
 router = APIRouter(tags=["health"])

@@ -11,10 +11,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.context import ServiceContext
-from service.platform.database.schema import current_revision, newest_revision
-from service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
-from service.platform.store.opening import is_folder, local_folder
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.schema import current_revision, newest_revision
+from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
+from foreshock_service.platform.store.opening import is_folder, local_folder
 
 # A client sends a sign of life at least every half a minute.
 _HEARD_SECONDS = 120

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import database_now_us, insert_if_absent
-from service.platform.database.tables import BackgroundJob
+from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
+from foreshock_service.platform.database.tables import BackgroundJob
 
 
 def claim(session: Session, names: Sequence[str], holder: str, interval_us: int, lease_us: int) -> list[str]:

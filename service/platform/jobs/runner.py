@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from foreshock.clock import now_us
-from service.platform.database.session import Database
-from service.platform.jobs import leases
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.jobs import leases
 
 LEASE_SECONDS = 15.0
 _STOP_SECONDS = 5.0

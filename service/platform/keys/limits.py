@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError
 
 # A key may save up this many seconds of its rate: a thousand trainers that are woken at once ask again at once.
 BURST_SECONDS = 5.0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent, table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import ApiKey, EndedSession, RetiredSecret
+from foreshock_service.platform.database.dialect import insert_if_absent, table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret
 
 # Asked for every request without a key: built once.
 _ANY = Prepared(select(table_of(ApiKey).c.id).limit(1))

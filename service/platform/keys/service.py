@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from service.platform.database.dialect import insert_if_absent
-from service.platform.database.tables import ApiKey
-from service.platform.identifiers import new_identifier
-from service.platform.keys import repository
+from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.tables import ApiKey
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.keys import repository
 
 KEY_PREFIX = "fsk_"
 

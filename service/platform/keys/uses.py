@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.session import Database
-from service.platform.keys import repository
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys import repository
 
 _LEAST_APART_US = 60_000_000
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from foreshock.errors import ConfigurationError
-from service.platform.logs.request_ids import current_request_id
-from service.platform.settings import load_settings
+from foreshock_service.platform.logs.request_ids import current_request_id
+from foreshock_service.platform.settings import load_settings
 
 # C0 and C1 control characters, line separators, and characters that change the direction of text.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

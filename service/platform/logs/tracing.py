@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.errors import ConfigurationError
 from foreshock.installing import install_command
-from service.platform.logs.request_ids import current_request_id
-from service.platform.settings import Settings
+from foreshock_service.platform.logs.request_ids import current_request_id
+from foreshock_service.platform.settings import Settings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -10,10 +10,10 @@ from typing import TypeVar
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Shard
-from service.platform.database.tables.exact import ExactShard
-from service.platform.database.tables.probes import ScoreShard
-from service.platform.store.names import FileName
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.platform.database.tables.exact import ExactShard
+from foreshock_service.platform.database.tables.probes import ScoreShard
+from foreshock_service.platform.store.names import FileName
 
 Item = TypeVar("Item")
 # SQLite allows 32,766 parameters of a statement.

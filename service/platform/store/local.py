@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from foreshock.errors import ConfigurationError
 from foreshock.kill_points import passed
-from service.platform.store.temporaries import TemporaryFiles
-from service.platform.store.tokens import ListedFile, TokenStore
+from foreshock_service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
 _TEMPORARY = "temporary"
 # A folder that a removal prunes at the same moment is made again.

@@ -24,8 +24,8 @@ from obstore.store import S3Store
 
 from foreshock.errors import ConfigurationError
 from foreshock.rollouts.sized_file import SizedFile
-from service.platform.store.temporaries import TemporaryFiles
-from service.platform.store.tokens import ListedFile, TokenStore
+from foreshock_service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20

@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
-from service.platform.settings import Settings
-from service.platform.store.local import LocalTokenStore
-from service.platform.store.tokens import TokenStore
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.tokens import TokenStore
 
 _S3 = "s3://"
 
@@ -19,7 +19,7 @@ def open_store(settings: Settings) -> TokenStore:
     if is_folder(settings):
         return LocalTokenStore(local_folder(settings))
     # Its client takes a tenth of a second to import.
-    from service.platform.store.objects import ObjectLocation, ObjectTokenStore
+    from foreshock_service.platform.store.objects import ObjectLocation, ObjectTokenStore
 
     bucket, prefix = ObjectLocation.of_url(settings.store_url)
     location = ObjectLocation(

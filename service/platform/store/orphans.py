@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from service.platform.database.session import Database
-from service.platform.settings import Settings
-from service.platform.store.catalogue import batches, files_in_catalogue
-from service.platform.store.names import parse_name
-from service.platform.store.removals import files_waiting
-from service.platform.store.tokens import ListedFile, TokenStore
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.catalogue import batches, files_in_catalogue
+from foreshock_service.platform.store.names import parse_name
+from foreshock_service.platform.store.removals import files_waiting
+from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
 _logger = logging.getLogger(__name__)
 _FILES_AT_ONCE = 5_000

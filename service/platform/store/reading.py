@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from foreshock.errors import RolloutsError
-from service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError
 
 
 class TokensGone(ProblemError):

@@ -15,10 +15,10 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.dialect import insert_if_absent
-from service.platform.database.session import Database
-from service.platform.database.tables import FileRemoval
-from service.platform.store.tokens import TokenStore
+from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import FileRemoval
+from foreshock_service.platform.store.tokens import TokenStore
 
 RemovalReason = Literal["retention", "deletion"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.store.temporaries import TemporaryFiles
 
 
 class StoredFile(Protocol):

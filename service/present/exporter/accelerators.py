@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from service.present.exporter.repository import ANY_ACCELERATOR
+from foreshock_service.present.exporter.repository import ANY_ACCELERATOR
 
 OTHER = "other"
 # Slugs of the names that drivers report (`foreshock.environment.device_slug`), and short names in use.

@@ -15,16 +15,16 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables import Run
-from service.platform.database.tables.probes import Attribution
-from service.present.exporter import families, repository
-from service.present.exporter.accelerators import Accelerators
-from service.present.exporter.exposition import Scrape, label_text
-from service.replay.workers.service import count_live_workers
-from service.watch.advice.service import states_of_runs
-from service.watch.risk.service import risks_of_runs
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Attribution
+from foreshock_service.present.exporter import families, repository
+from foreshock_service.present.exporter.accelerators import Accelerators
+from foreshock_service.present.exporter.exposition import Scrape, label_text
+from foreshock_service.replay.workers.service import count_live_workers
+from foreshock_service.watch.advice.service import states_of_runs
+from foreshock_service.watch.risk.service import risks_of_runs
 
 _BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
 _MODES = {mode: label_text(("mode",), (mode,)) for mode in ("shadow", "apply")}

@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from service.platform.context import Context
-from service.platform.health.figures import ServiceCollector
-from service.platform.response_encoding import compress
-from service.platform.security import Reader
-from service.present.exporter.collector import Collector
-from service.present.exporter.exposition import END, TEXT, choose_media_type
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.health.figures import ServiceCollector
+from foreshock_service.platform.response_encoding import compress
+from foreshock_service.platform.security import Reader
+from foreshock_service.present.exporter.collector import Collector
+from foreshock_service.present.exporter.exposition import END, TEXT, choose_media_type
 
 router = APIRouter(tags=["metrics"])
 _FORMATS = {

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import isfinite as _is_finite
 
-from service.present.exporter.families import FAMILIES, Family
+from foreshock_service.present.exporter.families import FAMILIES, Family
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 END = b"# EOF\n"

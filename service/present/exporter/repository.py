@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, and_, func, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW
-from service.platform.database.tables import (
+from foreshock_service.platform.database.tables import (
     AdviceAcknowledgement,
     Alert,
     Attempt,
@@ -18,8 +18,8 @@ from service.platform.database.tables import (
     Step,
     measurements,
 )
-from service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob
-from service.replay.probes.job_transitions import FAILURES, JobState
+from foreshock_service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob
+from foreshock_service.replay.probes.job_transitions import FAILURES, JobState
 
 # Shown for jobs that any worker may do.
 ANY_ACCELERATOR = "any"

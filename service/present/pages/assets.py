@@ -25,7 +25,11 @@ MEDIA_TYPES = {
 @cache
 def assets() -> dict[str, Traversable]:
     """Return every file that /static serves, by name."""
-    return {item.name: item for item in files("service.present.pages").joinpath("static").iterdir() if item.is_file()}
+    return {
+        item.name: item
+        for item in files("foreshock_service.present.pages").joinpath("static").iterdir()
+        if item.is_file()
+    }
 
 
 @cache

@@ -11,29 +11,35 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock.page_addresses import run_page_path
-from service.platform.context import Context, ServiceContext
-from service.platform.health.status import FiguresOfApp, service_state
-from service.platform.keys.service import Scope
-from service.platform.pagination import Cursor
-from service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
-from service.platform.schemas import NO_NUL, StepPath
-from service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
-from service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, compressed, digest_of, media_type_of
-from service.present.pages.presenters.alert_list import alerts_page
-from service.present.pages.presenters.axes import axes_of_run
-from service.present.pages.presenters.compare import compare_page, compared_figure
-from service.present.pages.presenters.corrections import corrections_part
-from service.present.pages.presenters.figures import run_plot, step_plot
-from service.present.pages.presenters.hardware import hardware_page
-from service.present.pages.presenters.rollout import rollout_columns, rollout_page
-from service.present.pages.presenters.run import run_page
-from service.present.pages.presenters.run_list import RunsQuery, runs_page
-from service.present.pages.presenters.service import service_page
-from service.present.pages.presenters.step import step_page, worst_tokens
-from service.present.pages.presenters.viewing import open_viewing
-from service.present.pages.rendering import PAGE_HEADERS, accepts_gzip, figure_response, json_response, page_response
-from service.present.pages.rules_endpoints import router as rules
-from service.present.pages.sessions import (
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.health.status import FiguresOfApp, service_state
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.pagination import Cursor
+from foreshock_service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
+from foreshock_service.platform.schemas import NO_NUL, StepPath
+from foreshock_service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
+from foreshock_service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, compressed, digest_of, media_type_of
+from foreshock_service.present.pages.presenters.alert_list import alerts_page
+from foreshock_service.present.pages.presenters.axes import axes_of_run
+from foreshock_service.present.pages.presenters.compare import compare_page, compared_figure
+from foreshock_service.present.pages.presenters.corrections import corrections_part
+from foreshock_service.present.pages.presenters.figures import run_plot, step_plot
+from foreshock_service.present.pages.presenters.hardware import hardware_page
+from foreshock_service.present.pages.presenters.rollout import rollout_columns, rollout_page
+from foreshock_service.present.pages.presenters.run import run_page
+from foreshock_service.present.pages.presenters.run_list import RunsQuery, runs_page
+from foreshock_service.present.pages.presenters.service import service_page
+from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
+from foreshock_service.present.pages.presenters.viewing import open_viewing
+from foreshock_service.present.pages.rendering import (
+    PAGE_HEADERS,
+    accepts_gzip,
+    figure_response,
+    json_response,
+    page_response,
+)
+from foreshock_service.present.pages.rules_endpoints import router as rules
+from foreshock_service.present.pages.sessions import (
     LONGEST_KEY,
     IngesterSession,
     OperatorSession,
@@ -45,14 +51,14 @@ from service.present.pages.sessions import (
     sign_in,
     sign_out,
 )
-from service.present.pages.view_models import LoginPage
-from service.runs.runs.addresses import RunIdentifier, RunOfPage
-from service.runs.runs.schemas import RunUpdate
-from service.runs.runs.service import get_run, update_run
-from service.watch.advice.schemas import OperatorDecisionCreate
-from service.watch.advice.service import operate
-from service.watch.alerts.endpoints import AlertIdentifier
-from service.watch.alerts.service import acknowledge, resolve
+from foreshock_service.present.pages.view_models import LoginPage
+from foreshock_service.runs.runs.addresses import RunIdentifier, RunOfPage
+from foreshock_service.runs.runs.schemas import RunUpdate
+from foreshock_service.runs.runs.service import get_run, update_run
+from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
+from foreshock_service.watch.advice.service import operate
+from foreshock_service.watch.alerts.endpoints import AlertIdentifier
+from foreshock_service.watch.alerts.service import acknowledge, resolve
 
 # Pages are for people, so the description of the API leaves them out.
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import Verdict, verdict_of
 from foreshock.severity import severity_rank
-from service.present.pages.figures.attribution import percent
-from service.present.pages.figures.specification import scientific
-from service.present.pages.step_models import Value
-from service.present.pages.view_models import Label, Moment, Tone
+from foreshock_service.present.pages.figures.attribution import percent
+from foreshock_service.present.pages.figures.specification import scientific
+from foreshock_service.present.pages.step_models import Value
+from foreshock_service.present.pages.view_models import Label, Moment, Tone
 
 DASH = "–"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.present.pages.view_models import Label, Moment, Plot, Tone
+from foreshock_service.present.pages.view_models import Label, Moment, Plot, Tone
 
 
 @dataclass(frozen=True, slots=True)

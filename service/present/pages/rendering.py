@@ -13,10 +13,10 @@ from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from service.platform.etag import matches
-from service.present.pages.assets import PLOTLY, REVALIDATE, address_of
-from service.present.pages.figures import Figure, Missing, sparkline
-from service.present.pages.view_models import Visitor
+from foreshock_service.platform.etag import matches
+from foreshock_service.present.pages.assets import PLOTLY, REVALIDATE, address_of
+from foreshock_service.present.pages.figures import Figure, Missing, sparkline
+from foreshock_service.present.pages.view_models import Visitor
 
 # Plotly sets style attributes on what it draws, and puts an empty <style> into the page, whose rules it adds by script:
 # the first hash is that of the empty text. The second is the style of its map library, which plotly.js 4 adds when it
@@ -56,7 +56,10 @@ PAGE_HEADERS = {
 def templates() -> Environment:
     """Return the template environment. Every value is escaped unless a template marks it as safe."""
     environment = Environment(
-        loader=PackageLoader("service.present.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("foreshock_service.present.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters["code"] = with_code
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.present.pages.step_models import StepMeasure
+from foreshock_service.present.pages.step_models import StepMeasure
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from foreshock.early_warning.rule_files import LARGEST_TEXT
 from foreshock.early_warning.threshold_rule import Effect
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
-from service.platform.context import Context, ServiceContext
-from service.platform.schemas import LARGEST_STEP
-from service.present.pages.presenters.rules import rules_page
-from service.present.pages.presenters.viewing import open_viewing
-from service.present.pages.rendering import PAGE_HEADERS, page_response
-from service.present.pages.sessions import OperatorSession, PageRoute, PageSession, ReaderSession
-from service.runs.runs.addresses import RunIdentifier, RunOfPage
-from service.runs.runs.service import get_run
-from service.watch.rules.editing import change_rule
-from service.watch.rules.service import set_rules
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.present.pages.presenters.rules import rules_page
+from foreshock_service.present.pages.presenters.viewing import open_viewing
+from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response
+from foreshock_service.present.pages.sessions import OperatorSession, PageRoute, PageSession, ReaderSession
+from foreshock_service.runs.runs.addresses import RunIdentifier, RunOfPage
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.watch.rules.editing import change_rule
+from foreshock_service.watch.rules.service import set_rules
 
 LONGEST_NAME = 100
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

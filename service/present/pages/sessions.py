@@ -12,10 +12,10 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from service.platform.context import Context, ServiceContext
-from service.platform.keys.service import Scope, end_session
-from service.platform.problem import ProblemError
-from service.platform.security import (
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.keys.service import Scope, end_session
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import (
     SESSION_COOKIE,
     AuthenticationRequired,
     CrossSiteRefused,
@@ -24,9 +24,9 @@ from service.platform.security import (
     authenticate,
     principal_of_secret,
 )
-from service.platform.signing import form_token, is_form_token, session_hash, sign_session, verify_session
-from service.present.pages.rendering import PAGE_HEADERS, page_response
-from service.present.pages.view_models import ProblemPage, Visitor
+from foreshock_service.platform.signing import form_token, is_form_token, session_hash, sign_session, verify_session
+from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response
+from foreshock_service.present.pages.view_models import ProblemPage, Visitor
 
 LONGEST_KEY = 200
 _bearer = HTTPBearer(auto_error=False)

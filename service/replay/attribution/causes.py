@@ -7,15 +7,15 @@ from sqlalchemy.orm import Session
 from foreshock.conclusions import AttributionEvidence, Conclusion, ConclusionKind, conclude_attribution
 from foreshock.interval_names import interval_name
 from foreshock.json_values import finite_or_none
-from service.replay.attribution import repository
-from service.replay.attribution.evidence import evidence_of
-from service.replay.attribution.schemas import AttributionDocument
-from service.replay.attribution.service import DRIFT_STEPS
-from service.replay.weights.service import find_search
-from service.runs.attempts.service import attempts_of_run
-from service.runs.findings.schemas import ConfidenceRead, FindingOfStep, FindingOfSteps
-from service.runs.findings.service import of_steps
-from service.runs.step_key import StepKey
+from foreshock_service.replay.attribution import repository
+from foreshock_service.replay.attribution.evidence import evidence_of
+from foreshock_service.replay.attribution.schemas import AttributionDocument
+from foreshock_service.replay.attribution.service import DRIFT_STEPS
+from foreshock_service.replay.weights.service import find_search
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.findings.schemas import ConfidenceRead, FindingOfStep, FindingOfSteps
+from foreshock_service.runs.findings.service import of_steps
+from foreshock_service.runs.step_key import StepKey
 
 MOST_STEPS = 200
 """Attributed steps of a run that are read, the newest: one takes about a millisecond."""

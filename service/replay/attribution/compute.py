@@ -27,12 +27,12 @@ from foreshock.measures.estimators.environment_links import (
 )
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS, score_name
-from service.replay.attribution.noise_floors import Floor
-from service.replay.probes.job_environments import run_fingerprints
-from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.scores.files import ScoreFiles, read_aligned_scores
-from service.replay.scores.preferred import environment_of, other_environments, preferred_scores
-from service.runs.measurements.folding import FoldedStatistics
+from foreshock_service.replay.attribution.noise_floors import Floor
+from foreshock_service.replay.probes.job_environments import run_fingerprints
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+from foreshock_service.replay.scores.files import ScoreFiles, read_aligned_scores
+from foreshock_service.replay.scores.preferred import environment_of, other_environments, preferred_scores
+from foreshock_service.runs.measurements.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
 

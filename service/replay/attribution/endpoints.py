@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, StepPath
-from service.platform.security import Reader
-from service.replay.attribution import service
-from service.replay.attribution.schemas import AttributionRead
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.shard_counts import with_shards
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader
+from foreshock_service.replay.attribution import service
+from foreshock_service.replay.attribution.schemas import AttributionRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 

@@ -16,7 +16,7 @@ from foreshock.interval_names import INTERVAL
 from foreshock.json_values import number_or_nan
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
-from service.replay.attribution.schemas import (
+from foreshock_service.replay.attribution.schemas import (
     AttributionDocument,
     EnvironmentLinkRead,
     ExactOfLink,

@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Run
-from service.platform.database.tables.probes import Attribution
-from service.runs.attempts.active_attempts import AttemptStart, is_active
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Attribution
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
+from foreshock_service.runs.step_key import StepKey
 
 _KEY = StepKey._fields
 

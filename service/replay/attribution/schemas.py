@@ -14,14 +14,14 @@ from foreshock.environment import Environment
 from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import METHOD, OLD_METHOD, Attribution, Link, SideBranch
-from service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
-from service.replay.attribution.noise_floors import Floor, excess_over_floors
-from service.replay.exact.schemas import ExactRead
-from service.replay.probes.declared_precision import declared_precision, precision_in_words
-from service.replay.scores.preferred import environment_of
-from service.replay.weights.schemas import WeightsSearchRead
-from service.runs.shard_schemas import AnswerOfStep
-from service.runs.step_key import StepKey
+from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
+from foreshock_service.replay.attribution.noise_floors import Floor, excess_over_floors
+from foreshock_service.replay.exact.schemas import ExactRead
+from foreshock_service.replay.probes.declared_precision import declared_precision, precision_in_words
+from foreshock_service.replay.scores.preferred import environment_of
+from foreshock_service.replay.weights.schemas import WeightsSearchRead
+from foreshock_service.runs.shard_schemas import AnswerOfStep
+from foreshock_service.runs.step_key import StepKey
 
 CALLED = "a 95 % interval only if `interval` says so"
 NAME_OF_INTERVAL = f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}"

@@ -20,37 +20,37 @@ from foreshock.clock import now_us
 from foreshock.conclusions import conclude_attribution
 from foreshock.digests import digest_of_json
 from foreshock.scorers import CHAIN, score_name
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Run
-from service.platform.database.tables.probes import Score
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.reading import TokensPurged
-from service.replay.attribution import repository
-from service.replay.attribution.compute import AttributionResult, attribute_step
-from service.replay.attribution.evidence import evidence_of
-from service.replay.attribution.schemas import (
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Score
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import TokensPurged
+from foreshock_service.replay.attribution import repository
+from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
+from foreshock_service.replay.attribution.evidence import evidence_of
+from foreshock_service.replay.attribution.schemas import (
     AttributionDocument,
     AttributionRead,
     ConclusionRead,
     ExactOfLink,
     ScoreSource,
 )
-from service.replay.events import ScoresPublished
-from service.replay.exact.service import exact_of_step
-from service.replay.probes.pinned_rollouts import PinnedRollouts
-from service.replay.probes.service import rollouts_of_step
-from service.replay.scores.files import ScoreFiles
-from service.replay.scores.published import files_of_score, newest_scores
-from service.replay.weights.schemas import WeightsSearchRead
-from service.replay.weights.service import find_search
-from service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
-from service.runs.events import MeasurementsChanged, StepClosed
-from service.runs.findings.service import mark_due
-from service.runs.measurements.service import store_measurements
-from service.runs.runs.service import get_run, lock_run_for_background
-from service.runs.step_key import StepKey
-from service.runs.steps.service import is_closed
+from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.replay.exact.service import exact_of_step
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
+from foreshock_service.replay.probes.service import rollouts_of_step
+from foreshock_service.replay.scores.files import ScoreFiles
+from foreshock_service.replay.scores.published import files_of_score, newest_scores
+from foreshock_service.replay.weights.schemas import WeightsSearchRead
+from foreshock_service.replay.weights.service import find_search
+from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
+from foreshock_service.runs.events import MeasurementsChanged, StepClosed
+from foreshock_service.runs.findings.service import mark_due
+from foreshock_service.runs.measurements.service import store_measurements
+from foreshock_service.runs.runs.service import get_run, lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.service import is_closed
 
 _logger = logging.getLogger(__name__)
 _TRIES = 5

@@ -10,10 +10,10 @@ import numpy as np
 from foreshock.errors import LimitExceededError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_exact, encode_exact
-from service.platform.store.tokens import StoredFile
-from service.replay.exact.files import read_exact
-from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.probes.upload_checks import (
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.exact.files import read_exact
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+from foreshock_service.replay.probes.upload_checks import (
     check_fingerprint,
     check_one_value_per_token,
     check_rollouts_are_new,

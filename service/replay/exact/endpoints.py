@@ -8,17 +8,17 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.scorers import EXACT_PAIRS
-from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, StepPath
-from service.platform.security import Reader, Worker
-from service.platform.uploads import PARQUET_BODY, received_upload
-from service.replay.exact import service, tokens
-from service.replay.exact.schemas import ExactAddress, ExactStepRead, ExactTokensRead
-from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from service.replay.leases.schemas import UploadReceipt
-from service.replay.probes.schemas import PairKey
-from service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader, Worker
+from foreshock_service.platform.uploads import PARQUET_BODY, received_upload
+from foreshock_service.replay.exact import service, tokens
+from foreshock_service.replay.exact.schemas import ExactAddress, ExactStepRead, ExactTokensRead
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.probes.schemas import PairKey
+from foreshock_service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))
 

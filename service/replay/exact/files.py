@@ -13,9 +13,9 @@ import numpy as np
 
 from foreshock.measures.exact import ExactMeasures, measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact
-from service.platform.decoding.limits import stored_limits
-from service.platform.store.tokens import StoredFile
-from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 
 
 def read_exact(file: StoredFile) -> ExactBatch:

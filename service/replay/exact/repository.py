@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent, upsert
-from service.platform.database.tables.exact import ExactDivergence, ExactShard
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import insert_if_absent, upsert
+from foreshock_service.platform.database.tables.exact import ExactDivergence, ExactShard
+from foreshock_service.runs.step_key import StepKey
 
 KEY = (
     "run_id",

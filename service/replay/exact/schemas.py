@@ -12,7 +12,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
 from foreshock.scorers import EXACT_PAIRS, ExactPair
-from service.platform.database.tables.exact import ExactDivergence
+from foreshock_service.platform.database.tables.exact import ExactDivergence
 
 
 @dataclass(frozen=True, slots=True)

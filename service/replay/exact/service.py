@@ -16,25 +16,31 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.scorers import EXACT_PAIRS
-from service.platform.context import ServiceContext
-from service.platform.database.tables.exact import ExactDivergence, ExactShard
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.names import exact_file_name
-from service.platform.store.reading import stored_file
-from service.platform.uploads import Upload
-from service.replay.exact import repository
-from service.replay.exact.checking import CheckedExact, check_exact
-from service.replay.exact.files import measure_files
-from service.replay.exact.schemas import ExactAddress, ExactMeasuresRead, ExactRead, ExactStepRead
-from service.replay.leases.schemas import UploadReceipt
-from service.replay.leases.service import check_held, find_lease, is_completed
-from service.replay.leases.shard_uploads import Check, ShardRow, ShardUpload, check_held_or_completed, store_shard
-from service.replay.probes.service import rollouts_of_probe, rollouts_of_step
-from service.runs.attempts.service import resolve_step
-from service.runs.runs.service import get_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables.exact import ExactDivergence, ExactShard
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.names import exact_file_name
+from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.platform.uploads import Upload
+from foreshock_service.replay.exact import repository
+from foreshock_service.replay.exact.checking import CheckedExact, check_exact
+from foreshock_service.replay.exact.files import measure_files
+from foreshock_service.replay.exact.schemas import ExactAddress, ExactMeasuresRead, ExactRead, ExactStepRead
+from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.service import check_held, find_lease, is_completed
+from foreshock_service.replay.leases.shard_uploads import (
+    Check,
+    ShardRow,
+    ShardUpload,
+    check_held_or_completed,
+    store_shard,
+)
+from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_of_step
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
 
 
 class ExactNotFound(ProblemError):

@@ -11,22 +11,22 @@ import numpy as np
 from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from foreshock.rollouts.parquet_row_groups import RolloutFile, find_exact
-from service.platform.columnar.reading import AnswerTooLarge
-from service.platform.context import ServiceContext
-from service.platform.decoding.limits import stored_limits
-from service.platform.security import Principal
-from service.platform.store.reading import TokensPurged, stored_file
-from service.platform.store.tokens import StoredFile
-from service.replay.exact import repository
-from service.replay.exact.files import align_exact, read_exact
-from service.replay.exact.schemas import ExactToken, ExactTokensRead
-from service.replay.exact.service import ExactNotFound, newest_exact
-from service.replay.probes.pinned_rollouts import PinnedRollouts
-from service.replay.probes.service import rollouts_of_step
-from service.runs.attempts.service import resolve_step
-from service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, largest
-from service.runs.rollouts.tokens import LARGEST_POSITION, RolloutNotFound
-from service.runs.runs.service import get_run
+from foreshock_service.platform.columnar.reading import AnswerTooLarge
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import TokensPurged, stored_file
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.exact import repository
+from foreshock_service.replay.exact.files import align_exact, read_exact
+from foreshock_service.replay.exact.schemas import ExactToken, ExactTokensRead
+from foreshock_service.replay.exact.service import ExactNotFound, newest_exact
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
+from foreshock_service.replay.probes.service import rollouts_of_step
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, largest
+from foreshock_service.runs.rollouts.tokens import LARGEST_POSITION, RolloutNotFound
+from foreshock_service.runs.runs.service import get_run
 
 _VALUES_OF_TOKEN = len(ExactToken.model_fields)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.platform.context import Context
-from service.platform.security import Reader
-from service.replay.hardware import service
-from service.replay.hardware.schemas import HardwareRead
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Reader
+from foreshock_service.replay.hardware import service
+from foreshock_service.replay.hardware.schemas import HardwareRead
 
 router = APIRouter(prefix="/v1", tags=["hardware"])
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Run
-from service.platform.database.tables.probes import Probe, ProbeJob, Score
-from service.replay.probes.job_transitions import JobState
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Score
+from foreshock_service.replay.probes.job_transitions import JobState
 
 ANY_ACCELERATOR = "any"
 

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import database_now_us
-from service.platform.security import Principal
-from service.replay.hardware import repository
-from service.replay.hardware.schemas import AcceleratorRead, HardwareRead, WorkerRead
-from service.replay.probes.job_transitions import JobState
-from service.replay.workers.service import count_live_workers, newest_workers
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.hardware import repository
+from foreshock_service.replay.hardware.schemas import AcceleratorRead, HardwareRead, WorkerRead
+from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.workers.service import count_live_workers, newest_workers
 
 _MOST_WORKERS = 500
 # Workers and probes name accelerators and devices freely.

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, status
 
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, StepPath
-from service.platform.security import Reader, Worker
-from service.replay.layers import service
-from service.replay.layers.schemas import LayersBody, LayersStepRead
-from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from service.replay.probes.schemas import PairKey
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader, Worker
+from foreshock_service.replay.layers import service
+from foreshock_service.replay.layers.schemas import LayersBody, LayersStepRead
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from foreshock_service.replay.probes.schemas import PairKey
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from foreshock.comparisons import comparison_name
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.layer_divergence import LayerComparison, names_of_places
-from service.platform.schemas import LARGEST_STEP, JsonObject, Step
-from service.replay.probes.schemas import ScorerName
+from foreshock_service.platform.schemas import LARGEST_STEP, JsonObject, Step
+from foreshock_service.replay.probes.schemas import ScorerName
 
 MOST_LAYERS = 1_000
 Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]

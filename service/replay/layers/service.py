@@ -6,16 +6,16 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import comparison_name
 from foreshock.layer_divergence import LAYERS_KIND, LayerComparison
-from service.platform.context import ServiceContext
-from service.platform.database.tables.probe_results import StoredLayerComparison
-from service.platform.database.tables.probes import Probe, ProbeJob
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.replay.layers.schemas import LayersBody, LayersRead, LayersStepRead
-from service.replay.leases.result_repository import ResultRepository
-from service.replay.leases.service import hold
-from service.runs.attempts.service import resolve_step
-from service.runs.runs.service import get_run
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables.probe_results import StoredLayerComparison
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.layers.schemas import LayersBody, LayersRead, LayersStepRead
+from foreshock_service.replay.leases.result_repository import ResultRepository
+from foreshock_service.replay.leases.service import hold
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.runs.service import get_run
 
 _RESULTS = ResultRepository(StoredLayerComparison)
 # Comparisons of a step that are looked at, newest first, and pairs that are shown.

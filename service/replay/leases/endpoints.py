@@ -1,6 +1,6 @@
 """HTTP: leases, in the order of a worker's requests: lease, rollouts, heartbeats, and fail.
 
-`service.replay.scores.endpoints` has the requests that send scores and complete the job.
+`foreshock_service.replay.scores.endpoints` has the requests that send scores and complete the job.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.context import Context
-from service.platform.security import Worker
-from service.replay.leases import service
-from service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRead, LeaseRequest, TokenBody
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Worker
+from foreshock_service.replay.leases import service
+from foreshock_service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRead, LeaseRequest, TokenBody
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import upsert
-from service.platform.database.tables.probe_results import StoredResult
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import upsert
+from foreshock_service.platform.database.tables.probe_results import StoredResult
+from foreshock_service.runs.step_key import StepKey
 
 Row = TypeVar("Row", bound=StoredResult)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from service.platform.schemas import Name
-from service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName, ScorerRequest
+from foreshock_service.platform.schemas import Name
+from foreshock_service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName, ScorerRequest
 
 Token = int
 

@@ -7,25 +7,32 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables import Run
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
-from service.platform.identifiers import new_identifier
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.reading import stored_file
-from service.replay.leases import repository
-from service.replay.leases.repository import JobKind
-from service.replay.leases.schemas import CheckpointRead, FailBody, LeasedJob, LeaseRead, LeaseRequest, RolloutsRead
-from service.replay.probes import job_transitions
-from service.replay.probes.job_environments import Fit, WantedEnvironment, fit, other_offers
-from service.replay.probes.job_transitions import ENDED, JobState, Outcome
-from service.replay.probes.pinned_rollouts import write_rollouts
-from service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
-from service.replay.probes.service import lock_jobs, rollouts_of_probe, running_leases
-from service.replay.workers.service import live_workers, record_worker, touch_worker
-from service.runs.runs.service import get_run
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.replay.leases import repository
+from foreshock_service.replay.leases.repository import JobKind
+from foreshock_service.replay.leases.schemas import (
+    CheckpointRead,
+    FailBody,
+    LeasedJob,
+    LeaseRead,
+    LeaseRequest,
+    RolloutsRead,
+)
+from foreshock_service.replay.probes import job_transitions
+from foreshock_service.replay.probes.job_environments import Fit, WantedEnvironment, fit, other_offers
+from foreshock_service.replay.probes.job_transitions import ENDED, JobState, Outcome
+from foreshock_service.replay.probes.pinned_rollouts import write_rollouts
+from foreshock_service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
+from foreshock_service.replay.probes.service import lock_jobs, rollouts_of_probe, running_leases
+from foreshock_service.replay.workers.service import live_workers, record_worker, touch_worker
+from foreshock_service.runs.runs.service import get_run
 
 _EXPIRED_AT_ONCE = 100
 # Heartbeats in the time of a lease: two in a row may be lost.

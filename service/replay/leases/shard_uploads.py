@@ -17,18 +17,18 @@ from sqlalchemy.orm import Session
 
 from foreshock.kill_points import passed
 from foreshock.rollouts import DecodeLimits
-from service.platform.context import ServiceContext
-from service.platform.database.tables.probes import Probe, ProbeJob
-from service.platform.decoding.limits import decode_limits
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.reading import present_file
-from service.platform.store.tokens import StoredFile
-from service.platform.uploads import Upload
-from service.replay.leases.schemas import UploadReceipt
-from service.replay.leases.service import check_held, find_lease, hold, is_completed
-from service.replay.probes.pinned_rollouts import PinnedRollouts
-from service.replay.probes.service import rollouts_of_probe
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.decoding.limits import decode_limits
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import present_file
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.platform.uploads import Upload
+from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
+from foreshock_service.replay.probes.service import rollouts_of_probe
 
 _TRIES = 5
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from foreshock.measures.comparison import compare
 from foreshock.rollouts import RolloutBatch
-from service.platform.store.tokens import StoredFile
-from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.scores.files import align_scores, read_scores
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+from foreshock_service.replay.scores.files import align_scores, read_scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, StepPath
-from service.platform.security import Reader
-from service.replay.matrix import service
-from service.replay.matrix.schemas import MatrixRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader
+from foreshock_service.replay.matrix import service
+from foreshock_service.replay.matrix.schemas import MatrixRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1", tags=["probes"])
 

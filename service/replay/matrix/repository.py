@@ -8,8 +8,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.configuration_grid import MATRIX_KIND
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
+from foreshock_service.runs.step_key import StepKey
 
 
 def newest_cells(session: Session, key: StepKey, most: int) -> list[tuple[Probe, ProbeJob]]:

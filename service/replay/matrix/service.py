@@ -15,22 +15,22 @@ from foreshock.configuration_grid import MOST_CELLS
 from foreshock.interval_names import interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.scorers import REFERENCE, SCORERS
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.reading import present_file
-from service.replay.matrix import repository
-from service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
-from service.replay.matrix.schemas import CellRead, MatrixRead, MismatchRead, PairRead
-from service.replay.probes.job_bundles import waiting_reason
-from service.replay.probes.job_transitions import JobState
-from service.replay.probes.pinned_rollouts import PinnedRollouts
-from service.replay.probes.service import rollouts_of_probe
-from service.replay.workers.service import live_workers
-from service.runs.attempts.service import resolve_step
-from service.runs.runs.service import get_run
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import present_file
+from foreshock_service.replay.matrix import repository
+from foreshock_service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
+from foreshock_service.replay.matrix.schemas import CellRead, MatrixRead, MismatchRead, PairRead
+from foreshock_service.replay.probes.job_bundles import waiting_reason
+from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
+from foreshock_service.replay.probes.service import rollouts_of_probe
+from foreshock_service.replay.workers.service import live_workers
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.runs.service import get_run
 
 # Cells of older rollouts and those on several kinds of hardware are read too.
 _MOST_READ = 4 * MOST_CELLS

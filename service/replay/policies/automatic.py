@@ -8,18 +8,18 @@ from functools import partial
 from sqlalchemy.orm import Session
 
 from foreshock.errors import InvalidRolloutsError
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.replay.policies import repository
-from service.replay.policies.schemas import ProbePolicyBody
-from service.replay.policies.service import Budget, budget_of, policy_of
-from service.replay.probes.job_transitions import JobState, cancel
-from service.replay.probes.schemas import ProbeCreate
-from service.replay.probes.service import create_probe, lock_jobs
-from service.runs.attempts.service import attempts_of_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.policies import repository
+from foreshock_service.replay.policies.schemas import ProbePolicyBody
+from foreshock_service.replay.policies.service import Budget, budget_of, policy_of
+from foreshock_service.replay.probes.job_transitions import JobState, cancel
+from foreshock_service.replay.probes.schemas import ProbeCreate
+from foreshock_service.replay.probes.service import create_probe, lock_jobs
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.step_key import StepKey
 
 UNFINISHED_AT_ONCE = 4
 """Automatic probes of a run that wait or run at the same time: a budget is exceeded by them at most."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.platform.context import Context
-from service.platform.security import Administrator, Reader
-from service.replay.policies import service
-from service.replay.policies.schemas import ProbePolicyBody, ProbePolicyRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Administrator, Reader
+from foreshock_service.replay.policies import service
+from foreshock_service.replay.policies.schemas import ProbePolicyBody, ProbePolicyRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
 

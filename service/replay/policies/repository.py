@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent
-from service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.replay.near_alerts import is_near_open_alert
-from service.replay.probes.job_transitions import JobState
-from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.replay.near_alerts import is_near_open_alert
+from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
+from foreshock_service.runs.step_key import StepKey
 
 
 def find(session: Session, run_id: str) -> ProbePolicy | None:

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.scorers import default_scorers
-from service.platform.schemas import LARGEST_STEP
-from service.replay.probes.schemas import Accelerator, ScorerRequest
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.replay.probes.schemas import Accelerator, ScorerRequest
 
 PolicyState = Literal["off", "active", "budget_spent"]
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.audit.service import record
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables import ProbePolicy
-from service.platform.security import Principal
-from service.replay.policies import repository
-from service.replay.policies.schemas import PolicyState, ProbePolicyBody, ProbePolicyRead
-from service.replay.probes.schemas import ProbeCreate
-from service.replay.probes.service import check_scorers
-from service.runs.runs.service import get_run, lock_run
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables import ProbePolicy
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.policies import repository
+from foreshock_service.replay.policies.schemas import PolicyState, ProbePolicyBody, ProbePolicyRead
+from foreshock_service.replay.probes.schemas import ProbeCreate
+from foreshock_service.replay.probes.service import check_scorers
+from foreshock_service.runs.runs.service import get_run, lock_run
 
 
 @dataclass(frozen=True, slots=True)

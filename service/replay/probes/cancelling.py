@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from service.platform.audit.service import record
-from service.platform.database.dialect import database_now_us
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.replay.probes.job_transitions import ENDED, JobState, cancel, state_of_probe
-from service.replay.probes.schemas import ProbeRead
-from service.replay.probes.service import get_probe, lock_jobs, running_leases, shown
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.probes.job_transitions import ENDED, JobState, cancel, state_of_probe
+from foreshock_service.replay.probes.schemas import ProbeRead
+from foreshock_service.replay.probes.service import get_probe, lock_jobs, running_leases, shown
 
 CANCELLED = "the probe was cancelled"
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response, status
 
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import LARGEST_STEP, Name
-from service.platform.security import Ingester, Reader
-from service.replay.probes import cancelling, service
-from service.replay.probes.schemas import ProbeCreate, ProbeRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import LARGEST_STEP, Name
+from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.replay.probes import cancelling, service
+from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1", tags=["probes"])
 ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]

@@ -10,13 +10,13 @@ from foreshock.routing import ROUTING_CAPABILITY, ROUTING_KIND
 from foreshock.scorers import EXACT_PAIRS, SCORERS
 from foreshock.weights_search import CAPABILITY as WEIGHTS_SEARCH
 from foreshock.weights_search import PROBE_KIND
-from service.platform.database.tables.probes import Probe, ProbeJob, Worker
-from service.platform.identifiers import new_identifier
-from service.replay.probes.job_environments import WantedEnvironment, names_in_words
-from service.replay.probes.job_ranks import Priority, set_priority
-from service.replay.probes.job_transitions import JobState
-from service.replay.probes.schemas import ScorerRequest
-from service.replay.workers.service import LIVE_MINUTES, offers_of
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Worker
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.replay.probes.job_environments import WantedEnvironment, names_in_words
+from foreshock_service.replay.probes.job_ranks import Priority, set_priority
+from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.schemas import ScorerRequest
+from foreshock_service.replay.workers.service import LIVE_MINUTES, offers_of
 
 # The kinds of probes that compare two scorers in one job and send no scores, with what their worker must offer.
 _OF_TWO_SCORERS = {LAYERS_KIND: LAYERS, ROUTING_KIND: ROUTING_CAPABILITY}

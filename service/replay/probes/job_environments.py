@@ -17,7 +17,7 @@ from foreshock.rollouts import BatchAttributes
 from foreshock.scorers import ENGINES, SCORERS
 
 if TYPE_CHECKING:  # Decoder processes, which know no database, import this module.
-    from service.platform.database.tables.probes import Worker
+    from foreshock_service.platform.database.tables.probes import Worker
 
 # The values of a request that name no environment: the run's own, required; and any, as the worker is.
 OF_RUN, ANY = "run", "any"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from service.platform.database.tables.probes import ProbeJob
+from foreshock_service.platform.database.tables.probes import ProbeJob
 
 HEAD_START_US = 24 * 3_600 * 1_000_000
 """The lead of a priority over the one below it, in microseconds of waiting."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from service.platform.database.tables.probes import Lease, ProbeJob
-from service.replay.probes.job_ranks import Priority, set_priority
+from foreshock_service.platform.database.tables.probes import Lease, ProbeJob
+from foreshock_service.replay.probes.job_ranks import Priority, set_priority
 
 LONGEST_REASON = 2_000
 

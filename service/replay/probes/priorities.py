@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from sqlalchemy.orm import Session
 
-from service.platform.audit.service import record
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Run
-from service.platform.database.tables.probes import Probe, ProbeJob
-from service.platform.security import Principal
-from service.replay.probes import repository
-from service.replay.probes.job_ranks import Priority, set_priority
-from service.replay.probes.job_transitions import JobState
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.probes import repository
+from foreshock_service.replay.probes.job_ranks import Priority, set_priority
+from foreshock_service.replay.probes.job_transitions import JobState
 
 _RAISED_AT_ONCE = 100
 

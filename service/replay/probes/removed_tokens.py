@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.replay.probes.job_transitions import ENDED, JobState, cancel
-from service.runs.events import RunRemoved
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.replay.probes.job_transitions import ENDED, JobState, cancel
+from foreshock_service.runs.events import RunRemoved
+from foreshock_service.runs.step_key import StepKey
 
 
 def cancel_jobs_of_run(session: Session, removed: RunRemoved) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 from sqlalchemy import Select, select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Checkpoint, Run
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.replay.near_alerts import is_near_open_alert
-from service.replay.probes.job_transitions import JobState
-from service.runs.attempts.active_attempts import AttemptStart, is_active
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import Checkpoint, Run
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.replay.near_alerts import is_near_open_alert
+from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
+from foreshock_service.runs.step_key import StepKey
 
 
 def find(session: Session, probe_id: str) -> Probe | None:

@@ -12,11 +12,11 @@ from foreshock.layer_divergence import LAYERS_KIND, LAYERS_ROLLOUTS
 from foreshock.routing import DEFAULT_PAIR, MOST_ROUTING_ROLLOUTS, ROUTING_KIND, ROUTING_ROLLOUTS
 from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
 from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
-from service.platform.database.tables.probes import Probe, ProbeJob
-from service.platform.schemas import AttemptNumber, JsonObject, Step
-from service.replay.probes.job_environments import names_in_words
-from service.replay.probes.job_ranks import Priority
-from service.replay.probes.job_transitions import JobState, state_of_probe
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.schemas import AttemptNumber, JsonObject, Step
+from foreshock_service.replay.probes.job_environments import names_in_words
+from foreshock_service.replay.probes.job_ranks import Priority
+from foreshock_service.replay.probes.job_transitions import JobState, state_of_probe
 
 ScorerName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")]
 VariantName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9_.-]*$")]

@@ -17,34 +17,34 @@ from foreshock.routing import RECORDING_SCORERS, ROUTING_KIND
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers, scorers_by_layer
 from foreshock.suggestions import did_you_mean
 from foreshock.weights_search import PROBE_KIND, interleaved
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us, insert_if_absent
-from service.platform.database.tables import Run, Shard
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from service.platform.identifiers import new_identifier
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.reading import present_file
-from service.replay.probes import repository
-from service.replay.probes.declared_precision import with_declared_precision
-from service.replay.probes.job_bundles import new_jobs, waiting_reason
-from service.replay.probes.job_environments import (
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
+from foreshock_service.platform.database.tables import Run, Shard
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import present_file
+from foreshock_service.replay.probes import repository
+from foreshock_service.replay.probes.declared_precision import with_declared_precision
+from foreshock_service.replay.probes.job_bundles import new_jobs, waiting_reason
+from foreshock_service.replay.probes.job_environments import (
     OF_RUN,
     WantedEnvironment,
     run_fingerprints,
     wanted_environments,
 )
-from service.replay.probes.job_transitions import ENDED, JobState, requeue
-from service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
-from service.replay.probes.priorities import change_priority, default_priority
-from service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
-from service.replay.workers.service import live_workers
-from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from service.runs.rollouts.service import removed_in_words, shards_of_step, shards_with_tokens
-from service.runs.runs.service import find_run, get_run
-from service.runs.step_key import StepKey
-from service.runs.steps.service import find_step
+from foreshock_service.replay.probes.job_transitions import ENDED, JobState, requeue
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
+from foreshock_service.replay.probes.priorities import change_priority, default_priority
+from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
+from foreshock_service.replay.workers.service import live_workers
+from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
+from foreshock_service.runs.rollouts.service import removed_in_words, shards_of_step, shards_with_tokens
+from foreshock_service.runs.runs.service import find_run, get_run
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.service import find_step
 
 _NAMED_CHECKPOINTS = 5
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch
-from service.platform.schemas import storable_json
+from foreshock_service.platform.schemas import storable_json
 
 
 def check_fingerprint(fingerprint: Fingerprint) -> None:

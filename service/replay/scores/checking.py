@@ -10,15 +10,15 @@ import numpy as np
 from foreshock.errors import LimitExceededError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, decode_scores, encode_scores
-from service.platform.store.tokens import StoredFile
-from service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from service.replay.probes.upload_checks import (
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+from foreshock_service.replay.probes.upload_checks import (
     check_fingerprint,
     check_one_value_per_token,
     check_rollouts_are_new,
     write_durably,
 )
-from service.replay.scores.files import read_scores
+from foreshock_service.replay.scores.files import read_scores
 
 
 @dataclass(frozen=True, slots=True)

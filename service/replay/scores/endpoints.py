@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Worker
-from service.platform.uploads import PARQUET_BODY, received_upload
-from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from service.replay.leases.schemas import TokenBody, UploadReceipt
-from service.replay.probes.schemas import ScorerName, VariantName
-from service.replay.scores import service
-from service.replay.scores.schemas import ScoreAddress
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Worker
+from foreshock_service.platform.uploads import PARQUET_BODY, received_upload
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from foreshock_service.replay.leases.schemas import TokenBody, UploadReceipt
+from foreshock_service.replay.probes.schemas import ScorerName, VariantName
+from foreshock_service.replay.scores import service
+from foreshock_service.replay.scores.schemas import ScoreAddress
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 

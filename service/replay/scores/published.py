@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from service.platform.context import ScoredShard
-from service.platform.database.tables.probes import Score
-from service.platform.store.tokens import TokenStore
-from service.replay.probes.job_environments import run_fingerprints
-from service.replay.scores import repository
-from service.replay.scores.files import ScoreFiles, read_aligned_scores
-from service.replay.scores.preferred import environment_of, preferred_scores
-from service.runs.attempts.service import find_attempt
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ScoredShard
+from foreshock_service.platform.database.tables.probes import Score
+from foreshock_service.platform.store.tokens import TokenStore
+from foreshock_service.replay.probes.job_environments import run_fingerprints
+from foreshock_service.replay.scores import repository
+from foreshock_service.replay.scores.files import ScoreFiles, read_aligned_scores
+from foreshock_service.replay.scores.preferred import environment_of, preferred_scores
+from foreshock_service.runs.attempts.service import find_attempt
+from foreshock_service.runs.step_key import StepKey
 
 
 def newest_scores(session: Session, key: StepKey) -> list[Score]:

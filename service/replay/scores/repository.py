@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent, table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables.probes import Score, ScoreShard
+from foreshock_service.platform.database.dialect import insert_if_absent, table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables.probes import Score, ScoreShard
 
 _scores = table_of(Score).c
 _ANY = Prepared(

@@ -15,26 +15,32 @@ from foreshock.clock import now_us
 from foreshock.configuration_grid import MATRIX_KIND
 from foreshock.kill_points import passed
 from foreshock.scorers import score_name
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.names import score_file_name
-from service.platform.uploads import Upload
-from service.replay.events import ScoresPublished
-from service.replay.exact.service import MeasuredPair, measure_job, publish_exact
-from service.replay.layers.service import publish_layers
-from service.replay.leases.schemas import UploadReceipt
-from service.replay.leases.service import find_lease, hold, is_completed
-from service.replay.leases.shard_uploads import Check, ShardRow, ShardUpload, check_held_or_completed, store_shard
-from service.replay.probes import job_transitions
-from service.replay.probes.job_bundles import scored_by
-from service.replay.routing.service import publish_routing
-from service.replay.scores import repository
-from service.replay.scores.checking import CheckedScores, check_scores
-from service.replay.scores.schemas import ScoreAddress
-from service.replay.weights.service import publish_search
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.names import score_file_name
+from foreshock_service.platform.uploads import Upload
+from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.replay.exact.service import MeasuredPair, measure_job, publish_exact
+from foreshock_service.replay.layers.service import publish_layers
+from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.service import find_lease, hold, is_completed
+from foreshock_service.replay.leases.shard_uploads import (
+    Check,
+    ShardRow,
+    ShardUpload,
+    check_held_or_completed,
+    store_shard,
+)
+from foreshock_service.replay.probes import job_transitions
+from foreshock_service.replay.probes.job_bundles import scored_by
+from foreshock_service.replay.routing.service import publish_routing
+from foreshock_service.replay.scores import repository
+from foreshock_service.replay.scores.checking import CheckedScores, check_scores
+from foreshock_service.replay.scores.schemas import ScoreAddress
+from foreshock_service.replay.weights.service import publish_search
 
 ScorerKey = tuple[str, str]
 

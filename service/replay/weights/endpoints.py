@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, status
 
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, StepPath
-from service.platform.security import Reader, Worker
-from service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from service.replay.weights import service
-from service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader, Worker
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from foreshock_service.replay.weights import service
+from foreshock_service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 

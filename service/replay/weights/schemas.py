@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.weights_search import WeightsReplay, WeightsSearch
-from service.platform.schemas import LARGEST_STEP, NO_NUL, Step
-from service.replay.probes.schemas import ScorerName
+from foreshock_service.platform.schemas import LARGEST_STEP, NO_NUL, Step
+from foreshock_service.replay.probes.schemas import ScorerName
 
 MOST_ROWS = 1_000
 Part = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[a-z0-9_.+-]+$")]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.weights_search import PROBE_KIND, WeightsSearch
-from service.platform.context import ServiceContext
-from service.platform.database.tables.probe_results import StoredWeightsSearch
-from service.platform.database.tables.probes import Probe, ProbeJob
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.replay.leases.result_repository import ResultRepository
-from service.replay.leases.service import hold
-from service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead, storable
-from service.runs.attempts.service import resolve_step
-from service.runs.findings.service import mark_due
-from service.runs.runs.service import get_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables.probe_results import StoredWeightsSearch
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.leases.result_repository import ResultRepository
+from foreshock_service.replay.leases.service import hold
+from foreshock_service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead, storable
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.findings.service import mark_due
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
 
 _RESULTS = ResultRepository(StoredWeightsSearch)
 

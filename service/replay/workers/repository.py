@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import ColumnElement, func, select, true, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent
-from service.platform.database.tables.probes import Worker
+from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.tables.probes import Worker
 
 
 def record(session: Session, worker: Worker) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables.probes import Worker
-from service.replay.workers import repository
+from foreshock_service.platform.database.tables.probes import Worker
+from foreshock_service.replay.workers import repository
 
 # A worker is live if it asked for a job or sent a heartbeat within this time. A lease request waits 60 s at most.
 LIVE_MINUTES = 5

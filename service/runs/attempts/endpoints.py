@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response, status
 
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Ingester, Reader
-from service.runs.attempts import service
-from service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.runs.attempts import service
+from foreshock_service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 

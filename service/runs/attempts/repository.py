@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Attempt, AttemptClient
-from service.runs.attempts.active_attempts import AttemptStart
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Attempt, AttemptClient
+from foreshock_service.runs.attempts.active_attempts import AttemptStart
 
 _attempts = table_of(Attempt).c
 _STARTS = Prepared(

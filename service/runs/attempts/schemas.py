@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.platform.schemas import JsonObject, Name, Step
+from foreshock_service.platform.schemas import JsonObject, Name, Step
 
 
 class AttemptCreate(BaseModel):

@@ -8,18 +8,18 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.dialect import insert_if_absent, upsert
-from service.platform.database.tables import Attempt, AttemptClient
-from service.platform.events import EventBus
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.runs.attempts import repository
-from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
-from service.runs.events import AttemptStarted, ItemsLost
-from service.runs.runs.service import get_run, lock_run, note_sign_of_life
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import insert_if_absent, upsert
+from foreshock_service.platform.database.tables import Attempt, AttemptClient
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts import repository
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
+from foreshock_service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
+from foreshock_service.runs.events import AttemptStarted, ItemsLost
+from foreshock_service.runs.runs.service import get_run, lock_run, note_sign_of_life
+from foreshock_service.runs.step_key import StepKey
 
 _KNOWN = "foreshock.attempts"
 BEGUN_TOGETHER_SECONDS = 60

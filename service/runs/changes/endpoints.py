@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Response, status
 
 from foreshock.changes import ChangeKind
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import AttemptQuery, StepPath
-from service.platform.security import Ingester, Reader
-from service.runs.changes import service
-from service.runs.changes.schemas import ChangePut, ChangeRead
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import AttemptQuery, StepPath
+from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.runs.changes import service
+from foreshock_service.runs.changes.schemas import ChangePut, ChangeRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.step_key import StepKey
 
 router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
 

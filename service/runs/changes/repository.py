@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent, insert_rows, table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
-from service.runs.changes.setups import StoredSetup
+from foreshock_service.platform.database.dialect import insert_if_absent, insert_rows, table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
+from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
+from foreshock_service.runs.changes.setups import StoredSetup
 
 _setups = table_of(RunSetup).c
 _NUMBER = Prepared(

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from foreshock.changes import ChangeKind
-from service.platform.schemas import NO_NUL
-from service.runs.changes.setups import Plain
+from foreshock_service.platform.schemas import NO_NUL
+from foreshock_service.runs.changes.setups import Plain
 
 Text = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
 

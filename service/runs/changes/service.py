@@ -16,20 +16,20 @@ from sqlalchemy.orm import Session
 from foreshock.changes import CHANGE_KINDS, ChangeKind
 from foreshock.clock import now_us
 from foreshock.digests import canonical_json
-from service.platform.database.tables import AnnouncedChange as StoredChange
-from service.platform.database.tables import Step
-from service.platform.events import EventBus
-from service.platform.pagination import Page, decode_cursor, page_of
-from service.platform.security import Principal
-from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, active_ranges
-from service.runs.attempts.service import attempts_of_run, check_attempt, fingerprints_of_attempts
-from service.runs.changes import repository
-from service.runs.changes.repository import Chosen
-from service.runs.changes.schemas import ChangePut, ChangeRead, DifferenceRead
-from service.runs.changes.setups import Setup, StoredSetup, differences
-from service.runs.events import ChangeAnnounced
-from service.runs.runs.service import get_run, lock_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import AnnouncedChange as StoredChange
+from foreshock_service.platform.database.tables import Step
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, active_ranges
+from foreshock_service.runs.attempts.service import attempts_of_run, check_attempt, fingerprints_of_attempts
+from foreshock_service.runs.changes import repository
+from foreshock_service.runs.changes.repository import Chosen
+from foreshock_service.runs.changes.schemas import ChangePut, ChangeRead, DifferenceRead
+from foreshock_service.runs.changes.setups import Setup, StoredSetup, differences
+from foreshock_service.runs.events import ChangeAnnounced
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.step_key import StepKey
 
 MOST_SETUPS = 100
 """Setups of a run that are told apart: a run whose shards name more is taken to name none from there on."""

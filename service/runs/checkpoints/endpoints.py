@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response, status
 
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import AttemptQuery, StepPath
-from service.platform.security import Ingester, Reader
-from service.runs.checkpoints import service
-from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import AttemptQuery, StepPath
+from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.runs.checkpoints import service
+from foreshock_service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.step_key import StepKey
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 

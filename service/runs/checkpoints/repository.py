@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_if_absent, upsert
-from service.platform.database.tables import Checkpoint
+from foreshock_service.platform.database.dialect import insert_if_absent, upsert
+from foreshock_service.platform.database.tables import Checkpoint
 
 _KEY = ("run_id", "attempt", "step")
 

@@ -7,14 +7,14 @@ from typing import cast
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.events import EventBus
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
-from service.platform.security import Principal
-from service.runs.attempts.service import require_attempt
-from service.runs.checkpoints import repository
-from service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
-from service.runs.runs.service import get_run, lock_run, note_derived_model_kind
-from service.runs.step_key import StepKey
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.service import require_attempt
+from foreshock_service.runs.checkpoints import repository
+from foreshock_service.runs.checkpoints.schemas import CheckpointPut, CheckpointRead
+from foreshock_service.runs.runs.service import get_run, lock_run, note_derived_model_kind
+from foreshock_service.runs.step_key import StepKey
 
 
 def announce_checkpoint(

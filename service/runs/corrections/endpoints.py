@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, Name, StepPath
-from service.platform.security import Reader
-from service.runs.corrections import service
-from service.runs.corrections.schemas import CorrectionsRead
-from service.runs.measurements.endpoints import Comparison
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.shard_counts import with_shards
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, Name, StepPath
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.corrections import service
+from foreshock_service.runs.corrections.schemas import CorrectionsRead
+from foreshock_service.runs.measurements.endpoints import Comparison
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
 

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 
 from foreshock.corrections import AffectedSequences, Evaluation, Population, Threshold
 from foreshock.json_values import finite_or_none
-from service.runs.corrections.service import EvaluatedCorrections
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.shard_schemas import AnswerOfStep
+from foreshock_service.runs.corrections.service import EvaluatedCorrections
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.shard_schemas import AnswerOfStep
 
 TOO_LARGE = "a value too large for a float64 is null"
 

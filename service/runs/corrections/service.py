@@ -11,12 +11,12 @@ from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Threshold,
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from service.platform.problem import InvalidRequest
-from service.platform.security import Principal
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.coverage.service import coverage_of_step
-from service.runs.measurements.service import stored_statistics
-from service.runs.step_key import StepKey
+from foreshock_service.platform.problem import InvalidRequest
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.measurements.service import stored_statistics
+from foreshock_service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)

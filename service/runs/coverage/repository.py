@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Step
-from service.runs.attempts.active_attempts import AttemptStart, is_active
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Step
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
+from foreshock_service.runs.step_key import StepKey
 
 _steps = table_of(Step).c
 _OF_STEP = tuple(_steps[name] == bindparam(name) for name in StepKey._fields)

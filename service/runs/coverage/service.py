@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from service.runs.attempts.active_attempts import AttemptStart
-from service.runs.coverage import repository
-from service.runs.coverage.schemas import CoverageRead, StatisticsStep
-from service.runs.shard_schemas import IncompleteStep
-from service.runs.step_key import StepKey
+from foreshock_service.runs.attempts.active_attempts import AttemptStart
+from foreshock_service.runs.coverage import repository
+from foreshock_service.runs.coverage.schemas import CoverageRead, StatisticsStep
+from foreshock_service.runs.shard_schemas import IncompleteStep
+from foreshock_service.runs.step_key import StepKey
 
 _MOST_STEPS = 1000
 

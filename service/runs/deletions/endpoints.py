@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, status
 
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.security import Administrator
-from service.runs.deletions import service
-from service.runs.deletions.schemas import DeletionCreate, DeletionRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.security import Administrator
+from foreshock_service.runs.deletions import service
+from foreshock_service.runs.deletions.schemas import DeletionCreate, DeletionRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.platform.database.tables import Deletion
+from foreshock_service.platform.database.tables import Deletion
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 

@@ -9,16 +9,16 @@ from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.audit.service import record
-from service.platform.database.tables import Deletion
-from service.platform.identifiers import new_identifier
-from service.platform.pagination import Page, decode_cursor, page_of
-from service.platform.problem import InvalidRequest
-from service.platform.security import Principal
-from service.runs.deletions.deleted_ids import DeletedIds
-from service.runs.deletions.schemas import DeletionCreate, DeletionRead
-from service.runs.runs.service import get_run, lock_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.database.tables import Deletion
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.problem import InvalidRequest
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.deletions.deleted_ids import DeletedIds
+from foreshock_service.runs.deletions.schemas import DeletionCreate, DeletionRead
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.step_key import StepKey
 
 
 def request_deletion(session: Session, principal: Principal, run_id: str, body: DeletionCreate) -> Deletion:

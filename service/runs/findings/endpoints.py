@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from foreshock.severity import Severity
-from service.platform.context import Context
-from service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
-from service.platform.schemas import Name
-from service.platform.security import Reader
-from service.runs.findings import service
-from service.runs.findings.schemas import FindingFilter, FindingRead, FindingSource
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
+from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.findings import service
+from foreshock_service.runs.findings.schemas import FindingFilter, FindingRead, FindingSource
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/findings", tags=["findings"])
 

@@ -8,12 +8,12 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from service.platform.context import ServiceContext
-from service.runs.findings import repository
-from service.runs.findings.repository import Due
-from service.runs.findings.schemas import FindingOfSteps, FindingSource
-from service.runs.findings.service import replace_findings
-from service.runs.runs.service import lock_run_for_background
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.runs.findings import repository
+from foreshock_service.runs.findings.repository import Due
+from foreshock_service.runs.findings.schemas import FindingOfSteps, FindingSource
+from foreshock_service.runs.findings.service import replace_findings
+from foreshock_service.runs.runs.service import lock_run_for_background
 
 Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]
 """What reads the findings of a run, by source. `service/app.py` names them: some are above this part."""

@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, sel
 from sqlalchemy.orm import Session
 
 from foreshock.severity import SEVERITIES, severity_rank
-from service.platform.database.dialect import insert_for, table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import DueFindings, Run, StoredFinding
-from service.runs.findings.schemas import FindingFilter, FindingSource
+from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
+from foreshock_service.runs.findings.schemas import FindingFilter, FindingSource
 
 _KEY = ("run_id", "source", "name")
 _due = table_of(DueFindings)

@@ -14,17 +14,23 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.severity import Severity, severity_rank
-from service.platform.database.tables import StoredFinding
-from service.platform.pagination import Page, decode_cursor, page_of
-from service.platform.security import Principal
-from service.runs.attempts.active_attempts import active_attempt_of
-from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted
-from service.runs.findings import repository
-from service.runs.findings.repository import CursorOfFindings
-from service.runs.findings.schemas import FindingFilter, FindingOfStep, FindingOfSteps, FindingRead, FindingSource
-from service.runs.runs.service import get_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import StoredFinding
+from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.active_attempts import active_attempt_of
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.events import AttemptStarted
+from foreshock_service.runs.findings import repository
+from foreshock_service.runs.findings.repository import CursorOfFindings
+from foreshock_service.runs.findings.schemas import (
+    FindingFilter,
+    FindingOfStep,
+    FindingOfSteps,
+    FindingRead,
+    FindingSource,
+)
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
 
 
 def list_findings(

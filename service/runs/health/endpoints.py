@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 
 from foreshock.conclusions.health import WINDOW_STEPS, conclude_health
 from foreshock.model_kind import ModelKind
-from service.platform.context import Context
-from service.platform.security import Reader
-from service.runs.health import service
-from service.runs.health.schemas import HealthRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.health import service
+from foreshock_service.runs.health.schemas import HealthRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["health"])
 

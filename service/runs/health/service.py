@@ -17,11 +17,11 @@ from foreshock.measures.estimators.reliability import interval_warning
 from foreshock.measures.pooling import CLUSTERED_BY_PROMPT, PooledMean, pool_over_steps, pool_summaries
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.model_kind import ModelKind
-from service.platform.security import Principal
-from service.runs.lint.service import read_run as read_lint
-from service.runs.measurements.curves import MeasuredStep
-from service.runs.measurements.service import newest_steps, summaries_of_steps
-from service.runs.runs.service import get_run
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.lint.service import read_run as read_lint
+from foreshock_service.runs.measurements.curves import MeasuredStep
+from foreshock_service.runs.measurements.service import newest_steps, summaries_of_steps
+from foreshock_service.runs.runs.service import get_run
 
 _COLUMNS = (*JUDGED_MEASURES, "tokens", "pareto_k", "pareto_k_inverse")
 _OVER_PROMPTS = tuple(name for name in JUDGED_MEASURES if name in CLUSTERED_BY_PROMPT)

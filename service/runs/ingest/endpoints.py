@@ -8,14 +8,14 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.context import Context, ServiceContext
-from service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
-from service.platform.security import Ingester, Principal
-from service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, is_small, received_upload
-from service.runs.ingest import service
-from service.runs.ingest.schemas import ShardAddress, ShardReceipt
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
+from foreshock_service.platform.security import Ingester, Principal
+from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, is_small, received_upload
+from foreshock_service.runs.ingest import service
+from foreshock_service.runs.ingest.schemas import ShardAddress, ShardReceipt
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 

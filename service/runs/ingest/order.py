@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from service.runs.step_key import StepKey
+from foreshock_service.runs.step_key import StepKey
 
 _LONGEST_WAIT_SECONDS = 10.0
 """A body that ends its decoder takes until the time limit of decoding: the steps behind it do not wait for it."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from service.runs.step_key import StepKey
+from foreshock_service.runs.step_key import StepKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,26 +14,26 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.kill_points import passed
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Run, Shard, Step
-from service.platform.decoding.limits import decode_limits
-from service.platform.problem import InvalidRequest, ProblemError
-from service.platform.security import Principal
-from service.platform.store.names import shard_file_name
-from service.platform.uploads import Upload
-from service.runs.attempts.service import check_attempt
-from service.runs.changes.service import note_setup
-from service.runs.deletions.service import search_step_again
-from service.runs.events import StepClosed
-from service.runs.ingest.order import IngestOrder, Place
-from service.runs.ingest.schemas import ShardAddress, ShardReceipt
-from service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
-from service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
-from service.runs.rollouts.statistics_shards import decode_statistics
-from service.runs.runs.service import check_run, lock_run, note_upload
-from service.runs.step_key import StepKey
-from service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
-from service.runs.steps.service import (
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Run, Shard, Step
+from foreshock_service.platform.decoding.limits import decode_limits
+from foreshock_service.platform.problem import InvalidRequest, ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.names import shard_file_name
+from foreshock_service.platform.uploads import Upload
+from foreshock_service.runs.attempts.service import check_attempt
+from foreshock_service.runs.changes.service import note_setup
+from foreshock_service.runs.deletions.service import search_step_again
+from foreshock_service.runs.events import StepClosed
+from foreshock_service.runs.ingest.order import IngestOrder, Place
+from foreshock_service.runs.ingest.schemas import ShardAddress, ShardReceipt
+from foreshock_service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
+from foreshock_service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
+from foreshock_service.runs.rollouts.statistics_shards import decode_statistics
+from foreshock_service.runs.runs.service import check_run, lock_run, note_upload
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.closing import is_waiting, mark_closed, store_fold, try_to_close
+from foreshock_service.runs.steps.service import (
     check_expected_shards,
     compared_ranks,
     count_shard,

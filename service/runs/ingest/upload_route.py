@@ -14,16 +14,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.context import ServiceContext
-from service.platform.identifiers import is_identifier
-from service.platform.keys.service import Scope as KeyScope
-from service.platform.plain_routes import PlainRoute, credentials_of, parameters_of, whole_number
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Principal, admit, check_scope, principal_of_key
-from service.platform.uploads import is_small, received_upload
-from service.runs.ingest import service
-from service.runs.ingest.schemas import ShardAddress
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.identifiers import is_identifier
+from foreshock_service.platform.keys.service import Scope as KeyScope
+from foreshock_service.platform.plain_routes import PlainRoute, credentials_of, parameters_of, whole_number
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Principal, admit, check_scope, principal_of_key
+from foreshock_service.platform.uploads import is_small, received_upload
+from foreshock_service.runs.ingest import service
+from foreshock_service.runs.ingest.schemas import ShardAddress
 
 _KINDS = ("rollouts", "statistics")
 

@@ -15,8 +15,8 @@ from foreshock.lint.checks import sums_for_run
 from foreshock.lint.evidence.lint_evidence import examples_from_json
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
-from service.platform.database.packing import Packed
-from service.runs.lint.schemas import StepLintRead
+from foreshock_service.platform.database.packing import Packed
+from foreshock_service.runs.lint.schemas import StepLintRead
 
 WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
 """The checks that are also made over a window of steps: a padding id is sampled in few responses of a step."""

@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_rows, upsert
-from service.platform.database.tables import Scalar, ShardLint, StepLint
-from service.runs.attempts.active_attempts import AttemptStart, is_active
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import insert_rows, upsert
+from foreshock_service.platform.database.tables import Scalar, ShardLint, StepLint
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
+from foreshock_service.runs.step_key import StepKey
 
 STEP_KEY = ("run_id", "attempt", "step")
 SHARD_KEY = (*STEP_KEY, "shard")

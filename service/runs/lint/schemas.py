@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from foreshock.lint import CheckResult, Example, LintReport, LintWarning
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.shard_schemas import AnswerOfStep
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.shard_schemas import AnswerOfStep
 
 Severity = Literal["critical", "warning"]
 

@@ -13,21 +13,28 @@ from foreshock.lint import CHECKS, CheckResult, LintWarning
 from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
-from service.platform.database.tables import Run, ShardLint
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from service.runs.coverage.service import coverage_of_step
-from service.runs.findings.schemas import FindingOfStep, FindingOfSteps
-from service.runs.findings.service import add_step, of_steps
-from service.runs.lint import repository
-from service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
-from service.runs.lint.repository import RunSums, WarnedStep
-from service.runs.lint.scalar_entropy import SCALAR_NAMES, entropy_of_scalars
-from service.runs.lint.schemas import CheckRead, RunLintRead, RunWarningRead, Severity, StepLintRead, WarningRead
-from service.runs.runs.service import get_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import Run, ShardLint
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
+from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
+from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
+from foreshock_service.runs.findings.service import add_step, of_steps
+from foreshock_service.runs.lint import repository
+from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
+from foreshock_service.runs.lint.repository import RunSums, WarnedStep
+from foreshock_service.runs.lint.scalar_entropy import SCALAR_NAMES, entropy_of_scalars
+from foreshock_service.runs.lint.schemas import (
+    CheckRead,
+    RunLintRead,
+    RunWarningRead,
+    Severity,
+    StepLintRead,
+    WarningRead,
+)
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
 
 _SURPRISAL = "raw_log_probs"
 # Evidence of a shard is read in about 0.3 ms.

@@ -11,23 +11,23 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW
-from service.platform.columnar.curve_memory import joined_json, joined_tables
-from service.platform.columnar.downsampling import keep_extremes
-from service.platform.columnar.formats import JSON_MEDIA_TYPE, json_document, render
-from service.platform.columnar.reading import Kind, check_answer, read_columns
-from service.platform.columnar.table import ColumnTable
-from service.platform.context import ServiceContext
-from service.platform.database.tables import measurements as table
-from service.platform.query_parameters import check_step_range
-from service.platform.security import Principal
-from service.runs.attempts.active_attempts import is_active
-from service.runs.attempts.service import attempts_of_run, require_attempt
-from service.runs.coverage.service import statistics_steps
-from service.runs.measurements import repository
-from service.runs.measurements.curves import KEYS, Curves
-from service.runs.measurements.names import check_comparison, columns_of
-from service.runs.measurements.service import incomplete_steps
-from service.runs.runs.service import get_run
+from foreshock_service.platform.columnar.curve_memory import joined_json, joined_tables
+from foreshock_service.platform.columnar.downsampling import keep_extremes
+from foreshock_service.platform.columnar.formats import JSON_MEDIA_TYPE, json_document, render
+from foreshock_service.platform.columnar.reading import Kind, check_answer, read_columns
+from foreshock_service.platform.columnar.table import ColumnTable
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import measurements as table
+from foreshock_service.platform.query_parameters import check_step_range
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.active_attempts import is_active
+from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt
+from foreshock_service.runs.coverage.service import statistics_steps
+from foreshock_service.runs.measurements import repository
+from foreshock_service.runs.measurements.curves import KEYS, Curves
+from foreshock_service.runs.measurements.names import check_comparison, columns_of
+from foreshock_service.runs.measurements.service import incomplete_steps
+from foreshock_service.runs.runs.service import get_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from service.platform.columnar.reading import Kind
-from service.platform.columnar.table import ColumnTable
-from service.runs.coverage.schemas import StatisticsStep
-from service.runs.shard_schemas import IncompleteStep
-from service.runs.step_key import StepKey
+from foreshock_service.platform.columnar.reading import Kind
+from foreshock_service.platform.columnar.table import ColumnTable
+from foreshock_service.runs.coverage.schemas import StatisticsStep
+from foreshock_service.runs.shard_schemas import IncompleteStep
+from foreshock_service.runs.step_key import StepKey
 
 KEYS: Mapping[str, Kind] = {"step": "integer", "attempt": "integer", "comparison": "label", "from_sample": "boolean"}
 """Columns of curves before the measures. `from_sample`: only some of the step's rollouts are included."""

@@ -10,7 +10,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
-from service.platform.columnar.formats import (
+from foreshock_service.platform.columnar.formats import (
     FORMATS,
     JSON_MEDIA_TYPE,
     Format,
@@ -18,19 +18,27 @@ from service.platform.columnar.formats import (
     render,
     table_of_model,
 )
-from service.platform.columnar.responses import columnar_response, etag_of_version, is_known
-from service.platform.context import Context
-from service.platform.pagination import Page
-from service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, FromStep, MaxPoints, Name, StepPath, ToStep
-from service.platform.security import Reader
-from service.runs.attempts.service import resolve_step
-from service.runs.coverage.service import coverage_of_step
-from service.runs.measurements import service
-from service.runs.measurements.curve_reading import AskedCurves, CurveQuery
-from service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
-from service.runs.measurements.tables import buckets_read, token_ids_read
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.shard_counts import with_shards
+from foreshock_service.platform.columnar.responses import columnar_response, etag_of_version, is_known
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Page
+from foreshock_service.platform.schemas import (
+    LARGEST_STEP,
+    ActiveOrAttempt,
+    FromStep,
+    MaxPoints,
+    Name,
+    StepPath,
+    ToStep,
+)
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.measurements import service
+from foreshock_service.runs.measurements.curve_reading import AskedCurves, CurveQuery
+from foreshock_service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
+from foreshock_service.runs.measurements.tables import buckets_read, token_ids_read
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
 

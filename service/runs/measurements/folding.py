@@ -19,7 +19,7 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.step_statistics import StepStatistics
-from service.platform.database.packing import Packed
+from foreshock_service.platform.database.packing import Packed
 
 # Rows of summaries beyond which zstd, which begins anew for each column, is worth its time; packing compresses as well.
 _LEAST_COMPRESSED = 64

@@ -8,7 +8,7 @@ from foreshock.comparisons import comparison_name
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock.suggestions import did_you_mean
-from service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError
 
 
 class UnknownMeasure(ProblemError):

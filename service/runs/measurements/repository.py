@@ -11,14 +11,20 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, func, select, tup
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.columnar.curve_memory import ComparisonRevision
-from service.platform.database.dialect import insert_for, table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, Step, measurements
-from service.platform.database.tables.measurements import MEASUREMENT_KEY
-from service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
-from service.runs.measurements.curves import KEYS, MeasuredStep
-from service.runs.step_key import StepKey
+from foreshock_service.platform.columnar.curve_memory import ComparisonRevision
+from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import (
+    Attempt,
+    MeasurementStatistics,
+    NewestMeasurement,
+    Step,
+    measurements,
+)
+from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
+from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
+from foreshock_service.runs.measurements.curves import KEYS, MeasuredStep
+from foreshock_service.runs.step_key import StepKey
 
 _BEYOND_EVERY_STEP = 2**62
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.runs.coverage.schemas import CoverageRead, StatisticsStep
-from service.runs.shard_schemas import AnswerOfStep, IncompleteStep
+from foreshock_service.runs.coverage.schemas import CoverageRead, StatisticsStep
+from foreshock_service.runs.shard_schemas import AnswerOfStep, IncompleteStep
 
 
 class MeasureRead(BaseModel):

@@ -14,19 +14,19 @@ from foreshock.clock import now_us
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.tables import MeasurementStatistics
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.runs.attempts.active_attempts import AttemptStart, active_ranges
-from service.runs.attempts.service import attempts_of_run, resolve_step
-from service.runs.measurements import repository
-from service.runs.measurements.curves import MeasuredStep
-from service.runs.measurements.folding import FoldedStatistics
-from service.runs.measurements.names import check_comparison
-from service.runs.runs.service import get_run
-from service.runs.shard_counts import incomplete_step
-from service.runs.shard_schemas import IncompleteStep
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import MeasurementStatistics
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges
+from foreshock_service.runs.attempts.service import attempts_of_run, resolve_step
+from foreshock_service.runs.measurements import repository
+from foreshock_service.runs.measurements.curves import MeasuredStep
+from foreshock_service.runs.measurements.folding import FoldedStatistics
+from foreshock_service.runs.measurements.names import check_comparison
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.shard_counts import incomplete_step
+from foreshock_service.runs.shard_schemas import IncompleteStep
+from foreshock_service.runs.step_key import StepKey
 
 MOST_INCOMPLETE = 1000
 

@@ -6,8 +6,8 @@ from foreshock.json_values import finite_or_none
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from foreshock.measures.statistics.conditions import Condition
 from foreshock.measures.statistics.token_ids import TokenIdTable
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.measurements.schemas import BucketColumns, BucketsRead, TokenIdColumns, TokenIdsRead
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.measurements.schemas import BucketColumns, BucketsRead, TokenIdColumns, TokenIdsRead
 
 
 def buckets_read(condition: Condition, table: BucketTable, coverage: CoverageRead) -> BucketsRead:

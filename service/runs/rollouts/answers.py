@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from service.platform.columnar.formats import JSON_MEDIA_TYPE, FormatName, choose_format, render
-from service.platform.columnar.responses import columnar_response
-from service.platform.context import ServiceContext
-from service.platform.security import Principal
-from service.runs.rollouts.schemas import tokens_json
-from service.runs.rollouts.tokens import TokenQuery, read_tokens
+from foreshock_service.platform.columnar.formats import JSON_MEDIA_TYPE, FormatName, choose_format, render
+from foreshock_service.platform.columnar.responses import columnar_response
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.rollouts.schemas import tokens_json
+from foreshock_service.runs.rollouts.tokens import TokenQuery, read_tokens
 
 
 def answer_tokens(

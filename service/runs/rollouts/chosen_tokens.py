@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
-from service.platform.columnar.table import Column, ColumnTable, Labels
+from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
 
 Scores = Mapping[str, NDArray[np.float32]]
 LOG_PROB = "log_prob."

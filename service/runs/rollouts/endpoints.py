@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from service.platform.columnar.formats import FORMATS, Format
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, StepPath
-from service.platform.security import Reader
-from service.runs.measurements.endpoints import Comparison
-from service.runs.rollouts import tokens
-from service.runs.rollouts.answers import answer_tokens
-from service.runs.rollouts.schemas import TokensRead
-from service.runs.runs.addresses import RunIdentifier
+from foreshock_service.platform.columnar.formats import FORMATS, Format
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.measurements.endpoints import Comparison
+from foreshock_service.runs.rollouts import tokens
+from foreshock_service.runs.rollouts.answers import answer_tokens
+from foreshock_service.runs.rollouts.schemas import TokensRead
+from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 

@@ -11,13 +11,13 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from service.platform.context import ServiceContext
-from service.platform.decoding.pool import DecodersBusy
-from service.runs.rollouts.service import replace_shards, shards_out_of_date
-from service.runs.rollouts.shards import MeasuredShard
-from service.runs.rollouts.token_files import TokenFile, measure_file
-from service.runs.runs.service import lock_run_for_background
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.decoding.pool import DecodersBusy
+from foreshock_service.runs.rollouts.service import replace_shards, shards_out_of_date
+from foreshock_service.runs.rollouts.shards import MeasuredShard
+from foreshock_service.runs.rollouts.token_files import TokenFile, measure_file
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
 
 _logger = logging.getLogger(__name__)
 

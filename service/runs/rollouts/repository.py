@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.platform.database.dialect import insert_rows, table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
-from service.platform.database.tables.measurements import MEASUREMENT_KEY
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import insert_rows, table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
+from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
+from foreshock_service.runs.step_key import StepKey
 
 # What a shard is measured by; a step has the comparisons of its probes beside them.
 _OF_SHARDS = (STEP_ROW, TRAINER_ROLLOUT)

@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts.parquet_row_groups import RolloutFile
-from service.platform.context import ServiceContext
-from service.platform.decoding.limits import stored_limits
-from service.platform.security import Principal
-from service.platform.store.reading import stored_file
-from service.runs.attempts.service import resolve_step
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.coverage.service import coverage_of_step
-from service.runs.measurements.names import check_comparison
-from service.runs.measurements.service import MeasurementNotFound
-from service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS
-from service.runs.rollouts.repository import StoredTokens
-from service.runs.rollouts.service import token_files
-from service.runs.rollouts.tokens import scores_of
-from service.runs.runs.service import check_run
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.measurements.names import check_comparison
+from foreshock_service.runs.measurements.service import MeasurementNotFound
+from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS
+from foreshock_service.runs.rollouts.repository import StoredTokens
+from foreshock_service.runs.rollouts.service import token_files
+from foreshock_service.runs.rollouts.tokens import scores_of
+from foreshock_service.runs.runs.service import check_run
+from foreshock_service.runs.step_key import StepKey
 
 MOST_SAMPLED = 2000
 MOST_GROUPS_READ = 8

@@ -5,11 +5,11 @@ from __future__ import annotations
 import orjson
 from pydantic import BaseModel, Field
 
-from service.platform.columnar.formats import json_rows, json_values
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.rollouts.chosen_tokens import LOG_PROB
-from service.runs.rollouts.tokens import FoundTokens
-from service.runs.shard_schemas import AnswerOfStep
+from foreshock_service.platform.columnar.formats import json_rows, json_values
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.rollouts.chosen_tokens import LOG_PROB
+from foreshock_service.runs.rollouts.tokens import FoundTokens
+from foreshock_service.runs.shard_schemas import AnswerOfStep
 
 
 class TokenRow(BaseModel):

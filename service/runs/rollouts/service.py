@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Shard
-from service.platform.store.reading import TokensPurged
-from service.runs.lint.service import add_evidence, replace_evidence
-from service.runs.rollouts import repository
-from service.runs.rollouts.repository import StoredPart, StoredTokens
-from service.runs.rollouts.shards import MeasuredShard, PackedPart
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.platform.store.reading import TokensPurged
+from foreshock_service.runs.lint.service import add_evidence, replace_evidence
+from foreshock_service.runs.rollouts import repository
+from foreshock_service.runs.rollouts.repository import StoredPart, StoredTokens
+from foreshock_service.runs.rollouts.shards import MeasuredShard, PackedPart
+from foreshock_service.runs.step_key import StepKey
 
 Stored = TypeVar("Stored", Shard, StoredTokens)
 ShardVersions = frozenset[tuple[int, int]]

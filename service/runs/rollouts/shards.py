@@ -19,17 +19,17 @@ from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart
-from service.platform.database.packing import Packed
-from service.platform.decoding.limits import stored_limits
-from service.platform.store.temporaries import write_private
-from service.platform.store.tokens import StoredFile
-from service.runs.changes.setups import StoredSetup, setup_of
-from service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
-from service.runs.measurements.folding import FoldedStatistics, bucket_bytes, pack_summaries
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.packing import Packed
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.store.temporaries import write_private
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.runs.changes.setups import StoredSetup, setup_of
+from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
+from foreshock_service.runs.measurements.folding import FoldedStatistics, bucket_bytes, pack_summaries
+from foreshock_service.runs.step_key import StepKey
 
 # Modules that a decoder process imports when it starts.
-PRELOAD = (__name__, "service.runs.rollouts.statistics_shards")
+PRELOAD = (__name__, "foreshock_service.runs.rollouts.statistics_shards")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import StatisticsShard
-from service.platform.store.temporaries import write_private
-from service.runs.changes.setups import setup_of
-from service.runs.lint.judging import LintPart, lint_shard
-from service.runs.rollouts.shards import (
+from foreshock_service.platform.store.temporaries import write_private
+from foreshock_service.runs.changes.setups import setup_of
+from foreshock_service.runs.lint.judging import LintPart, lint_shard
+from foreshock_service.runs.rollouts.shards import (
     DecodedShard,
     FullCount,
     MeasuredShard,
@@ -32,7 +32,7 @@ from service.runs.rollouts.shards import (
     fold_whole_step,
     memory_limit,
 )
-from service.runs.step_key import StepKey
+from foreshock_service.runs.step_key import StepKey
 
 # Between sums of the compiled pass and of numpy's, relative to the sum of absolute values.
 _TOLERANCE = 1e-9

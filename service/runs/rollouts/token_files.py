@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreshock.errors import RolloutsError
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Shard
-from service.runs.rollouts.service import removed_in_words
-from service.runs.rollouts.shards import MeasuredShard, measure_stored
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.runs.rollouts.service import removed_in_words
+from foreshock_service.runs.rollouts.shards import MeasuredShard, measure_stored
 
 
 @dataclass(frozen=True, slots=True)

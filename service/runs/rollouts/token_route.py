@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from service.platform.columnar.formats import FormatName
-from service.platform.context import ServiceContext
-from service.platform.identifiers import is_identifier
-from service.platform.keys.service import Scope as KeyScope
-from service.platform.plain_routes import PlainRoute, credentials_of, parameters_of, whole_number
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import admit, check_scope, principal_of_secret
-from service.runs.rollouts.answers import answer_tokens
-from service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, TokenQuery
+from foreshock_service.platform.columnar.formats import FormatName
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.identifiers import is_identifier
+from foreshock_service.platform.keys.service import Scope as KeyScope
+from foreshock_service.platform.plain_routes import PlainRoute, credentials_of, parameters_of, whole_number
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import admit, check_scope, principal_of_secret
+from foreshock_service.runs.rollouts.answers import answer_tokens
+from foreshock_service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, TokenQuery
 
 _PARAMETERS = ("sample_id", "comparison", "attempt", "from_position", "to_position", "format")
 _COMPARISON = re.compile(r"[\w./@-]{1,200}", re.ASCII)

@@ -12,25 +12,25 @@ from sqlalchemy.orm import Session
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_row_groups import find_rollouts
-from service.platform.columnar.reading import AnswerTooLarge
-from service.platform.columnar.table import ColumnTable
-from service.platform.context import ScoredShard, ServiceContext
-from service.platform.decoding.limits import stored_limits
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.platform.store.reading import stored_file
-from service.runs.attempts.service import resolve_step
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.coverage.service import coverage_of_step, incomplete_of_step
-from service.runs.measurements.names import check_comparison
-from service.runs.measurements.service import MeasurementNotFound
-from service.runs.rollouts.chosen_tokens import LOG_PROB, TOKEN_COLUMNS, ChosenTokens, Scores
-from service.runs.rollouts.repository import StoredTokens
-from service.runs.rollouts.service import token_files
-from service.runs.rollouts.worst_tokens import bounds_of_rollouts, read_worst_first
-from service.runs.runs.service import check_run
-from service.runs.shard_schemas import IncompleteStep
-from service.runs.step_key import StepKey
+from foreshock_service.platform.columnar.reading import AnswerTooLarge
+from foreshock_service.platform.columnar.table import ColumnTable
+from foreshock_service.platform.context import ScoredShard, ServiceContext
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.coverage.service import coverage_of_step, incomplete_of_step
+from foreshock_service.runs.measurements.names import check_comparison
+from foreshock_service.runs.measurements.service import MeasurementNotFound
+from foreshock_service.runs.rollouts.chosen_tokens import LOG_PROB, TOKEN_COLUMNS, ChosenTokens, Scores
+from foreshock_service.runs.rollouts.repository import StoredTokens
+from foreshock_service.runs.rollouts.service import token_files
+from foreshock_service.runs.rollouts.worst_tokens import bounds_of_rollouts, read_worst_first
+from foreshock_service.runs.runs.service import check_run
+from foreshock_service.runs.shard_schemas import IncompleteStep
+from foreshock_service.runs.step_key import StepKey
 
 LARGEST_POSITION = 2**31 - 1
 LONGEST_SAMPLE_ID = 1024

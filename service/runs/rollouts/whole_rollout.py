@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
-from service.platform.context import ServiceContext
-from service.platform.security import Principal
-from service.runs.attempts.service import resolve_step
-from service.runs.coverage.service import coverage_of_step
-from service.runs.rollouts.service import token_files
-from service.runs.rollouts.tokens import find_rollout, rollout_not_found, scores_of
-from service.runs.runs.service import get_run
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.rollouts.service import token_files
+from foreshock_service.runs.rollouts.tokens import find_rollout, rollout_not_found, scores_of
+from foreshock_service.runs.runs.service import get_run
 
 EVERY_COLUMN = tuple(column.name for column in ROLLOUT_COLUMNS)
 

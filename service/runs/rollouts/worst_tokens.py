@@ -16,13 +16,13 @@ from sqlalchemy.orm import Session
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_row_groups import RolloutFile
-from service.platform.context import ServiceContext
-from service.platform.decoding.limits import stored_limits
-from service.platform.store.reading import stored_file
-from service.runs.measurements.service import summaries_of_steps
-from service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, ChosenTokens
-from service.runs.rollouts.repository import StoredTokens
-from service.runs.step_key import StepKey
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.runs.measurements.service import summaries_of_steps
+from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, ChosenTokens
+from foreshock_service.runs.rollouts.repository import StoredTokens
+from foreshock_service.runs.step_key import StepKey
 
 # The scores that rollouts come with. Replayed ones may be newer than their summaries.
 _LOGGED = frozenset({"rollout", "trainer"})

@@ -13,12 +13,12 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.security import HTTPAuthorizationCredentials
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.context import Context, ServiceContext
-from service.platform.identifiers import is_identifier
-from service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
-from service.platform.schemas import Name
-from service.platform.security import authenticate, bearer
-from service.runs.runs.service import id_of_key
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.identifiers import is_identifier
+from foreshock_service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
+from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.security import authenticate, bearer
+from foreshock_service.runs.runs.service import id_of_key
 
 _Segment = Annotated[str, Path(max_length=200, pattern=SEGMENT_PATTERN)]
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]

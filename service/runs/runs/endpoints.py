@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response, status
 
 from foreshock.model_kind import ModelKind
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import Name
-from service.platform.security import Administrator, Ingester, Reader
-from service.runs.runs import service
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate, ShownRunState
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.security import Administrator, Ingester, Reader
+from foreshock_service.runs.runs import service
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate, ShownRunState
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

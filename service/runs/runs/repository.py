@@ -9,10 +9,10 @@ from sqlalchemy.orm import Session, make_transient_to_detached
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.orm.util import identity_key
 
-from service.platform.database.dialect import table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Run
-from service.runs.runs.schemas import RunFilter
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.runs.runs.schemas import RunFilter
 
 UPLOAD_COLUMNS = ("last_step", "rollouts", "tokens", "last_shard_at_us", "seen_at_us", "state")
 """The columns of a run that an upload changes."""

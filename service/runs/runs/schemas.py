@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from foreshock.early_warning.quantities import check_declared
 from foreshock.model_kind import ModelKind
 from foreshock.projects import DEFAULT_PROJECT
-from service.platform.schemas import Name
+from foreshock_service.platform.schemas import Name
 
 RunState = Literal["running", "finished", "failed"]
 """What a client or an operator sets."""

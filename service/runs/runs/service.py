@@ -10,19 +10,25 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
 from foreshock.problem_types import RUN_NOT_FOUND
-from service.platform.audit.service import record
-from service.platform.changes.announcing import wake_after_commit
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import insert_if_absent
-from service.platform.database.tables import Run
-from service.platform.events import EventBus
-from service.platform.identifiers import new_identifier
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
-from service.platform.problem import ProblemError
-from service.platform.security import Principal, ScopeMissing
-from service.runs.events import AdviceModeChanged, ModelKindChanged, RunBecameStale, RunRemoved, ScalarNamesChanged
-from service.runs.runs import repository
-from service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.changes.announcing import wake_after_commit
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal, ScopeMissing
+from foreshock_service.runs.events import (
+    AdviceModeChanged,
+    ModelKindChanged,
+    RunBecameStale,
+    RunRemoved,
+    ScalarNamesChanged,
+)
+from foreshock_service.runs.runs import repository
+from foreshock_service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate
 
 
 class FoundRun(Protocol):

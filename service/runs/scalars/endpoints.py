@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response, status
 
-from service.platform.columnar.formats import FORMATS, Format, choose_format, render
-from service.platform.columnar.responses import columnar_response
-from service.platform.context import Context
-from service.platform.schemas import (
+from foreshock_service.platform.columnar.formats import FORMATS, Format, choose_format, render
+from foreshock_service.platform.columnar.responses import columnar_response
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import (
     LARGEST_STEP,
     ActiveOrAttempt,
     AttemptQuery,
@@ -19,10 +19,10 @@ from service.platform.schemas import (
     StepPath,
     ToStep,
 )
-from service.platform.security import Ingester, Reader
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.scalars import service
-from service.runs.scalars.schemas import ScalarsPut, ScalarsRead
+from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.scalars import service
+from foreshock_service.runs.scalars.schemas import ScalarsPut, ScalarsRead
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import Session
 
-from service.platform.columnar.reading import Kind
-from service.platform.database.dialect import table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Scalar
-from service.runs.attempts.active_attempts import ActiveRange
-from service.runs.step_key import StepKey
+from foreshock_service.platform.columnar.reading import Kind
+from foreshock_service.platform.database.dialect import table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Scalar
+from foreshock_service.runs.attempts.active_attempts import ActiveRange
+from foreshock_service.runs.step_key import StepKey
 
 _KEY = ("run_id", "attempt", "step", "source", "name")
 COLUMNS: Mapping[str, Kind] = {

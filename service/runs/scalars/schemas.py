@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from service.platform.schemas import Name
+from foreshock_service.platform.schemas import Name
 
 
 class ScalarsPut(BaseModel):

@@ -13,24 +13,24 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.json_values import finite_or_none
-from service.platform.columnar.downsampling import keep_extremes
-from service.platform.columnar.reading import check_answer, read_columns
-from service.platform.columnar.table import ColumnTable
-from service.platform.database.tables import Scalar
-from service.platform.events import EventBus
-from service.platform.query_parameters import check_step_range
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Principal
-from service.platform.settings import Settings
-from service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
-from service.runs.attempts.service import attempts_of_run, check_attempt, require_attempt
-from service.runs.events import ScalarsChanged, ScalarsLogged
-from service.runs.runs.service import get_run, lock_run
-from service.runs.scalars import repository
-from service.runs.scalars.repository import ReportedValue
-from service.runs.scalars.schemas import ScalarsPut
-from service.runs.step_key import StepKey
-from service.runs.steps.service import is_closed
+from foreshock_service.platform.columnar.downsampling import keep_extremes
+from foreshock_service.platform.columnar.reading import check_answer, read_columns
+from foreshock_service.platform.columnar.table import ColumnTable
+from foreshock_service.platform.database.tables import Scalar
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.query_parameters import check_step_range
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
+from foreshock_service.runs.attempts.service import attempts_of_run, check_attempt, require_attempt
+from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.scalars import repository
+from foreshock_service.runs.scalars.repository import ReportedValue
+from foreshock_service.runs.scalars.schemas import ScalarsPut
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.service import is_closed
 
 FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""

@@ -19,19 +19,19 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.kill_points import passed
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Step
-from service.runs.events import StepClosed
-from service.runs.lint.judging import judge_step
-from service.runs.lint.service import evidence_of_step, store_verdict
-from service.runs.measurements.folding import fold_step
-from service.runs.measurements.service import has_measurement, store_measurements
-from service.runs.rollouts.remeasuring import bring_up_to_date
-from service.runs.rollouts.service import ShardVersions, shard_versions, statistics_of_step
-from service.runs.rollouts.shards import FoldedStep
-from service.runs.runs.service import lock_run_for_background
-from service.runs.step_key import StepKey
-from service.runs.steps import repository
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Step
+from foreshock_service.runs.events import StepClosed
+from foreshock_service.runs.lint.judging import judge_step
+from foreshock_service.runs.lint.service import evidence_of_step, store_verdict
+from foreshock_service.runs.measurements.folding import fold_step
+from foreshock_service.runs.measurements.service import has_measurement, store_measurements
+from foreshock_service.runs.rollouts.remeasuring import bring_up_to_date
+from foreshock_service.runs.rollouts.service import ShardVersions, shard_versions, statistics_of_step
+from foreshock_service.runs.rollouts.shards import FoldedStep
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps import repository
 
 _TRIES = 5
 """Folds of a step, while shards keep arriving, before it is left to the sweeper."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import ActiveOrAttempt
-from service.platform.security import Reader
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.steps import service
-from service.runs.steps.schemas import StepRead
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import ActiveOrAttempt
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.steps import service
+from foreshock_service.runs.steps.schemas import StepRead
 
 router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
 

@@ -8,11 +8,11 @@ from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session, aliased, make_transient_to_detached
 from sqlalchemy.orm.util import identity_key
 
-from service.platform.database.dialect import insert_rows, table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Run, Shard, Step
-from service.runs.attempts.active_attempts import AttemptStart, is_active
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.dialect import insert_rows, table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Run, Shard, Step
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
+from foreshock_service.runs.step_key import StepKey
 
 # Read whenever a step closes: built once. `Session.get` takes twice as long.
 _steps = table_of(Step).c

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.tables import Step
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt
-from service.runs.coverage.service import coverage_in_words
-from service.runs.events import RanksCompared
-from service.runs.runs.service import get_run
-from service.runs.step_key import StepKey
-from service.runs.steps import repository
-from service.runs.steps.schemas import StepRead
+from foreshock_service.platform.database.tables import Step
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt
+from foreshock_service.runs.coverage.service import coverage_in_words
+from foreshock_service.runs.events import RanksCompared
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps import repository
+from foreshock_service.runs.steps.schemas import StepRead
 
 _MOST_NAMED = 8
 """Missing shards that a sentence names."""

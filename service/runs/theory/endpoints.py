@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from service.platform.context import Context
-from service.platform.schemas import ActiveOrAttempt, StepPath
-from service.platform.security import Reader
-from service.runs.measurements.endpoints import Comparison
-from service.runs.runs.addresses import RunIdentifier
-from service.runs.shard_counts import with_shards
-from service.runs.theory import service
-from service.runs.theory.schemas import TheoryRead
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.measurements.endpoints import Comparison
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.shard_counts import with_shards
+from foreshock_service.runs.theory import service
+from foreshock_service.runs.theory.schemas import TheoryRead
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import AdviceAcknowledgement
+from foreshock_service.platform.database.tables import AdviceAcknowledgement
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.json_values import finite_or_none
 from foreshock.theory import BiasBound, GradientNoise, HorizonBound, SequenceChi2, StepNoise
-from service.runs.corrections.schemas import TOO_LARGE
-from service.runs.coverage.schemas import CoverageRead
-from service.runs.shard_schemas import AnswerOfStep
-from service.runs.theory.service import FoundTheory
+from foreshock_service.runs.corrections.schemas import TOO_LARGE
+from foreshock_service.runs.coverage.schemas import CoverageRead
+from foreshock_service.runs.shard_schemas import AnswerOfStep
+from foreshock_service.runs.theory.service import FoundTheory
 
 
 class BiasRead(BaseModel):

@@ -9,13 +9,13 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import InvalidArgumentError
 from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
-from service.platform.database.tables import Run
-from service.platform.security import Principal
-from service.runs.corrections.service import MeasuredPair, read_pair
-from service.runs.runs.service import get_run
-from service.runs.scalars.service import scalars_of_step
-from service.runs.step_key import StepKey
-from service.runs.theory import repository
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.corrections.service import MeasuredPair, read_pair
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.scalars.service import scalars_of_step
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.theory import repository
 
 # Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
 GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")

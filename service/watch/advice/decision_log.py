@@ -11,11 +11,11 @@ from foreshock.clock import now_us
 from foreshock.early_warning.advice_state import Mode, fold
 from foreshock.early_warning.decisions import Observation, decide, rewind, set_mode
 from foreshock.early_warning.detectors import holding_signals, open_signals
-from service.platform.changes.announcing import wake_after_commit
-from service.runs.events import AdviceModeChanged, AttemptStarted
-from service.watch.advice import repository
-from service.watch.detection.events import DetectorsReplayed
-from service.watch.detection.service import observed_steps
+from foreshock_service.platform.changes.announcing import wake_after_commit
+from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
+from foreshock_service.watch.advice import repository
+from foreshock_service.watch.detection.events import DetectorsReplayed
+from foreshock_service.watch.detection.service import observed_steps
 
 
 def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:

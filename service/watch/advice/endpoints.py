@@ -6,17 +6,22 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response, status
 
-from service.platform.context import Context
-from service.platform.pagination import Cursor, Limit, Page
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Administrator, Ingester, Reader
-from service.runs.runs.addresses import RunIdentifier
-from service.watch.advice import service
-from service.watch.advice.polling import Poll, answer_poll
-from service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, DecisionRead, OperatorDecisionCreate
-from service.watch.long_polls.answers import NOT_MODIFIED
-from service.watch.long_polls.turns import turn_of
-from service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import Cursor, Limit, Page
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Administrator, Ingester, Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.watch.advice import service
+from foreshock_service.watch.advice.polling import Poll, answer_poll
+from foreshock_service.watch.advice.schemas import (
+    AcknowledgementCreate,
+    AdviceRead,
+    DecisionRead,
+    OperatorDecisionCreate,
+)
+from foreshock_service.watch.long_polls.answers import NOT_MODIFIED
+from foreshock_service.watch.long_polls.turns import turn_of
+from foreshock_service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import Scope
 
-from service.platform.plain_routes import parameters_of, whole_number
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Principal
-from service.watch.advice.polling import Poll, answer_poll
-from service.watch.long_polls.poll_route import PollRoute, run_polled, seconds_of
+from foreshock_service.platform.plain_routes import parameters_of, whole_number
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Principal
+from foreshock_service.watch.advice.polling import Poll, answer_poll
+from foreshock_service.watch.long_polls.poll_route import PollRoute, run_polled, seconds_of
 
 _END = "/lr-advice"
 _FLAGS = {"true": True, "false": False}

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.context import ServiceContext
-from service.platform.etag import names_version
-from service.platform.keys.service import Scope
-from service.platform.security import Principal
-from service.runs.runs.service import check_visible
-from service.watch.advice import service
-from service.watch.long_polls.versions import RunVersion
-from service.watch.long_polls.waiters import LongPolls
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.etag import names_version
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import check_visible
+from foreshock_service.watch.advice import service
+from foreshock_service.watch.long_polls.versions import RunVersion
+from foreshock_service.watch.long_polls.waiters import LongPolls
 
 
 @dataclass(frozen=True, slots=True)

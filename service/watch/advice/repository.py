@@ -8,9 +8,9 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.advice_state import Decision
-from service.platform.database.dialect import insert_rows, table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
+from foreshock_service.platform.database.dialect import insert_rows, table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 
 # Read whenever a step closes: built once.
 _decisions = table_of(AdviceDecision).c

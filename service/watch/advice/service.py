@@ -12,18 +12,18 @@ from foreshock.early_warning.advice_state import AdviceState, Mode, fold
 from foreshock.early_warning.advice_text import RUN_HAS_ENDED, advice_reason
 from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
 from foreshock.early_warning.detectors import WarningConfiguration, WarningState
-from service.platform.audit.service import record
-from service.platform.changes.announcing import wake_after_commit
-from service.platform.database.tables import Alert, Run
-from service.platform.pagination import Page, decode_cursor, page_of
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.replay.policies.service import steps_between_probes
-from service.runs.attempts.service import find_attempt, require_attempt
-from service.runs.runs.service import find_run, get_run, lock_run
-from service.watch.advice import repository
-from service.watch.advice.decision_log import observation_of
-from service.watch.advice.schemas import (
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.changes.announcing import wake_after_commit
+from foreshock_service.platform.database.tables import Alert, Run
+from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.policies.service import steps_between_probes
+from foreshock_service.runs.attempts.service import find_attempt, require_attempt
+from foreshock_service.runs.runs.service import find_run, get_run, lock_run
+from foreshock_service.watch.advice import repository
+from foreshock_service.watch.advice.decision_log import observation_of
+from foreshock_service.watch.advice.schemas import (
     AcknowledgementCreate,
     AdviceAlertRead,
     AdviceRead,
@@ -32,11 +32,11 @@ from service.watch.advice.schemas import (
     OperatorDecisionCreate,
     ScheduleRead,
 )
-from service.watch.alerts import service as alerts
-from service.watch.detection.configurations import watched_as
-from service.watch.detection.service import newest_state
-from service.watch.long_polls.answers import Answer
-from service.watch.long_polls.versions import read_versions
+from foreshock_service.watch.alerts import service as alerts
+from foreshock_service.watch.detection.configurations import watched_as
+from foreshock_service.watch.detection.service import newest_state
+from foreshock_service.watch.long_polls.answers import Answer
+from foreshock_service.watch.long_polls.versions import read_versions
 
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""

@@ -13,16 +13,29 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.changes.announcing import wake_after_commit
-from service.platform.database.tables import Alert
-from service.platform.identifiers import new_identifier
-from service.runs.attempts.active_attempts import active_attempt_of
-from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted, ItemsLost, RanksCompared, RunBecameStale, ScalarsLogged, StepClosed
-from service.runs.step_key import StepKey
-from service.runs.steps.service import find_step, first_split, missing_shards, missing_shards_of, shards_in_words
-from service.watch.alerts import repository
-from service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from foreshock_service.platform.changes.announcing import wake_after_commit
+from foreshock_service.platform.database.tables import Alert
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.runs.attempts.active_attempts import active_attempt_of
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.events import (
+    AttemptStarted,
+    ItemsLost,
+    RanksCompared,
+    RunBecameStale,
+    ScalarsLogged,
+    StepClosed,
+)
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.service import (
+    find_step,
+    first_split,
+    missing_shards,
+    missing_shards_of,
+    shards_in_words,
+)
+from foreshock_service.watch.alerts import repository
+from foreshock_service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100

@@ -7,17 +7,17 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from foreshock.severity import Severity
-from service.platform.context import Context
-from service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
-from service.platform.schemas import Name
-from service.platform.security import Ingester, Reader
-from service.runs.runs.addresses import RunIdentifier
-from service.watch.alerts import service
-from service.watch.alerts.polling import answer_alert_poll
-from service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
-from service.watch.long_polls.answers import NOT_MODIFIED
-from service.watch.long_polls.turns import turn_of
-from service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
+from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.watch.alerts import service
+from foreshock_service.watch.alerts.polling import answer_alert_poll
+from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
+from foreshock_service.watch.long_polls.answers import NOT_MODIFIED
+from foreshock_service.watch.long_polls.turns import turn_of
+from foreshock_service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
 
 router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])
 

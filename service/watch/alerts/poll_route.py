@@ -7,13 +7,13 @@ from typing import NamedTuple, get_args
 from starlette.responses import Response
 from starlette.types import Scope
 
-from service.platform.pagination import DEFAULT_LIMIT, LARGEST_LIMIT
-from service.platform.plain_routes import parameters_of, whole_number
-from service.platform.security import Principal
-from service.watch.alerts.polling import answer_alert_poll
-from service.watch.alerts.schemas import AlertState
-from service.watch.alerts.service import PageKey
-from service.watch.long_polls.poll_route import PollRoute, run_polled, seconds_of
+from foreshock_service.platform.pagination import DEFAULT_LIMIT, LARGEST_LIMIT
+from foreshock_service.platform.plain_routes import parameters_of, whole_number
+from foreshock_service.platform.security import Principal
+from foreshock_service.watch.alerts.polling import answer_alert_poll
+from foreshock_service.watch.alerts.schemas import AlertState
+from foreshock_service.watch.alerts.service import PageKey
+from foreshock_service.watch.long_polls.poll_route import PollRoute, run_polled, seconds_of
 
 _END = "/alerts"
 _STATES: dict[str, AlertState] = {state: state for state in get_args(AlertState)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import Response
 
-from service.platform.etag import names_version
-from service.platform.security import Principal
-from service.runs.runs.service import check_visible
-from service.watch.alerts.service import PageKey, read_page
-from service.watch.long_polls.waiters import LongPolls
+from foreshock_service.platform.etag import names_version
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import check_visible
+from foreshock_service.watch.alerts.service import PageKey, read_page
+from foreshock_service.watch.long_polls.waiters import LongPolls
 
 
 async def answer_alert_poll(

@@ -8,13 +8,13 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.early_warning.events import Event
-from service.platform.changes.announcing import wake_after_commit
-from service.platform.database.tables import Alert
-from service.platform.identifiers import new_identifier
-from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted
-from service.watch.alerts import repository
-from service.watch.detection.events import DetectorsReplayed
+from foreshock_service.platform.changes.announcing import wake_after_commit
+from foreshock_service.platform.database.tables import Alert
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.events import AttemptStarted
+from foreshock_service.watch.alerts import repository
+from foreshock_service.watch.detection.events import DetectorsReplayed
 
 
 def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import bindparam, func, literal, or_, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import Alert, Run
-from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
-from service.watch.alerts.schemas import AlertFilter
-from service.watch.rules.delivery_rules import DELIVERY_RULES
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import Alert, Run
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
+from foreshock_service.watch.alerts.schemas import AlertFilter
+from foreshock_service.watch.rules.delivery_rules import DELIVERY_RULES
 
 # Read whenever a step closes: each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.

@@ -9,16 +9,16 @@ from typing import NamedTuple, cast
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.audit.service import record
-from service.platform.changes.announcing import wake_after_commit
-from service.platform.database.tables import Alert, Run
-from service.platform.pagination import CursorKey, Page, decode_cursor, page_of
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.runs.runs.service import get_run, lock_run
-from service.watch.alerts import repository
-from service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
-from service.watch.long_polls.answers import Answer
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.changes.announcing import wake_after_commit
+from foreshock_service.platform.database.tables import Alert, Run
+from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.watch.alerts import repository
+from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
+from foreshock_service.watch.long_polls.answers import Answer
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 

@@ -15,9 +15,9 @@ from foreshock.digests import digest_of_json
 from foreshock.early_warning.detectors import WarningConfiguration
 from foreshock.early_warning.quantities import SCALARS, names_of
 from foreshock.model_kind import ModelKind
-from service.platform.database.tables import Run
-from service.runs.runs.service import find_run
-from service.watch.rules.service import configuration_with, rule_files_of
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.runs.runs.service import find_run
+from foreshock_service.watch.rules.service import configuration_with, rule_files_of
 
 _KEPT = 256
 """Configurations that are kept: one for each kind of model, and those of runs with rules or names of their own."""

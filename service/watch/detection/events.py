@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foreshock.early_warning.detectors import WarningConfiguration, WarningState
 from foreshock.early_warning.events import Event
-from service.runs.attempts.active_attempts import AttemptStart
+from foreshock_service.runs.attempts.active_attempts import AttemptStart
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from foreshock.early_warning.detectors import ClosedStep
 from foreshock.early_warning.quantities import SCALARS, quantities_of
 from foreshock.early_warning.stretches import ClosedSteps
 from foreshock.measures.registry import MEASURES
-from service.runs.attempts.active_attempts import AttemptStart
-from service.runs.changes.service import rebaselined_steps
-from service.runs.measurements.service import measure_columns_of_active_steps, measures_of_active_steps
-from service.runs.scalars.service import scalars_of_active_steps
-from service.watch.detection import repository
-from service.watch.detection.configurations import WatchedRun
-from service.watch.detection.scalar_steps import closed_scalar_steps
+from foreshock_service.runs.attempts.active_attempts import AttemptStart
+from foreshock_service.runs.changes.service import rebaselined_steps
+from foreshock_service.runs.measurements.service import measure_columns_of_active_steps, measures_of_active_steps
+from foreshock_service.runs.scalars.service import scalars_of_active_steps
+from foreshock_service.watch.detection import repository
+from foreshock_service.watch.detection.configurations import WatchedRun
+from foreshock_service.watch.detection.scalar_steps import closed_scalar_steps
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
 

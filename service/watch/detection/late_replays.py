@@ -19,20 +19,20 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from service.platform.context import ServiceContext
-from service.platform.database.hooks import in_caller_after_commit
-from service.platform.database.packing import Packed
-from service.platform.database.session import Database
-from service.platform.events import EventBus
-from service.runs.attempts.service import attempts_of_run
-from service.runs.runs.service import lock_run_for_background
-from service.watch.detection import repository, states
-from service.watch.detection.configurations import watched_as, watched_run
-from service.watch.detection.events import DetectorsReplayed, ReplayDue
-from service.watch.detection.history import closed_steps_after, history_after
-from service.watch.detection.replay_detectors import Replay
-from service.watch.detection.service import newest_state, observed_steps
-from service.watch.detection.states import RECENT_STATES
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.hooks import in_caller_after_commit
+from foreshock_service.platform.database.packing import Packed
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.events import EventBus
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.watch.detection import repository, states
+from foreshock_service.watch.detection.configurations import watched_as, watched_run
+from foreshock_service.watch.detection.events import DetectorsReplayed, ReplayDue
+from foreshock_service.watch.detection.history import closed_steps_after, history_after
+from foreshock_service.watch.detection.replay_detectors import Replay
+from foreshock_service.watch.detection.service import newest_state, observed_steps
+from foreshock_service.watch.detection.states import RECENT_STATES
 
 _TRIES = 5
 """Replays of a run, while late data keeps arriving, before it is left to the sweeper."""

@@ -18,17 +18,23 @@ from sqlalchemy.orm import Session
 from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.early_warning.events import Event
 from foreshock.early_warning.stretches import advance_over
-from service.platform.events import EventBus
-from service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from service.runs.attempts.service import attempts_of_run
-from service.runs.events import AttemptStarted, ModelKindChanged, ScalarNamesChanged, ScalarsChanged, StepEvent
-from service.watch.detection import repository, states
-from service.watch.detection.configurations import watched_run
-from service.watch.detection.events import DetectorsReplayed, ReplayDue
-from service.watch.detection.history import History, closed_steps_after
-from service.watch.detection.repository import Due, Snapshot
-from service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
-from service.watch.rules.events import RulesChanged
+from foreshock_service.platform.events import EventBus
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.events import (
+    AttemptStarted,
+    ModelKindChanged,
+    ScalarNamesChanged,
+    ScalarsChanged,
+    StepEvent,
+)
+from foreshock_service.watch.detection import repository, states
+from foreshock_service.watch.detection.configurations import watched_run
+from foreshock_service.watch.detection.events import DetectorsReplayed, ReplayDue
+from foreshock_service.watch.detection.history import History, closed_steps_after
+from foreshock_service.watch.detection.repository import Due, Snapshot
+from foreshock_service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
+from foreshock_service.watch.rules.events import RulesChanged
 
 SPARSE_MILESTONE_STEPS = 2_000
 """As MILESTONE_STEPS, of steps that a replay over a long history has left far behind: so many take milliseconds."""

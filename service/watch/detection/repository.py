@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import bindparam, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_rows, table_of, upsert
-from service.platform.database.prepared import Prepared
-from service.platform.database.tables import DetectorSnapshot, DueReplay, Run, ScalarTail, Step
-from service.runs.attempts.active_attempts import AttemptStart, active_ranges
+from foreshock_service.platform.database.dialect import insert_rows, table_of, upsert
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run, ScalarTail, Step
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges
 
 ALL_STEPS = 2**62
 

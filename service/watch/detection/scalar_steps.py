@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from service.runs.attempts.active_attempts import AttemptStart
-from service.runs.scalars.service import newest_step_with_scalars, steps_with_scalars
-from service.watch.detection import repository
+from foreshock_service.runs.attempts.active_attempts import AttemptStart
+from foreshock_service.runs.scalars.service import newest_step_with_scalars, steps_with_scalars
+from foreshock_service.watch.detection import repository
 
 
 def closed_scalar_steps(

@@ -7,16 +7,16 @@ from functools import partial
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.context import ServiceContext
-from service.platform.database.tables import ScalarTail
-from service.platform.events import EventBus
-from service.runs.attempts.active_attempts import active_attempt_of
-from service.runs.attempts.service import attempts_of_run
-from service.runs.events import ScalarsLogged
-from service.runs.runs.service import lock_run_for_background
-from service.watch.detection import repository
-from service.watch.detection.configurations import watched_run
-from service.watch.detection.replay_detectors import replay_from
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import ScalarTail
+from foreshock_service.platform.events import EventBus
+from foreshock_service.runs.attempts.active_attempts import active_attempt_of
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.events import ScalarsLogged
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.watch.detection import repository
+from foreshock_service.watch.detection.configurations import watched_run
+from foreshock_service.watch.detection.replay_detectors import replay_from
 
 _RUNS_PER_SWEEP = 100
 

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import WarningState
-from service.runs.attempts.service import attempts_of_run
-from service.watch.detection import repository, states
-from service.watch.detection.configurations import watched_run
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.watch.detection import repository, states
+from foreshock_service.watch.detection.configurations import watched_run
 
 
 def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import WarningState, advance
-from service.runs.attempts.active_attempts import AttemptStart
-from service.watch.detection import repository
-from service.watch.detection.configurations import WatchedRun
-from service.watch.detection.history import closed_steps_after
-from service.watch.detection.repository import Snapshot
+from foreshock_service.runs.attempts.active_attempts import AttemptStart
+from foreshock_service.watch.detection import repository
+from foreshock_service.watch.detection.configurations import WatchedRun
+from foreshock_service.watch.detection.history import closed_steps_after
+from foreshock_service.watch.detection.repository import Snapshot
 
 MILESTONE_STEPS = 25
 """A state is kept for good in every block of so many steps: a late shard replays at most one block before it."""

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Response, status
 from pydantic import BaseModel
 
-from service.platform.etag import etag_of, matches
+from foreshock_service.platform.etag import etag_of, matches
 
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
     304: {"description": "The answer is still the one that If-None-Match names, after `wait` seconds"}

@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.platform.context import ServiceContext
-from service.platform.identifiers import is_identifier
-from service.platform.keys.service import Scope as KeyScope
-from service.platform.plain_routes import PlainRoute, credentials_of
-from service.platform.security import Principal, admit, check_scope, principal_of_key
-from service.watch.long_polls.turns import turn_of
-from service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPolls
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.identifiers import is_identifier
+from foreshock_service.platform.keys.service import Scope as KeyScope
+from foreshock_service.platform.plain_routes import PlainRoute, credentials_of
+from foreshock_service.platform.security import Principal, admit, check_scope, principal_of_key
+from foreshock_service.watch.long_polls.turns import turn_of
+from foreshock_service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPolls
 
 _BEGIN = "/v1/runs/"
 _LONGEST_TAG = 1000

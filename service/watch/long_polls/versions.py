@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import table_of
-from service.platform.database.tables import AdviceDecision, Alert, Run, TrainerProgress
+from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run, TrainerProgress
 
 _runs, _decisions, _alerts = table_of(Run).c, table_of(AdviceDecision).c, table_of(Alert).c
 _progress = table_of(TrainerProgress).c

@@ -20,11 +20,11 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from service.platform.changes.announcing import add_receiver, remove_receiver
-from service.platform.changes.listening import Listener
-from service.platform.database.session import Database
-from service.watch.long_polls.batches import BatchedReads
-from service.watch.long_polls.versions import RunVersion, read_versions
+from foreshock_service.platform.changes.announcing import add_receiver, remove_receiver
+from foreshock_service.platform.changes.listening import Listener
+from foreshock_service.platform.database.session import Database
+from foreshock_service.watch.long_polls.batches import BatchedReads
+from foreshock_service.watch.long_polls.versions import RunVersion, read_versions
 
 LONGEST_WAIT_SECONDS = 30
 READ_AGAIN_SECONDS = 10.0

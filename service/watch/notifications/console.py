@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from service.platform.identifiers import new_identifier
-from service.platform.settings import load_settings
-from service.watch.notifications.messages import Message
-from service.watch.notifications.sending import SendingFailed, send
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.watch.notifications.messages import Message
+from foreshock_service.watch.notifications.sending import SendingFailed, send
 
 
 def show() -> None:

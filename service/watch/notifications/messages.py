@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from foreshock.severity import Severity
-from service.platform.notification_targets import NotificationTarget
+from foreshock_service.platform.notification_targets import NotificationTarget
 
 ALERTMANAGER_SECONDS = 300
 """Time after which Alertmanager takes an alert for resolved unless it is sent again, as Prometheus does."""

@@ -6,8 +6,8 @@ import json
 
 import httpx
 
-from service.platform.notification_targets import NotificationTarget
-from service.watch.notifications.messages import Message, address_and_body
+from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.watch.notifications.messages import Message, address_and_body
 
 TIMEOUT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 200

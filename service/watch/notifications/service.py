@@ -15,14 +15,14 @@ from sqlalchemy.orm import Session
 from foreshock.page_addresses import run_page_path
 from foreshock.retry import Backoff
 from foreshock.severity import SEVERITIES, severity_rank
-from service.platform.context import ServiceContext
-from service.platform.database.dialect import database_now_us
-from service.platform.database.tables import Alert, Notification, Run
-from service.platform.notification_targets import NotificationTarget
-from service.watch.notifications import repository
-from service.watch.notifications.messages import Message
-from service.watch.notifications.repository import OPENED
-from service.watch.notifications.sending import SendingFailed, send
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.tables import Alert, Notification, Run
+from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.watch.notifications import repository
+from foreshock_service.watch.notifications.messages import Message
+from foreshock_service.watch.notifications.repository import OPENED
+from foreshock_service.watch.notifications.sending import SendingFailed, send
 
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from service.platform.context import Context
-from service.platform.security import Reader
-from service.runs.runs.addresses import RunIdentifier
-from service.watch.risk import service
-from service.watch.risk.schemas import RiskRead
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.watch.risk import service
+from foreshock_service.watch.risk.schemas import RiskRead
 
 router = APIRouter(prefix="/v1/runs/{run}/risk", tags=["alerts"])
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import Alert, Run
+from foreshock_service.platform.database.tables import Alert, Run
 
 
 def newest_with_standing_alerts(

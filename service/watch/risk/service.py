@@ -9,12 +9,12 @@ from sqlalchemy.orm import Session
 
 from foreshock.early_warning.risk import LEVELS, NO_PROBABILITY, Risk, RiskLevel, StandingAlert, assess
 from foreshock.severity import Severity
-from service.platform.security import Principal
-from service.runs.runs.service import get_run
-from service.watch.alerts.service import standing_of_runs
-from service.watch.detection.service import observed_steps
-from service.watch.risk import repository
-from service.watch.risk.schemas import RiskRead
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.watch.alerts.service import standing_of_runs
+from foreshock_service.watch.detection.service import observed_steps
+from foreshock_service.watch.risk import repository
+from foreshock_service.watch.risk.schemas import RiskRead
 
 MOST_SEARCHED = 1000
 """Runs with standing alerts whose risk one search computes."""

@@ -13,14 +13,14 @@ from sqlalchemy.orm import Session
 
 from foreshock.early_warning.rule_files import RuleChanges, changes_to_toml, parse_rules
 from foreshock.early_warning.threshold_rule import ThresholdRule
-from service.platform.database.tables import RulesVersion, Run
-from service.platform.events import EventBus
-from service.platform.problem import ProblemError
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Principal
-from service.runs.runs.service import get_run, lock_run
-from service.watch.rules import repository
-from service.watch.rules.service import RulesInvalid, configuration_with, set_rules
+from foreshock_service.platform.database.tables import RulesVersion, Run
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.watch.rules import repository
+from foreshock_service.watch.rules.service import RulesInvalid, configuration_with, set_rules
 
 
 class RuleNotFound(ProblemError):

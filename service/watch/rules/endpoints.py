@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from foreshock.model_kind import ModelKind
-from service.platform.context import Context
-from service.platform.schemas import LARGEST_STEP
-from service.platform.security import Administrator, Reader
-from service.runs.runs.addresses import RunIdentifier
-from service.watch.rules import service
-from service.watch.rules.schemas import RulesPut, RulesRead, RulesVersionRead, RunRulesRead
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Administrator, Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.watch.rules import service
+from foreshock_service.watch.rules.schemas import RulesPut, RulesRead, RulesVersionRead, RunRulesRead
 
 router = APIRouter(prefix="/v1/runs/{run}/rules", tags=["rules"])
 

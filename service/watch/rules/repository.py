@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.platform.database.tables import RulesVersion
+from foreshock_service.platform.database.tables import RulesVersion
 
 
 def versions_of(session: Session, run_id: str) -> Sequence[RulesVersion]:

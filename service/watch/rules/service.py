@@ -18,16 +18,16 @@ from foreshock.early_warning.detectors import RulesFromStep, WarningConfiguratio
 from foreshock.early_warning.rule_files import InvalidRules, parse_rules, to_toml
 from foreshock.early_warning.threshold_rule import ThresholdRule
 from foreshock.model_kind import ModelKind
-from service.platform.audit.service import record
-from service.platform.database.tables import RulesVersion, Run
-from service.platform.events import EventBus
-from service.platform.problem import ProblemError
-from service.platform.security import Principal
-from service.runs.runs.service import get_run, lock_run
-from service.watch.rules import repository
-from service.watch.rules.delivery_rules import DELIVERY_RULES
-from service.watch.rules.events import RulesChanged
-from service.watch.rules.schemas import RuleRead, RulesRead, RulesVersionRead, RunRulesRead
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.database.tables import RulesVersion, Run
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.watch.rules import repository
+from foreshock_service.watch.rules.delivery_rules import DELIVERY_RULES
+from foreshock_service.watch.rules.events import RulesChanged
+from foreshock_service.watch.rules.schemas import RuleRead, RulesRead, RulesVersionRead, RunRulesRead
 
 MOST_VERSIONS = 100
 """Versions of a run's rules: each is a set of rules that a replay reads."""

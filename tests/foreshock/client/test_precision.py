@@ -11,7 +11,7 @@ from foreshock.client.precision import dtype_name, with_precision
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes
-from service.replay.probes.declared_precision import declared_precision
+from foreshock_service.replay.probes.declared_precision import declared_precision
 
 
 def test_precision_is_what_a_probe_replays_the_trainer_in() -> None:

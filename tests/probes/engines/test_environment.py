@@ -13,8 +13,8 @@ from foreshock.environment import Environment
 from foreshock.fingerprint import Fingerprint
 from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.process_fingerprint import hand_set_variables
-from probes.engines import environment
-from probes.engines.environment import (
+from foreshock_probes.engines import environment
+from foreshock_probes.engines.environment import (
     AS_IT_IS,
     VARIABLE,
     EngineEnvironment,
@@ -22,7 +22,7 @@ from probes.engines.environment import (
     available_instruction_sets,
     offered_environments,
 )
-from probes.engines.process import EngineProcess, process_variables
+from foreshock_probes.engines.process import EngineProcess, process_variables
 from tests.probes.held import fingerprint_of_this_process, held
 
 AVAILABLE = available_instruction_sets()

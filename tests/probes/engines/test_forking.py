@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from probes.engines.protocol import Failed, Progress, ScoreCommand, Scored, parse_reply
+from foreshock_probes.engines.protocol import Failed, Progress, ScoreCommand, Scored, parse_reply
 from tests.probes.engines.test_process import score_command, wait_until_gone
 from tests.probes.tiny import save_checkpoint
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 CODE = """
 import sys
 import transformers.models.qwen3.modeling_qwen3
-from probes.engines.forking import serve_with_children
+from foreshock_probes.engines.forking import serve_with_children
 sys.exit(serve_with_children("torch", int(sys.argv[1]), int(sys.argv[2])))
 """
 

@@ -19,9 +19,9 @@ import pytest
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import decode_scores, encode_rollouts
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
-from probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
+from foreshock_probes.engines.protocol import ScoreCommand
 from tests.probes.tiny import make_rollouts
 
 pytestmark = pytest.mark.slow
@@ -158,7 +158,7 @@ def test_engine_exits_when_its_worker_dies(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from probes.engines.process import EngineProcess\n"
+        "from foreshock_probes.engines.process import EngineProcess\n"
         f"print(EngineProcess('torch', Path({str(tmp_path)!r})).pid, flush=True)\n"
         "time.sleep(3)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from probes.exact_divergence import ExactDivergences, GivenLogits, divergences, exact_divergences
-from probes.exact_divergence.triton_reduction import TritonReduction
+from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, divergences, exact_divergences
+from foreshock_probes.exact_divergence.triton_reduction import TritonReduction
 from tests.probes.exact_divergence.reference import TOP_KS, Pair, hard_cases
 
 VOCABULARIES = (2, 1100)
@@ -56,7 +56,7 @@ def compile_for_gpus() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from probes.exact_divergence.triton_reduction import BLOCK, reduce_rows
+    from foreshock_probes.exact_divergence.triton_reduction import BLOCK, reduce_rows
 
     sizes = {"TOP": 20, "SLOTS": 32, "BLOCK": BLOCK}
     for capability, logits in ((80, "*fp32"), (90, "*bf16")):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.exact_divergence import ExactDivergences, GivenLogits, LogitSource, SourceError, exact_divergences
+from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, LogitSource, SourceError, exact_divergences
 from tests.probes.exact_divergence.reference import DIVERGENCES, TOP_KS, by_definition, hard_cases, likeliest, overlap
 
 RELATIVE = 1e-11

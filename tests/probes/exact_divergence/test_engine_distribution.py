@@ -12,11 +12,11 @@ from foreshock.corrections import Evaluator, ExactKl, Threshold
 from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.theory import horizon_bound
-from probes.exact_divergence import ExactDivergences, LogitSource, SourceError
-from probes.exact_divergence.engine_distribution import EngineDistribution
-from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.vllm_arguments import BYTES_PER_LOGIT, VllmOptions
+from foreshock_probes.exact_divergence import ExactDivergences, LogitSource, SourceError
+from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
+from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.vllm_arguments import BYTES_PER_LOGIT, VllmOptions
 from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
 

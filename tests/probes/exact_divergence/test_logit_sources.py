@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences, logit_sources
+from foreshock_probes.exact_divergence import GivenLogits, LogitSource, SourceError, exact_divergences, logit_sources
 
 
 def made(tokens: int = 6, vocabulary: int = 700, width: int = 24, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

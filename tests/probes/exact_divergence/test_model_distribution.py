@@ -13,10 +13,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from benchmarks.recorded_runs import shipped_run
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
-from probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models, head_of
-from probes.scorers.forward_pass import load_model
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
+from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models, head_of
+from foreshock_probes.scorers.forward_pass import load_model
+from foreshock_probes.scorers.request import UnsupportedScoreError
 from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
 from tests.probes.tiny import make_rollouts, save_checkpoint

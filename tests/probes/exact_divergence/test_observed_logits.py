@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from probes.exact_divergence import GivenLogits, LogitSource, exact_divergences
-from probes.exact_divergence.observed_logits import (
+from foreshock_probes.exact_divergence import GivenLogits, LogitSource, exact_divergences
+from foreshock_probes.exact_divergence.observed_logits import (
     NotReproducedError,
     PromptLogitsHook,
     RolloutReduction,

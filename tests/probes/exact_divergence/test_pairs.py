@@ -22,10 +22,10 @@ from foreshock.rollouts import (
     encode_rollouts,
 )
 from foreshock.scorers import EXACT_PAIRS
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError
-from probes.engines.protocol import ScoreCommand
-from probes.scorers.forward_pass import load_model
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.scorers.forward_pass import load_model
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]

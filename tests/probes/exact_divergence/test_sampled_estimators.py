@@ -18,8 +18,8 @@ from examples.tiny_rl.model import load_model
 from foreshock.measures import ComparisonStatistics
 from foreshock.measures.estimators import token
 from foreshock.rollouts import decode_rollouts
-from probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
-from probes.exact_divergence.model_distribution import ModelDistribution
+from foreshock_probes.exact_divergence import ExactDivergences, GivenLogits, exact_divergences
+from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
 from tests.paths import RECORDED
 
 STATES, DRAWS = 400, 1500

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probes.exact_divergence import GivenLogits, exact_divergences
+from foreshock_probes.exact_divergence import GivenLogits, exact_divergences
 from tests.paths import REPOSITORY
 from tests.probes.exact_divergence.reference import (
     DIVERGENCES,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from probes.exact_divergence import GivenLogits, exact_divergences
-from probes.exact_divergence.compiled_reduction import exponential_sum, near_sums
-from probes.exact_divergence.vector_math import curvatures, exponential
+from foreshock_probes.exact_divergence import GivenLogits, exact_divergences
+from foreshock_probes.exact_divergence.compiled_reduction import exponential_sum, near_sums
+from foreshock_probes.exact_divergence.vector_math import curvatures, exponential
 
 # (e^d − 1 − d)/d² as a series; 25 terms are more than 80-bit numbers hold.
 SERIES = [np.longdouble(1) / math.factorial(power) for power in range(2, 27)]

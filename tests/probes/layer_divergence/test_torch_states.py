@@ -17,13 +17,13 @@ from foreshock.digests import weights_digest
 from foreshock.layer_divergence import LayerComparison, compared_layers, count_groups
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.scorers import SCORERS, scorers_by_layer
-from probes.layer_divergence import states as states_module
-from probes.layer_divergence.part import part_of_comparison
-from probes.layer_divergence.states import ScorerDistances, chosen_states, compare_with_file, write_file
-from probes.layer_divergence.torch_states import TorchStates, decoder_layers
-from probes.scorers.forward_pass import load_model
-from probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.table import scorer_named
+from foreshock_probes.layer_divergence import states as states_module
+from foreshock_probes.layer_divergence.part import part_of_comparison
+from foreshock_probes.layer_divergence.states import ScorerDistances, chosen_states, compare_with_file, write_file
+from foreshock_probes.layer_divergence.torch_states import TorchStates, decoder_layers
+from foreshock_probes.scorers.forward_pass import load_model
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.table import scorer_named
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 LAYERS = 4

@@ -13,11 +13,11 @@ from foreshock.digests import weights_digest
 from foreshock.layer_divergence import LayerComparison
 from foreshock.rollouts import encode_rollouts
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError
-from probes.engines.protocol import ScoreCommand
-from probes.layer_divergence.job import compare_layers
-from probes.layer_divergence.vllm_states import SequencePlaces
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.layer_divergence.job import compare_layers
+from foreshock_probes.layer_divergence.vllm_states import SequencePlaces
 from tests.probes.layer_divergence.test_torch_states import GROUPED, LAYERS, means, perturbed
 from tests.probes.tiny import save_checkpoint
 

@@ -16,9 +16,9 @@ from foreshock.commands.main import main
 from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
 from foreshock.routing import RoutingComparison
-from probes.console import WorkerConsole
-from probes.engines.pool import EnginePool
-from probes.worker import Worker
+from foreshock_probes.console import WorkerConsole
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts

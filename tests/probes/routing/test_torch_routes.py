@@ -16,10 +16,10 @@ from foreshock.measures.routing import UNKNOWN_EXPERT, RoutingMeasures
 from foreshock.rollouts import RolloutBatch
 from foreshock.routing import RECORDING_SCORERS
 from foreshock.scorers import SCORERS
-from probes.routing.comparison import RoutesDifferError, compare_routes, record_routes
-from probes.routing.recorded import RecordedRoutes, empty_routes, read_routes
-from probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.table import scorer_named
+from foreshock_probes.routing.comparison import RoutesDifferError, compare_routes, record_routes
+from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes, read_routes
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.table import scorer_named
 from tests.probes.tiny import make_rollouts, save_checkpoint, save_mixture_of_experts
 
 LAYERS, TOP_K = 4, 2

@@ -10,11 +10,11 @@ import pytest
 from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError
-from probes.engines.protocol import ScoreCommand
-from probes.routing.comparison import compare_routes
-from probes.routing.recorded import RecordedRoutes, read_routes
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.routing.comparison import compare_routes
+from foreshock_probes.routing.recorded import RecordedRoutes, read_routes
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]

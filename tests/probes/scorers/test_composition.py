@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
-from probes.scorers.composition import MOST_PADDING, compose, compose_by_length
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.composition import MOST_PADDING, compose, compose_by_length
+from foreshock_probes.scorers.request import UnsupportedScoreError
 
 
 @given(

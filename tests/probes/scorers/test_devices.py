@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from probes.scorers.devices import check_devices, cores_of_ranks, device_count
-from probes.scorers.request import TooFewDevicesError
+from foreshock_probes.scorers.devices import check_devices, cores_of_ranks, device_count
+from foreshock_probes.scorers.request import TooFewDevicesError
 
 
 @pytest.fixture

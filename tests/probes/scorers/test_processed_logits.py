@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from probes.scorers.processed_logits import LogitProcessing
-from probes.scorers.sampling import LoggedDistribution
+from foreshock_probes.scorers.processed_logits import LogitProcessing
+from foreshock_probes.scorers.sampling import LoggedDistribution
 
 LOGITS = torch.log(torch.tensor([[0.05, 0.4, 0.3, 0.15, 0.1]]))
 

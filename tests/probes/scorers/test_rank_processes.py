@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from foreshock.errors import ForeshockError
-from probes.scorers.rank_processes import RankError, RankProcesses
+from foreshock_probes.scorers.rank_processes import RankError, RankProcesses
 from tests.paths import REPOSITORY
 from tests.probes.scorers.rank_tasks import act
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 STARTER = """
 import sys, time
-from probes.scorers.rank_processes import RankProcesses
+from foreshock_probes.scorers.rank_processes import RankProcesses
 from tests.probes.scorers.rank_tasks import act
 
 if __name__ == "__main__":

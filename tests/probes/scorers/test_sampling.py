@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from foreshock.rollouts import BatchAttributes
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.sampling import divisors, sampled_temperature
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.sampling import divisors, sampled_temperature
 from tests.probes.tiny import make_rollouts
 
 

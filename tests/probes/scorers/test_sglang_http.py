@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foreshock.rollouts import RolloutBatch
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.request import UnsupportedScoreError
 from tests.probes.scorers.test_torch_forward import score
 
 ROLLOUTS = RolloutBatch.from_lists(["a", "b"], [[3, 4], [5]], [[6, 7], [8]])

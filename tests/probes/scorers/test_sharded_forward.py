@@ -14,11 +14,11 @@ import torch
 from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from probes.engines.process import EngineError
-from probes.scorers.devices import device_count
-from probes.scorers.rank_processes import RankProcesses
-from probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.table import scorer_named
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.scorers.devices import device_count
+from foreshock_probes.scorers.rank_processes import RankProcesses
+from foreshock_probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.table import scorer_named
 from tests.probes.scorers.rank_tasks import count_parameters
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint, save_mixture_of_experts
 

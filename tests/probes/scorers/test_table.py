@@ -8,8 +8,8 @@ import pytest
 
 from foreshock.scorers import ENGINES, available_scorers
 from foreshock.scorers import SCORERS as TABLE
-from probes.scorers.request import UnsupportedScoreError
-from probes.scorers.table import SCORERS, installed_scorers, scorer_named
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.table import SCORERS, installed_scorers, scorer_named
 
 
 def test_workers_implement_exactly_the_available_scorers() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.request import UnsupportedScoreError
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import make_rollouts
 

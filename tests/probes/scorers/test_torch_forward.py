@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.table import scorer_named
+from foreshock_probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.table import scorer_named
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 

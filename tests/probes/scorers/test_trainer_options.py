@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from probes.scorers.table import scorer_named
-from probes.scorers.tokens import sequence
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.table import scorer_named
+from foreshock_probes.scorers.tokens import sequence
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
 Array = NDArray[np.float32]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from probes.scorers.request import TooFewDevicesError, UnsupportedScoreError
-from probes.scorers.vllm_arguments import VllmOptions, bind_ranks_to_cores, engine_arguments
+from foreshock_probes.scorers.request import TooFewDevicesError, UnsupportedScoreError
+from foreshock_probes.scorers.vllm_arguments import VllmOptions, bind_ranks_to_cores, engine_arguments
 
 
 def arguments(folder: Path, **options: Any) -> dict[str, Any]:
@@ -64,12 +64,12 @@ def test_models_that_cannot_be_divided_are_refused(
 
 
 def test_key_value_heads_may_be_fewer_than_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.scorers.devices.device_count", lambda: 2)
+    monkeypatch.setattr("foreshock_probes.scorers.devices.device_count", lambda: 2)
     assert arguments(configured(tmp_path), tensor_parallel_size=2)["tensor_parallel_size"] == 2
 
 
 def test_more_processes_than_devices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probes.scorers.devices.device_count", lambda: 1)
+    monkeypatch.setattr("foreshock_probes.scorers.devices.device_count", lambda: 1)
     with pytest.raises(TooFewDevicesError, match=r"tensor_parallel_size=2 .* this worker has 1"):
         arguments(configured(tmp_path), tensor_parallel_size=2)
 

@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from probes.engines.process import EngineError
-from probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.scorers.request import UnsupportedScoreError
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
@@ -124,7 +124,7 @@ def test_wrong_key_names_the_setting(configured: Path, monkeypatch: pytest.Monke
 def test_server_that_is_down_is_a_reason_to_retry(
     configured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from probes.engines.pool import EnginePool
+    from foreshock_probes.engines.pool import EnginePool
 
     monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", "vllm=http://127.0.0.1:9")
     pool = EnginePool(tmp_path)

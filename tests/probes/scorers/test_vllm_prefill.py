@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from probes.engines.process import EngineError
+from foreshock_probes.engines.process import EngineError
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes
-from probes.engines.pool import EnginePool
-from probes.engines.process import EngineError
-from probes.scorers.devices import device_count
+from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.scorers.devices import device_count
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [

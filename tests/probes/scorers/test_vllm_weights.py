@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from probes.scorers.request import ReloadError
-from probes.scorers.vllm_weights import verify_weights
+from foreshock_probes.scorers.request import ReloadError
+from foreshock_probes.scorers.vllm_weights import verify_weights
 
 NAMES = ["model.q_proj.weight", "model.k_proj.weight", "model.norm.weight", "model.embed_tokens.weight"]
 

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, ScoreBatch, encode_rollouts, encode_scores
 from foreshock.weights_search import WeightsSearch
-from probes.engines.process import EngineError
-from probes.engines.protocol import ScoreCommand
-from probes.weights import AnnouncedCheckpoint, WeightsLibrary
-from probes.weights_search.job import search_weights
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.weights import AnnouncedCheckpoint, WeightsLibrary
+from foreshock_probes.weights_search.job import search_weights
 from tests.probes.weights_search.test_search import (
     HEAD,
     ROLLOUTS,

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch
 from foreshock.weights_search import WeightsReplay, WeightsSearch, interleaved
-from probes.weights import Weights
-from probes.weights_search.search import MOST_REPLAYS, Candidate, Searcher
+from foreshock_probes.weights import Weights
+from foreshock_probes.weights_search.search import MOST_REPLAYS, Candidate, Searcher
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SHAPES = {EMBEDDINGS: (4, 3), HEAD: (4, 3), "model.norm.weight": (3,)} | {

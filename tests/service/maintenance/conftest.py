@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi import FastAPI
 
-from service.platform.context import ServiceContext
+from foreshock_service.platform.context import ServiceContext
 
 
 @pytest.fixture

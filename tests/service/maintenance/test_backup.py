@@ -15,15 +15,15 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.maintenance.retention.service import purge
-from service.platform.context import ServiceContext
-from service.platform.database.opening import existing_database
-from service.platform.database.tables import Shard
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
-from service.platform.store.removals import remove_due_files
-from service.runs.rollouts.shards import is_intact
+from foreshock_service.app import create_app
+from foreshock_service.maintenance.retention.service import purge
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.opening import existing_database
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.removals import remove_due_files
+from foreshock_service.runs.rollouts.shards import is_intact
 from tests.service.postgres import PostgresCluster, find_programs
 from tests.service.sending import Sender, make_batch, start_run
 

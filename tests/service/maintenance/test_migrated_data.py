@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from service.platform.database.engine import make_engine
-from service.platform.database.packing import is_newer_than_sparse, unpack
-from service.platform.database.schema import newest_revision, upgrade
-from service.platform.database.tables import Base
-from service.platform.settings import Settings
+from foreshock_service.platform.database.engine import make_engine
+from foreshock_service.platform.database.packing import is_newer_than_sparse, unpack
+from foreshock_service.platform.database.schema import newest_revision, upgrade
+from foreshock_service.platform.database.tables import Base
+from foreshock_service.platform.settings import Settings
 from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 

@@ -11,7 +11,7 @@ import httpx
 import psycopg
 import pytest
 
-from service.platform.settings import Settings
+from foreshock_service.platform.settings import Settings
 from tests.service.operation.processes import service_process
 from tests.service.postgres import PostgresCluster
 

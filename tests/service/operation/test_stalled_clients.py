@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
 from tests.service.operation.processes import RawAnswer, read_answer
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer

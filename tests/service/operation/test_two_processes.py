@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from service.platform.database.schema import upgrade
-from service.platform.database.session import Database
-from service.platform.jobs.runner import LEASE_SECONDS
-from service.watch.long_polls.waiters import READ_AGAIN_SECONDS
+from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.jobs.runner import LEASE_SECONDS
+from foreshock_service.watch.long_polls.waiters import READ_AGAIN_SECONDS
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster
 from tests.service.receiving import serving

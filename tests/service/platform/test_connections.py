@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.health.figures import resident_bytes
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.health.figures import resident_bytes
+from foreshock_service.platform.settings import Settings
 from tests.service.operation.processes import RawAnswer, read_answer
 from tests.service.server import RunningServer
 

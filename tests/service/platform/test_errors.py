@@ -13,9 +13,9 @@ from fastapi.routing import APIRoute
 from openapi_spec_validator import validate
 
 from benchmarks.bad_input.answers import problem_types
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
 from tests.service.sending import start_run
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

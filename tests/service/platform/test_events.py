@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from service.platform.database.session import Database
-from service.platform.events import EventBus
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.events import EventBus
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from service.platform.settings import Settings
+from foreshock_service.platform.settings import Settings
 from tests.service.stored import count_rows
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

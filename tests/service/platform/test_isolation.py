@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from service.platform.database.session import Database
-from service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.service import Scope, create_key, new_secret
 from tests.service.sending import make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe
 

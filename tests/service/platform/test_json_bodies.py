@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from service.platform.json_bodies import fault_of
+from foreshock_service.platform.json_bodies import fault_of
 from tests.service.sending import start_run
 
 sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

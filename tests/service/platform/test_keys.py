@@ -12,16 +12,23 @@ from sqlalchemy import event
 from foreshock import Client
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from service.app import create_app
-from service.platform.database.session import Database
-from service.platform.database.tables import ApiKey, RetiredSecret
-from service.platform.decoding.pool import DecoderPool
-from service.platform.keys.limits import KeyLimits, TooManyRequests
-from service.platform.keys.service import Scope, create_key, new_secret, revoke_key, rotate_key, was_ever_a_secret
-from service.platform.security import SESSION_COOKIE
-from service.platform.settings import Settings
-from service.platform.signing import sign_session
-from service.serving import prepare_keys
+from foreshock_service.app import create_app
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey, RetiredSecret
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.keys.limits import KeyLimits, TooManyRequests
+from foreshock_service.platform.keys.service import (
+    Scope,
+    create_key,
+    new_secret,
+    revoke_key,
+    rotate_key,
+    was_ever_a_secret,
+)
+from foreshock_service.platform.security import SESSION_COOKIE
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.signing import sign_session
+from foreshock_service.serving import prepare_keys
 from tests.foreshock.batches import random_batch
 from tests.service.server import RunningServer
 

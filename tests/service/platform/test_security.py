@@ -13,16 +13,16 @@ from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
 from foreshock.rollouts import DecodeLimits
-from service.platform.database.session import Database
-from service.platform.database.tables import ApiKey
-from service.platform.decoding.limits import decode_limits
-from service.platform.keys.service import Scope, create_key, hash_secret, new_secret, revoke_key
-from service.platform.security import (
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey
+from foreshock_service.platform.decoding.limits import decode_limits
+from foreshock_service.platform.keys.service import Scope, create_key, hash_secret, new_secret, revoke_key
+from foreshock_service.platform.security import (
     SESSION_COOKIE,
 )
-from service.platform.settings import Settings, is_loopback, load_settings
-from service.platform.signing import form_token, is_form_token, sign_session, verify_session
-from service.serving import check_processes, prepare_keys
+from foreshock_service.platform.settings import Settings, is_loopback, load_settings
+from foreshock_service.platform.signing import form_token, is_form_token, sign_session, verify_session
+from foreshock_service.serving import check_processes, prepare_keys
 
 MakeKey = Callable[..., str]
 

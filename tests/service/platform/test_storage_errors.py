@@ -18,11 +18,11 @@ from sqlalchemy.exc import OperationalError
 
 from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
-from service.platform.settings import Settings
-from service.platform.storage_errors import database_problem, storage_problem
-from service.platform.store.local import LocalTokenStore
-from service.platform.store.temporaries import TemporaryFiles
-from service.platform.uploads import SMALL_BODY_BYTES
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.storage_errors import database_problem, storage_problem
+from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.uploads import SMALL_BODY_BYTES
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 

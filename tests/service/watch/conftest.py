@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.platform.database.session import Database
+from foreshock_service.platform.database.session import Database
 from tests.service.watch.recorded import RecordedRun
 
 

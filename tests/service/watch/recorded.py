@@ -10,26 +10,26 @@ from sqlalchemy.orm import Session
 
 from foreshock.changes import ChangeKind
 from foreshock.early_warning.advice_state import AdviceState, fold
-from service.app import subscribe_handlers
-from service.platform.database.dialect import upsert
-from service.platform.database.session import Database
-from service.platform.database.tables import Alert, DetectorSnapshot, Run, Step, measurements
-from service.platform.database.tables.measurements import MEASUREMENT_KEY
-from service.platform.events import EventBus
-from service.platform.security import UNRESTRICTED
-from service.runs.attempts.schemas import AttemptCreate
-from service.runs.attempts.service import get_or_create_attempt
-from service.runs.changes.schemas import ChangePut
-from service.runs.changes.service import announce_change
-from service.runs.events import StepClosed
-from service.runs.runs.schemas import RunCreate
-from service.runs.runs.service import get_or_create_run
-from service.runs.scalars.schemas import ScalarsPut
-from service.runs.scalars.service import put_scalars
-from service.runs.step_key import StepKey
-from service.watch.advice import repository as advice
-from service.watch.detection import service as detection
-from service.watch.detection import states
+from foreshock_service.app import subscribe_handlers
+from foreshock_service.platform.database.dialect import upsert
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Alert, DetectorSnapshot, Run, Step, measurements
+from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.attempts.schemas import AttemptCreate
+from foreshock_service.runs.attempts.service import get_or_create_attempt
+from foreshock_service.runs.changes.schemas import ChangePut
+from foreshock_service.runs.changes.service import announce_change
+from foreshock_service.runs.events import StepClosed
+from foreshock_service.runs.runs.schemas import RunCreate
+from foreshock_service.runs.runs.service import get_or_create_run
+from foreshock_service.runs.scalars.schemas import ScalarsPut
+from foreshock_service.runs.scalars.service import put_scalars
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.watch.advice import repository as advice
+from foreshock_service.watch.detection import service as detection
+from foreshock_service.watch.detection import states
 
 LENGTH = "rollout:response_length_mean"
 K3 = "trainer/rollout:k3_kl"

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.platform.database.tables.base import Base
-from service.platform.database.tables.packed_columns import PackedBytes
+from foreshock_service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables.packed_columns import PackedBytes
 
 
 class Alert(Base):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables.base import Base
 
 
 class ExactShard(Base):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.platform.database.tables.base import Base, JsonColumn
+from foreshock_service.platform.database.tables.base import Base, JsonColumn
 
 
 class StoredFinding(Base):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables.base import Base
 
 
 class BackgroundJob(Base):

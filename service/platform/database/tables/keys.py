@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables.base import Base
 
 
 class ApiKey(Base):

@@ -6,8 +6,8 @@ from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKeyConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.measures.registry import MEASURES
-from service.platform.database.tables.base import Base
-from service.platform.database.tables.packed_columns import PackedBytes
+from foreshock_service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables.packed_columns import PackedBytes
 
 MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
 

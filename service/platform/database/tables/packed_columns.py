@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Dialect, LargeBinary
 from sqlalchemy.types import TypeDecorator
 
-from service.platform.database.packing import Packed, pack, unpack
+from foreshock_service.platform.database.packing import Packed, pack, unpack
 
 
 class PackedBytes(TypeDecorator[bytes]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import ForeignKeyConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.platform.database.tables.base import Base
-from service.platform.database.tables.packed_columns import PackedBytes
+from foreshock_service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables.packed_columns import PackedBytes
 
 _UNFOLDED = text("folded_shards < received_shards")
 _INCOMPLETE = text("closed_at_us IS NOT NULL AND received_shards < expected_shards")

@@ -8,7 +8,7 @@ from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
-from service.platform.database.tables.base import Base, JsonColumn
+from foreshock_service.platform.database.tables.base import Base, JsonColumn
 
 
 class Run(Base):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from service.present.pages.figures.mismatch import style_of
-from service.present.pages.figures.specification import INK, MUTED, Figure, Json, Missing
+from foreshock_service.present.pages.figures.mismatch import style_of
+from foreshock_service.present.pages.figures.specification import INK, MUTED, Figure, Json, Missing
 
 TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.present.pages.figures.specification import SERIES, Figure, Json, Missing, scientific
+from foreshock_service.present.pages.figures.specification import SERIES, Figure, Json, Missing, scientific
 
 TITLE = "Mismatch by token probability"
 

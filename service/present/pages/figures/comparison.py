@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.present.pages.figures.mismatch import DASHES
-from service.present.pages.figures.specification import (
+from foreshock_service.present.pages.figures.mismatch import DASHES
+from foreshock_service.present.pages.figures.specification import (
     SERIES,
     Curve,
     Figure,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from service.present.pages.figures.buckets import BY, behaviour_of, bucket_name
-from service.present.pages.figures.specification import Figure, Json, Missing, scientific, step_axis
+from foreshock_service.present.pages.figures.buckets import BY, behaviour_of, bucket_name
+from foreshock_service.present.pages.figures.specification import Figure, Json, Missing, scientific, step_axis
 
 TITLE = "Mismatch by token probability, over steps"
 MISSING = "No closed step has log-probs of two scorers yet."

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.present.pages.figures.specification import MUTED, SERIES, Figure, Json, Missing, step_axis, vertical_marker
+from foreshock_service.present.pages.figures.specification import (
+    MUTED,
+    SERIES,
+    Figure,
+    Json,
+    Missing,
+    step_axis,
+    vertical_marker,
+)
 
 TITLE = "Learning-rate scale"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.present.pages.figures.specification import (
+from foreshock_service.present.pages.figures.specification import (
     CRITICAL,
     MUTED,
     SERIES,

@@ -10,7 +10,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import ranges_note, required_range
 from foreshock.scorers import REFERENCE, SCORERS, main_comparisons
-from service.present.pages.figures.specification import (
+from foreshock_service.present.pages.figures.specification import (
     CRITICAL,
     CRITICAL_BAND,
     HEALTHY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.present.pages.figures.specification import (
+from foreshock_service.present.pages.figures.specification import (
     CRITICAL,
     SERIES,
     WARNING,

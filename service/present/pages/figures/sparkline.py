@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from foreshock.pixel_columns import drawn_points
-from service.present.pages.figures.specification import Curve
+from foreshock_service.present.pages.figures.specification import Curve
 
 WIDTH, HEIGHT = 160, 36
 _MARGIN = 2.0

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.present.pages.figures.buckets import behaviour_of
-from service.present.pages.figures.specification import SERIES, Figure, Json, Missing, scientific
+from foreshock_service.present.pages.figures.buckets import behaviour_of
+from foreshock_service.present.pages.figures.specification import SERIES, Figure, Json, Missing, scientific
 
 TITLE = "Single tokens"
 _DIGITS = 4

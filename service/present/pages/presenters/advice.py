@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from foreshock.early_warning.schedule import LengthDecaySchedule, scale_at
 from foreshock.learning_rate.applied import Applied, effect_in_words
-from service.platform.database.tables import Run
-from service.present.pages.figures.learning_rate import ScaleCurve
-from service.present.pages.formatting import MODES, PHASES, number, scale_in_words
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Action, AdvicePanel
-from service.watch.advice.schemas import AdviceRead
-from service.watch.advice.service import read_advice
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.figures.learning_rate import ScaleCurve
+from foreshock_service.present.pages.formatting import MODES, PHASES, number, scale_in_words
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Action, AdvicePanel
+from foreshock_service.watch.advice.schemas import AdviceRead
+from foreshock_service.watch.advice.service import read_advice
 
 HOLD = Action("hold", "Hold", "Freeze the scale until it is released")
 RELEASE = Action("release", "Release", "Continue the schedule from here")

@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import SEVERITIES
-from service.present.pages.formatting import TONES
-from service.present.pages.list_models import AlertOfRunRow, AlertsPage
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Label
-from service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertState
-from service.watch.alerts.service import list_alerts_of_runs
+from foreshock_service.present.pages.formatting import TONES
+from foreshock_service.present.pages.list_models import AlertOfRunRow, AlertsPage
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Label
+from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertState
+from foreshock_service.watch.alerts.service import list_alerts_of_runs
 
 ALERTS_ON_A_PAGE = 25
 STATES: tuple[AlertState, ...] = get_args(AlertState)

@@ -8,11 +8,11 @@ from foreshock.conclusions.run_verdict import StandingAlert
 from foreshock.conclusions.wording import plural
 from foreshock.early_warning.risk import Family, family_of
 from foreshock.severity import severity_rank
-from service.present.pages.formatting import TONES, number
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import AlertCard, AlertGroup
-from service.watch.alerts.schemas import AlertRead, AlertState
-from service.watch.alerts.service import list_alerts
+from foreshock_service.present.pages.formatting import TONES, number
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import AlertCard, AlertGroup
+from foreshock_service.watch.alerts.schemas import AlertRead, AlertState
+from foreshock_service.watch.alerts.service import list_alerts
 
 MOST_ALERTS = 50
 PLOTS: Mapping[Family, str] = {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.measures.estimators.attribution import OLD_METHOD
-from service.present.pages.figures.attribution import Chain, LinkShare
-from service.present.pages.formatting import number, share_in_words
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.step_models import LinkRow
-from service.replay.attribution.schemas import AttributionRead
-from service.replay.attribution.service import (
+from foreshock_service.present.pages.figures.attribution import Chain, LinkShare
+from foreshock_service.present.pages.formatting import number, share_in_words
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.step_models import LinkRow
+from foreshock_service.replay.attribution.schemas import AttributionRead
+from foreshock_service.replay.attribution.service import (
     AttributionNotFound,
     AttributionNotPossible,
     AttributionPending,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from service.platform.database.tables import Run
-from service.present.pages.presenters.curves import first_of, scalar_curves
-from service.present.pages.presenters.signals import LEARNING_RATES
-from service.present.pages.presenters.viewing import Viewing
-from service.runs.steps.service import arrival_times
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.presenters.curves import first_of, scalar_curves
+from foreshock_service.present.pages.presenters.signals import LEARNING_RATES
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.steps.service import arrival_times
 
 _HOUR_US = 3_600_000_000
 

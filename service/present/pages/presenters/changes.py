@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from foreshock.changes import ChangeKind
-from service.present.pages.figures.changes import Mark
-from service.present.pages.presenters.viewing import Viewing
-from service.runs.changes.schemas import ChangeRead, DifferenceRead
-from service.runs.changes.service import newest_changes
+from foreshock_service.present.pages.figures.changes import Mark
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.changes.schemas import ChangeRead, DifferenceRead
+from foreshock_service.runs.changes.service import newest_changes
 
 MOST_CHANGES = 200
 _MOST_DIFFERENCES = 3

@@ -9,21 +9,21 @@ from urllib.parse import urlencode
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.page_addresses import run_page_path
-from service.platform.database.tables import Run
-from service.platform.problem import InvalidRequest
-from service.present.pages.figures import Curve, Figure, Missing
-from service.present.pages.figures.comparison import comparison_figure
-from service.present.pages.formatting import DASH, number
-from service.present.pages.list_models import ComparedRun, ComparePage, DifferenceRow
-from service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
-from service.present.pages.presenters.figures import FigureNotFound
-from service.present.pages.presenters.health import pooled_in_words
-from service.present.pages.presenters.signals import ENTROPIES, GRADIENT_NORMS, REWARDS
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Plot
-from service.runs.attempts.service import attempts_of_run, fingerprints_of_attempts
-from service.runs.health.service import pooled_mismatch
-from service.runs.runs.service import get_run
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.problem import InvalidRequest
+from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages.figures.comparison import comparison_figure
+from foreshock_service.present.pages.formatting import DASH, number
+from foreshock_service.present.pages.list_models import ComparedRun, ComparePage, DifferenceRow
+from foreshock_service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
+from foreshock_service.present.pages.presenters.figures import FigureNotFound
+from foreshock_service.present.pages.presenters.health import pooled_in_words
+from foreshock_service.present.pages.presenters.signals import ENTROPIES, GRADIENT_NORMS, REWARDS
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Plot
+from foreshock_service.runs.attempts.service import attempts_of_run, fingerprints_of_attempts
+from foreshock_service.runs.health.service import pooled_mismatch
+from foreshock_service.runs.runs.service import get_run
 
 MOST_RUNS = 20
 

@@ -12,12 +12,12 @@ from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation, Threshold
 from foreshock.interval_names import RANGE
 from foreshock.theory import GradientNoise, StepNoise
-from service.present.pages.formatting import DASH, number
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.step_models import CorrectionRow, CorrectionsPart, TheoryRow
-from service.runs.corrections.service import CorrectionQuery, evaluate_corrections
-from service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
-from service.runs.theory.service import FoundTheory, TheoryQuery, theory_of_pair
+from foreshock_service.present.pages.formatting import DASH, number
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.step_models import CorrectionRow, CorrectionsPart, TheoryRow
+from foreshock_service.runs.corrections.service import CorrectionQuery, evaluate_corrections
+from foreshock_service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
+from foreshock_service.runs.theory.service import FoundTheory, TheoryQuery, theory_of_pair
 
 
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:

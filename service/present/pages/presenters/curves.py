@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.platform.columnar.table import floats_or_none
-from service.present.pages.figures import Curve
-from service.present.pages.presenters.viewing import Viewing
-from service.runs.measurements.curve_reading import CurveQuery, read_curves
-from service.runs.measurements.curves import Curves
-from service.runs.scalars.service import FIRST_SOURCE, ScalarQuery, read_scalars
+from foreshock_service.platform.columnar.table import floats_or_none
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves
+from foreshock_service.runs.measurements.curves import Curves
+from foreshock_service.runs.scalars.service import FIRST_SOURCE, ScalarQuery, read_scalars
 
 # A plot has fewer pixels. Down-sampling keeps extremes.
 MOST_POINTS = 2000

@@ -10,9 +10,9 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
-from service.platform.database.tables import Run
-from service.platform.problem import ProblemError
-from service.present.pages.figures import (
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.present.pages.figures import (
     Curve,
     Figure,
     Missing,
@@ -25,22 +25,22 @@ from service.present.pages.figures import (
     mismatch,
     tokens,
 )
-from service.present.pages.figures.panels import Panel, panels_figure
-from service.present.pages.presenters.advice import scale_curve, surge_step
-from service.present.pages.presenters.attribution import chain_of_step, newest_chain
-from service.present.pages.presenters.changes import marks_of
-from service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
-from service.present.pages.presenters.marks import bands_of, named_marks
-from service.present.pages.presenters.measures import PARETO_FAR
-from service.present.pages.presenters.signals import ENTROPIES, GRADIENT_NORMS, REWARDS
-from service.present.pages.presenters.token_figures import (
+from foreshock_service.present.pages.figures.panels import Panel, panels_figure
+from foreshock_service.present.pages.presenters.advice import scale_curve, surge_step
+from foreshock_service.present.pages.presenters.attribution import chain_of_step, newest_chain
+from foreshock_service.present.pages.presenters.changes import marks_of
+from foreshock_service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
+from foreshock_service.present.pages.presenters.marks import bands_of, named_marks
+from foreshock_service.present.pages.presenters.measures import PARETO_FAR
+from foreshock_service.present.pages.presenters.signals import ENTROPIES, GRADIENT_NORMS, REWARDS
+from foreshock_service.present.pages.presenters.token_figures import (
     buckets_of_run,
     buckets_of_step,
     heat_map_of_run,
     token_ids_of_step,
     tokens_of_step,
 )
-from service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.presenters.viewing import Viewing
 
 SIGNALS_TITLE = "Training signals"
 TAILS_TITLE = "Tails and effective sample size"

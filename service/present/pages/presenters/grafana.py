@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from service.platform.settings import Settings
+from foreshock_service.platform.settings import Settings
 
 RUN_DASHBOARD = "foreshock-run"
 """The uid of the dashboard of a run: dashboards/run.py."""

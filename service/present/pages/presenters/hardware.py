@@ -7,13 +7,13 @@ from collections import defaultdict
 from foreshock.conclusions.health import PooledMeasure
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import verdict_of
-from service.present.pages.formatting import VERDICT_TONES, number
-from service.present.pages.list_models import ConfigurationRow, HardwarePage, HardwareRow
-from service.present.pages.presenters.viewing import Viewing
-from service.replay.hardware.service import read_hardware
-from service.runs.health.service import pooled_mismatch
-from service.runs.runs.schemas import RunFilter, RunRead
-from service.runs.runs.service import list_runs
+from foreshock_service.present.pages.formatting import VERDICT_TONES, number
+from foreshock_service.present.pages.list_models import ConfigurationRow, HardwarePage, HardwareRow
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.replay.hardware.service import read_hardware
+from foreshock_service.runs.health.service import pooled_mismatch
+from foreshock_service.runs.runs.schemas import RunFilter, RunRead
+from foreshock_service.runs.runs.service import list_runs
 
 MOST_RUNS = 200
 

@@ -9,14 +9,14 @@ from foreshock.conclusions.health import HealthVerdict, PooledMeasure, conclude_
 from foreshock.conclusions.run_signals import RunSignals, SteppedValues
 from foreshock.conclusions.run_verdict import RunVerdict, StandingAlert, conclude_run
 from foreshock.interval_names import RANGE
-from service.platform.database.tables import Run
-from service.present.pages.figures import Curve
-from service.present.pages.formatting import number
-from service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
-from service.present.pages.presenters.signals import REWARDS
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Tone
-from service.runs.health.service import health_evidence
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.present.pages.formatting import number
+from foreshock_service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
+from foreshock_service.present.pages.presenters.signals import REWARDS
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Tone
+from foreshock_service.runs.health.service import health_evidence
 
 TONES: dict[HealthVerdict, Tone] = {
     "unknown": "", "healthy": "good", "healthy so far": "", "warning": "warning", "critical": "critical",

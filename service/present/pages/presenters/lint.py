@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from foreshock.lint import CHECKS
-from service.present.pages.formatting import count
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import LintCard, LintPanel
-from service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
-from service.runs.lint.service import LintNotFound, read_run, read_step
+from foreshock_service.present.pages.formatting import count
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import LintCard, LintPanel
+from foreshock_service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
+from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
 
 _NOT_CHECKED = "Semantics: not checked."
 

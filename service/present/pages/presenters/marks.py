@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from service.platform.database.tables import Run
-from service.present.pages.figures.changes import Band, Mark
-from service.present.pages.presenters.advice import Scale, advice_of
-from service.present.pages.presenters.viewing import Viewing
-from service.runs.attempts.service import attempts_of_run
-from service.watch.alerts.schemas import AlertState
-from service.watch.alerts.service import list_alerts
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.figures.changes import Band, Mark
+from foreshock_service.present.pages.presenters.advice import Scale, advice_of
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.watch.alerts.schemas import AlertState
+from foreshock_service.watch.alerts.service import list_alerts
 
 MOST_BANDS = 30
 MOST_DECAYS = 8

@@ -10,8 +10,8 @@ from foreshock.measures.estimators.reliability import effective_of_all, interval
 from foreshock.measures.registry import measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
-from service.present.pages.formatting import count, judged_value, number
-from service.present.pages.step_models import MeasureGroup, MeasureRow, Value
+from foreshock_service.present.pages.formatting import count, judged_value, number
+from foreshock_service.present.pages.step_models import MeasureGroup, MeasureRow, Value
 
 Values = Mapping[str, float | None]
 

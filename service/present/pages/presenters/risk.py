@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from foreshock.early_warning.risk import NO_PROBABILITY, Risk, RiskLevel
-from service.platform.database.tables import Run
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Label, RiskStrip, Tone
-from service.watch.risk.service import risks_of_runs
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Label, RiskStrip, Tone
+from foreshock_service.watch.risk.service import risks_of_runs
 
 TONES: dict[RiskLevel, Tone] = {
     "calm": "", "watch": "", "elevated": "warning", "high": "critical", "critical": "critical",

@@ -14,15 +14,15 @@ from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.json_values import json_value
 from foreshock.page_addresses import run_page_path
 from foreshock.scorers import main_comparisons
-from service.platform.database.tables import Run
-from service.present.pages.formatting import DASH, count, number
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.rollout_models import RolloutPage, ScoredBy
-from service.present.pages.step_models import StepMeasure
-from service.present.pages.tokenizers import announced_names, texts_of
-from service.runs.attempts.service import fingerprints_of_attempts
-from service.runs.rollouts.whole_rollout import WholeRollout, read_whole_rollout
-from service.runs.runs.service import get_run
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.formatting import DASH, count, number
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.rollout_models import RolloutPage, ScoredBy
+from foreshock_service.present.pages.step_models import StepMeasure
+from foreshock_service.present.pages.tokenizers import announced_names, texts_of
+from foreshock_service.runs.attempts.service import fingerprints_of_attempts
+from foreshock_service.runs.rollouts.whole_rollout import WholeRollout, read_whole_rollout
+from foreshock_service.runs.runs.service import get_run
 
 
 def rollout_address(run_address: str, step: int, sample_id: str) -> str:

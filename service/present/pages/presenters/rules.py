@@ -9,13 +9,13 @@ from foreshock.early_warning.surge_events import RULES as SURGE_RULES
 from foreshock.early_warning.threshold_rule import Cause, Effect, ThresholdRule
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
-from service.present.pages.formatting import TONES, moment, number
-from service.present.pages.presenters.run import model_kind_in_words
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.rules_models import RuleCard, RuleForm, RuleGroup, RulesPage, VersionRow
-from service.present.pages.view_models import Label
-from service.watch.rules.delivery_rules import DELIVERY_RULES
-from service.watch.rules.editing import RuleOfRun, rules_of_run
+from foreshock_service.present.pages.formatting import TONES, moment, number
+from foreshock_service.present.pages.presenters.run import model_kind_in_words
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.rules_models import RuleCard, RuleForm, RuleGroup, RulesPage, VersionRow
+from foreshock_service.present.pages.view_models import Label
+from foreshock_service.watch.rules.delivery_rules import DELIVERY_RULES
+from foreshock_service.watch.rules.editing import RuleOfRun, rules_of_run
 
 EFFECTS: Final[dict[Effect, str]] = {
     "none": "none on the learning rate",

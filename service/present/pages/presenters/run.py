@@ -6,30 +6,30 @@ from collections.abc import Sequence
 
 from foreshock.model_kind import MODEL_KIND_NAMES
 from foreshock.page_addresses import run_page_path
-from service.platform.database.tables import Run
-from service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
-from service.present.pages.presenters.advice import advice_panel
-from service.present.pages.presenters.alerts import alert_groups, standing_alert, standing_alerts
-from service.present.pages.presenters.changes import changes_in_words
-from service.present.pages.presenters.figures import RUN_PLOTS
-from service.present.pages.presenters.grafana import run_dashboard
-from service.present.pages.presenters.health import TONES, verdict_of_run
-from service.present.pages.presenters.lint import lint_of_run
-from service.present.pages.presenters.risk import risk_strip
-from service.present.pages.presenters.tiles import tiles_of
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Plot, ProbeRow, RunPage, Verdict
-from service.replay.policies.service import policy_in_words
-from service.replay.probes.job_transitions import JobState
-from service.replay.probes.schemas import ProbeRead
-from service.replay.probes.service import list_probes
-from service.runs.attempts.service import attempts_of_run
-from service.runs.coverage.service import statistics_steps
-from service.runs.measurements.service import incomplete_steps, is_run_out_of_date
-from service.runs.runs.service import get_run
-from service.runs.shard_schemas import IncompleteStep
-from service.runs.step_key import StepKey
-from service.runs.steps.service import missing_shards_of, shards_in_words
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
+from foreshock_service.present.pages.presenters.advice import advice_panel
+from foreshock_service.present.pages.presenters.alerts import alert_groups, standing_alert, standing_alerts
+from foreshock_service.present.pages.presenters.changes import changes_in_words
+from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
+from foreshock_service.present.pages.presenters.grafana import run_dashboard
+from foreshock_service.present.pages.presenters.health import TONES, verdict_of_run
+from foreshock_service.present.pages.presenters.lint import lint_of_run
+from foreshock_service.present.pages.presenters.risk import risk_strip
+from foreshock_service.present.pages.presenters.tiles import tiles_of
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Plot, ProbeRow, RunPage, Verdict
+from foreshock_service.replay.policies.service import policy_in_words
+from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.schemas import ProbeRead
+from foreshock_service.replay.probes.service import list_probes
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.coverage.service import statistics_steps
+from foreshock_service.runs.measurements.service import incomplete_steps, is_run_out_of_date
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.shard_schemas import IncompleteStep
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.service import missing_shards_of, shards_in_words
 
 MOST_PROBES = 20
 UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})

@@ -13,23 +13,23 @@ from foreshock.conclusions.run_signals import SteppedValues, reward_fall
 from foreshock.early_warning.advice_state import AdviceState
 from foreshock.early_warning.risk import LEVELS, Risk
 from foreshock.page_addresses import run_page_path
-from service.present.pages.figures import Curve
-from service.present.pages.figures.sparkline import sparkline
-from service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
-from service.present.pages.list_models import RunRow, RunsFilter, RunsPage
-from service.present.pages.presenters.health import pooled_in_words
-from service.present.pages.presenters.risk import risk_label
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import Label
-from service.runs.health.service import pooled_mismatch
-from service.runs.measurements.curves import MeasuredStep
-from service.runs.measurements.service import incomplete_counts, newest_steps
-from service.runs.runs.schemas import RunFilter, RunRead, ShownRunState
-from service.runs.runs.service import list_runs
-from service.watch.advice.service import states_of_runs
-from service.watch.alerts.service import open_counts
-from service.watch.detection.service import observed_steps
-from service.watch.risk.service import MOST_SEARCHED, risks_of_runs, runs_at_risk
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.present.pages.figures.sparkline import sparkline
+from foreshock_service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
+from foreshock_service.present.pages.list_models import RunRow, RunsFilter, RunsPage
+from foreshock_service.present.pages.presenters.health import pooled_in_words
+from foreshock_service.present.pages.presenters.risk import risk_label
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import Label
+from foreshock_service.runs.health.service import pooled_mismatch
+from foreshock_service.runs.measurements.curves import MeasuredStep
+from foreshock_service.runs.measurements.service import incomplete_counts, newest_steps
+from foreshock_service.runs.runs.schemas import RunFilter, RunRead, ShownRunState
+from foreshock_service.runs.runs.service import list_runs
+from foreshock_service.watch.advice.service import states_of_runs
+from foreshock_service.watch.alerts.service import open_counts
+from foreshock_service.watch.detection.service import observed_steps
+from foreshock_service.watch.risk.service import MOST_SEARCHED, risks_of_runs, runs_at_risk
 
 RUNS_ON_A_PAGE = 25
 STATES: tuple[ShownRunState, ...] = ("running", "stale", "finished", "failed")

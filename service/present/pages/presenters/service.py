@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from foreshock.clock import now_us
-from service.platform.health.status import JobRead, ServiceRead
-from service.platform.health.storage import BacklogRead, Space, StorageRead
-from service.present.pages.formatting import DASH, count, moment
-from service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
+from foreshock_service.platform.health.status import JobRead, ServiceRead
+from foreshock_service.platform.health.storage import BacklogRead, Space, StorageRead
+from foreshock_service.present.pages.formatting import DASH, count, moment
+from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
 
 # Shares of the file system that are left.
 LOW_SPACE, LEAST_SPACE = 0.10, 0.02

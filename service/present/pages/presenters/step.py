@@ -11,28 +11,28 @@ from foreshock.measures.registry import STEP_MEASURES
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
-from service.platform.columnar.table import floats_or_none
-from service.present.pages.figures.mismatch import known_first, shown_comparisons
-from service.present.pages.formatting import OUT_OF_DATE, count, number
-from service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
-from service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
-from service.present.pages.presenters.grafana import run_dashboard
-from service.present.pages.presenters.lint import lint_of_step
-from service.present.pages.presenters.measures import INTERVALS_NOTE, measure_groups, measure_value
-from service.present.pages.presenters.rollout import rollout_address, token_texts
-from service.present.pages.presenters.step_list import neighbourhood
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.presenters.weights_search import weights_panel
-from service.present.pages.step_models import StepMeasure, StepPage, TokenRow, TokensPart, WorstRolloutRow
-from service.present.pages.view_models import Choice, Label, Plot
-from service.runs.measurements.curve_reading import CurveQuery, read_curves
-from service.runs.measurements.curves import Curves
-from service.runs.measurements.service import MeasurementNotFound, is_out_of_date, summaries_of_steps
-from service.runs.rollouts.tokens import TokenQuery, read_tokens
-from service.runs.runs.service import get_run
-from service.runs.step_key import StepKey
-from service.runs.steps.schemas import StepRead
-from service.runs.steps.service import shards_in_words
+from foreshock_service.platform.columnar.table import floats_or_none
+from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
+from foreshock_service.present.pages.formatting import OUT_OF_DATE, count, number
+from foreshock_service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
+from foreshock_service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
+from foreshock_service.present.pages.presenters.grafana import run_dashboard
+from foreshock_service.present.pages.presenters.lint import lint_of_step
+from foreshock_service.present.pages.presenters.measures import INTERVALS_NOTE, measure_groups, measure_value
+from foreshock_service.present.pages.presenters.rollout import rollout_address, token_texts
+from foreshock_service.present.pages.presenters.step_list import neighbourhood
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.presenters.weights_search import weights_panel
+from foreshock_service.present.pages.step_models import StepMeasure, StepPage, TokenRow, TokensPart, WorstRolloutRow
+from foreshock_service.present.pages.view_models import Choice, Label, Plot
+from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves
+from foreshock_service.runs.measurements.curves import Curves
+from foreshock_service.runs.measurements.service import MeasurementNotFound, is_out_of_date, summaries_of_steps
+from foreshock_service.runs.rollouts.tokens import TokenQuery, read_tokens
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.schemas import StepRead
+from foreshock_service.runs.steps.service import shards_in_words
 
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20

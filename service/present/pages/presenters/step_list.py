@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.platform.pagination import encode_cursor
-from service.platform.problem import ProblemError
-from service.present.pages.presenters.viewing import Viewing
-from service.runs.steps.schemas import StepRead
-from service.runs.steps.service import list_steps
+from foreshock_service.platform.pagination import encode_cursor
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.steps.schemas import StepRead
+from foreshock_service.runs.steps.service import list_steps
 
 # The step before is searched this many steps back.
 FURTHEST_BACK = 500

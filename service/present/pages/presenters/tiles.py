@@ -10,18 +10,18 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import WINDOW_STEPS
 from foreshock.conclusions.run_verdict import RunVerdict
 from foreshock.ranges import required_range
-from service.platform.database.tables import Run
-from service.present.pages.figures import Curve
-from service.present.pages.figures.sparkline import sparkline
-from service.present.pages.formatting import number
-from service.present.pages.presenters.attribution import origin_of
-from service.present.pages.presenters.curves import MOST_POINTS, curves_of, first_of, scalar_curves
-from service.present.pages.presenters.health import TONES, pooled_in_words
-from service.present.pages.presenters.signals import ENTROPIES, REWARDS
-from service.present.pages.presenters.viewing import Viewing
-from service.present.pages.view_models import AdvicePanel, Tile
-from service.runs.health.service import pooled_mismatch
-from service.runs.measurements.service import MOST_INCOMPLETE
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.present.pages.figures.sparkline import sparkline
+from foreshock_service.present.pages.formatting import number
+from foreshock_service.present.pages.presenters.attribution import origin_of
+from foreshock_service.present.pages.presenters.curves import MOST_POINTS, curves_of, first_of, scalar_curves
+from foreshock_service.present.pages.presenters.health import TONES, pooled_in_words
+from foreshock_service.present.pages.presenters.signals import ENTROPIES, REWARDS
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.view_models import AdvicePanel, Tile
+from foreshock_service.runs.health.service import pooled_mismatch
+from foreshock_service.runs.measurements.service import MOST_INCOMPLETE
 
 # Steps without a value may lie between those of the newest window.
 _TAIL_STEPS = 4 * WINDOW_STEPS

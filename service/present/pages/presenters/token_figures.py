@@ -7,20 +7,20 @@ import functools
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.bucket_sums import BucketTable
-from service.platform.database.tables import Run
-from service.platform.store.reading import TokensGone, TokensPurged
-from service.present.pages.figures import Figure, Missing, buckets, heat_map, tokens
-from service.present.pages.presenters.curves import curves_of
-from service.present.pages.presenters.viewing import Viewing
-from service.runs.measurements.curve_reading import CurveQuery, read_curves
-from service.runs.measurements.service import (
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.store.reading import TokensGone, TokensPurged
+from foreshock_service.present.pages.figures import Figure, Missing, buckets, heat_map, tokens
+from foreshock_service.present.pages.presenters.curves import curves_of
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves
+from foreshock_service.runs.measurements.service import (
     MeasurementNotFound,
     StatisticsOutOfDate,
     read_statistics,
     statistics_of_steps,
 )
-from service.runs.rollouts.sampled_tokens import TokenSample, sample_tokens
-from service.runs.step_key import StepKey
+from foreshock_service.runs.rollouts.sampled_tokens import TokenSample, sample_tokens
+from foreshock_service.runs.step_key import StepKey
 
 MOST_STEPS = 48
 """Columns of the heat map. Each is read from the statistics of its step."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from service.platform.context import ServiceContext
-from service.platform.security import Principal
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.security import Principal
 
 
 @dataclass(frozen=True, slots=True)

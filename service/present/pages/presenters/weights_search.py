@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.present.pages.formatting import number
-from service.present.pages.step_models import WeightsPanel, WeightsRow
-from service.replay.weights.schemas import ReplayRead, WeightsSearchRead
+from foreshock_service.present.pages.formatting import number
+from foreshock_service.present.pages.step_models import WeightsPanel, WeightsRow
+from foreshock_service.replay.weights.schemas import ReplayRead, WeightsSearchRead
 
 MOST_ROWS = 12
 

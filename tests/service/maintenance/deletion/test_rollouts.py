@@ -11,14 +11,20 @@ from sqlalchemy import select
 
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import decode_rollouts, decode_scores
-from service.maintenance.deletion.console import delete_rollouts, delete_whole_run
-from service.maintenance.deletion.rollouts import carry_out_deletions
-from service.maintenance.remeasure.service import remeasure_step
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Deletion, MeasurementStatistics, ScoreShard, Shard, ShardStatistics
-from service.platform.settings import Settings
-from service.platform.store.removals import remove_due_files
-from service.runs.step_key import StepKey
+from foreshock_service.maintenance.deletion.console import delete_rollouts, delete_whole_run
+from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions
+from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import (
+    Deletion,
+    MeasurementStatistics,
+    ScoreShard,
+    Shard,
+    ShardStatistics,
+)
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.removals import remove_due_files
+from foreshock_service.runs.step_key import StepKey
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import select
 
 from foreshock.clock import now_us
-from service.maintenance.deletion import runs as deletion
-from service.maintenance.deletion.runs import delete_rows_of_deleted_runs
-from service.platform.context import ServiceContext
-from service.platform.database.tables import FileRemoval, Run
-from service.platform.settings import Settings
-from service.platform.store.removals import remove_due_files
+from foreshock_service.maintenance.deletion import runs as deletion
+from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import FileRemoval, Run
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.removals import remove_due_files
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
@@ -63,7 +63,7 @@ def test_deleted_run_leaves_only_its_tombstone_and_other_runs_stay(
     with context.database.read() as session:
         due = session.scalars(select(FileRemoval.due_at_us)).all()
     assert all(abs(each - now_us() - 172_800_000_000) < 600_000_000 for each in due)
-    monkeypatch.setattr("service.platform.store.removals.now_us", lambda: max(due))
+    monkeypatch.setattr("foreshock_service.platform.store.removals.now_us", lambda: max(due))
     assert remove_due_files(context.database, context.store) == len(of_run)
     assert list_files(settings) == files
     assert kept.get("measurements").status_code == 200

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from service.maintenance.fsck.console import fsck
-from service.maintenance.fsck.service import Request
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
-from service.platform.store.names import score_file_name
+from foreshock_service.maintenance.fsck.console import fsck
+from foreshock_service.maintenance.fsck.service import Request
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.names import score_file_name
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from service.app import create_app
-from service.maintenance.fsck.console import fsck
-from service.maintenance.fsck.service import Request
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import load_settings
-from service.platform.store.names import shard_file_name
+from foreshock_service.app import create_app
+from foreshock_service.maintenance.fsck.console import fsck
+from foreshock_service.maintenance.fsck.service import Request
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.platform.store.names import shard_file_name
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from service.maintenance.remeasure.console import Request, remeasure
-from service.platform.database.session import Database
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
+from foreshock_service.maintenance.remeasure.console import Request, remeasure
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
-from service.platform.database.session import Database
-from service.platform.database.tables import (
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import (
     MeasurementStatistics,
     NewestMeasurement,
     ShardLint,
@@ -24,7 +24,7 @@ from service.platform.database.tables import (
     StepLint,
     measurements,
 )
-from service.runs.step_key import StepKey
+from foreshock_service.runs.step_key import StepKey
 from tests.service.sending import Sender, make_batch
 
 _RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text())

@@ -13,16 +13,16 @@ from fastapi import FastAPI
 from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
-from service.maintenance.remeasure.console import Request, remeasure
-from service.maintenance.remeasure.service import StepReport, remeasure_step
-from service.platform.context import ServiceContext
-from service.platform.database.schema import upgrade
-from service.platform.database.session import Database
-from service.platform.database.tables import Shard, measurements
-from service.platform.settings import Settings
-from service.runs.rollouts.shards import measure_stored
-from service.runs.step_key import StepKey
-from service.runs.steps.closing import close_waiting_steps
+from foreshock_service.maintenance.remeasure.console import Request, remeasure
+from foreshock_service.maintenance.remeasure.service import StepReport, remeasure_step
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Shard, measurements
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.rollouts.shards import measure_stored
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.maintenance.remeasure.old_release import make_old, put_step, stored_bytes
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
@@ -256,7 +256,7 @@ def test_interrupted_command_resumes_with_the_remaining_steps(
         return remeasure_step(context, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.maintenance.remeasure.console.remeasure_step", interrupted)
+        patch.setattr("foreshock_service.maintenance.remeasure.console.remeasure_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             command(Request())
     assert "of 4 steps: run it again to continue" in capsys.readouterr().err

@@ -6,15 +6,15 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from service.maintenance.remeasure.service import check_step, remeasure_step
-from service.maintenance.retention.console import retention
-from service.maintenance.retention.service import RetentionTask, purge
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Alert, Attribution
-from service.platform.settings import Settings
-from service.platform.store.removals import remove_due_files
-from service.replay.attribution.service import compute_stale_attributions
-from service.runs.step_key import StepKey
+from foreshock_service.maintenance.remeasure.service import check_step, remeasure_step
+from foreshock_service.maintenance.retention.console import retention
+from foreshock_service.maintenance.retention.service import RetentionTask, purge
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Alert, Attribution
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.removals import remove_due_files
+from foreshock_service.replay.attribution.service import compute_stale_attributions
+from foreshock_service.runs.step_key import StepKey
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, work_off

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from sqlalchemy.orm import Session
 
-from service.platform.changes.announcing import CHANNEL, add_receiver, remove_receiver, wake_after_commit
-from service.platform.changes.listening import Listener
-from service.platform.database.session import Database
+from foreshock_service.platform.changes.announcing import CHANNEL, add_receiver, remove_receiver, wake_after_commit
+from foreshock_service.platform.changes.listening import Listener
+from foreshock_service.platform.database.session import Database
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

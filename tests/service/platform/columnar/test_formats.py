@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.columnar.formats import CSV_MEDIA_TYPE, JSON_MEDIA_TYPE, render
-from service.platform.columnar.table import ColumnTable, Labels
-from service.platform.response_encoding import compress, preferred_encoding
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.columnar.formats import CSV_MEDIA_TYPE, JSON_MEDIA_TYPE, render
+from foreshock_service.platform.columnar.table import ColumnTable, Labels
+from foreshock_service.platform.response_encoding import compress, preferred_encoding
 
 TABLE = ColumnTable(
     {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from service.platform.database.engine import make_engine
-from service.platform.database.opening import existing_database, prepare_database
+from foreshock_service.platform.database.engine import make_engine
+from foreshock_service.platform.database.opening import existing_database, prepare_database
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,13 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from service.platform.database.engine import make_engine
-from service.platform.database.packing import pack
-from service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
-from service.platform.database.session import Database
-from service.platform.database.tables import Alert, Base, StepLint, measurements
-from service.replay.attribution.causes import causes_of_run
-from service.runs.lint.service import findings_of_run
+from foreshock_service.platform.database.engine import make_engine
+from foreshock_service.platform.database.packing import pack
+from foreshock_service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Alert, Base, StepLint, measurements
+from foreshock_service.replay.attribution.causes import causes_of_run
+from foreshock_service.runs.lint.service import findings_of_run
 
 _MIGRATIONS = str(MIGRATIONS)
 # The release before the measures of statistics version 2.

@@ -19,7 +19,7 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics import blob
 from foreshock.rollouts import RolloutBatch
 from foreshock.statistics_shards import statistics_of_shard
-from service.platform.database.packing import Packed, is_newer_than_sparse, pack, pack_as_sparse, unpack
+from foreshock_service.platform.database.packing import Packed, is_newer_than_sparse, pack, pack_as_sparse, unpack
 
 DERIVED = b"\xf5\xf7\x04"
 DERIVED_OF_A_SMALL_STEP = (

@@ -7,10 +7,10 @@ from sqlalchemy import bindparam, event, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import insert_rows, table_of
-from service.platform.database.prepared import Prepared
-from service.platform.database.session import Database
-from service.platform.database.tables import ApiKey
+from foreshock_service.platform.database.dialect import insert_rows, table_of
+from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey
 
 _keys = table_of(ApiKey).c
 _NAME = Prepared(select(_keys.name).where(_keys.id == bindparam("id")))

@@ -7,8 +7,8 @@ from sqlalchemy import func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from service.platform.database.session import Database
-from service.platform.database.tables import BackgroundJob
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import BackgroundJob
 
 JOB = {"name": "sweep", "holder": "worker", "leased_until_us": 1, "started_at_us": 1, "runs": 1}
 

@@ -12,10 +12,10 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.database.dialect import database_now_us, insert_if_absent, upsert
-from service.platform.database.hooks import after_commit
-from service.platform.database.session import Database
-from service.platform.database.tables import ApiKey
+from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent, upsert
+from foreshock_service.platform.database.hooks import after_commit
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey
 
 
 def add_key(session: Session, name: str, *, fail: bool = False) -> str:

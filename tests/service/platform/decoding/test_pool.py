@@ -17,9 +17,9 @@ import pytest
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.rollouts import decode_rollouts, encode_rollouts
-from service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
-from service.platform.settings import Settings, load_settings
-from service.runs.rollouts.shards import PRELOAD
+from foreshock_service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
+from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.runs.rollouts.shards import PRELOAD
 from tests.service.sending import make_batch
 
 Found = TypeVar("Found")
@@ -84,7 +84,7 @@ def test_an_error_keeps_its_fields(pool: DecoderPool) -> None:
 def test_decoders_import_no_web_framework_and_no_database() -> None:
     """Each would take half a second at every start of a decoder, and memory in each."""
     code = (
-        "import importlib, sys; from service.platform.decoding import worker;"
+        "import importlib, sys; from foreshock_service.platform.decoding import worker;"
         f"[importlib.import_module(name) for name in {PRELOAD}];"
         "print(sorted({'fastapi', 'sqlalchemy', 'starlette', 'pydantic_settings'} & set(sys.modules)))"
     )

@@ -18,21 +18,21 @@ from foreshock.measures.comparison import compare
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import encode_rollouts
-from service.app import create_app
-from service.platform.decoding import token_pass
-from service.platform.decoding.compiling import Compiler
-from service.platform.decoding.pool import DecoderPool
-from service.platform.decoding.processes import DecoderProcesses
-from service.platform.decoding.token_pass import (
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding import token_pass
+from foreshock_service.platform.decoding.compiling import Compiler
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.decoding.processes import DecoderProcesses
+from foreshock_service.platform.decoding.token_pass import (
     COMPILED,
     TokenPassChoice,
     chosen_token_pass,
     first_choice,
     prepare_token_pass,
 )
-from service.platform.settings import Settings
-from service.platform.store.local import LocalFile
-from service.runs.rollouts.shards import PRELOAD, measure_stored
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.local import LocalFile
+from foreshock_service.runs.rollouts.shards import PRELOAD, measure_stored
 from tests.service.sending import make_batch
 
 

@@ -8,8 +8,8 @@ import time
 import httpx
 import pytest
 
-from service.platform.health.endpoints import CHECK_SECONDS
-from service.platform.settings import Settings
+from foreshock_service.platform.health.endpoints import CHECK_SECONDS
+from foreshock_service.platform.settings import Settings
 from tests.service.postgres import PostgresCluster
 
 

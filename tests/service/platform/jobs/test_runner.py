@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from service.platform.database.session import Database
-from service.platform.database.tables import BackgroundJob
-from service.platform.jobs import leases
-from service.platform.jobs.runner import Job, JobRunner
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import BackgroundJob
+from foreshock_service.platform.jobs import leases
+from foreshock_service.platform.jobs.runner import Job, JobRunner
 
 SHORT_US = 200_000
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from service.platform.logs.formatting import JsonFormatter, TextFormatter
+from foreshock_service.platform.logs.formatting import JsonFormatter, TextFormatter
 
 ATTACK = "a\x1b[2J\x1b]0;title\x07\r\n2026-01-01 INFO forged\x00\x9b31m\u2028\u202eevil"
 

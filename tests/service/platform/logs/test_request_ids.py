@@ -11,9 +11,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
 from tests.service.receiving import serving
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer

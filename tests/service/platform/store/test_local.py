@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from foreshock.errors import ConfigurationError
-from service.platform.settings import Settings
-from service.platform.store.local import LocalTokenStore
-from service.platform.store.names import shard_file_name
-from service.platform.store.opening import open_store
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.names import shard_file_name
+from foreshock_service.platform.store.opening import open_store
 
 
 @pytest.fixture

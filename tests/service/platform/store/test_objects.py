@@ -19,13 +19,13 @@ from pydantic import SecretStr
 from foreshock.errors import ConfigurationError
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.rollouts.parquet_row_groups import find_rollouts
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings, load_settings
-from service.platform.store.names import shard_file_name
-from service.platform.store.objects import ObjectFile, ObjectTokenStore
-from service.platform.store.opening import open_store
-from service.platform.store.orphans import remove_orphans
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.platform.store.names import shard_file_name
+from foreshock_service.platform.store.objects import ObjectFile, ObjectTokenStore
+from foreshock_service.platform.store.opening import open_store
+from foreshock_service.platform.store.orphans import remove_orphans
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, RefusingServer
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from service.platform.context import ServiceContext
-from service.platform.database.session import Database
-from service.platform.settings import Settings
-from service.platform.store.local import LocalTokenStore
-from service.platform.store.names import exact_file_name, parse_name, score_file_name, shard_file_name
-from service.platform.store.orphans import OrphanSweep, find_orphans, remove_orphans
-from service.platform.store.removals import give_up_files
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.names import exact_file_name, parse_name, score_file_name, shard_file_name
+from foreshock_service.platform.store.orphans import OrphanSweep, find_orphans, remove_orphans
+from foreshock_service.platform.store.removals import give_up_files
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.store.temporaries import TemporaryFiles
 
 _OWNER = """
 import sys, time
 from pathlib import Path
-from service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.store.temporaries import TemporaryFiles
 files = TemporaryFiles(Path(sys.argv[1]))
 print(files.new(), files.new(), flush=True)
 time.sleep(600)

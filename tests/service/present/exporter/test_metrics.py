@@ -16,12 +16,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from sqlalchemy import event
 
-from service.platform.database.session import Database
-from service.platform.settings import Settings
-from service.present.exporter.collector import Collector
-from service.present.exporter.exposition import OPENMETRICS, TEXT
-from service.present.exporter.families import FAMILIES, exposed_names
-from service.present.exporter.repository import newest_closed_steps, newest_measurements
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.settings import Settings
+from foreshock_service.present.exporter.collector import Collector
+from foreshock_service.present.exporter.exposition import OPENMETRICS, TEXT
+from foreshock_service.present.exporter.families import FAMILIES, exposed_names
+from foreshock_service.present.exporter.repository import newest_closed_steps, newest_measurements
 from tests.paths import PROMETHEUS
 from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off

@@ -16,10 +16,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
-from service.app import create_app
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
 from tests.service.present.pages import fleet as runs
 from tests.service.present.pages.browsing import ARGUMENTS, MISSING, PATIENCE_MS, Visit
 from tests.service.sending import Sender

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Browser, Page
 
-from service.present.pages.presenters.figures import RUN_PLOTS
+from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Site, replay, send_run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from service.present.pages.figures import Curve, Figure
-from service.present.pages.figures.changes import Band, Mark, with_bands
+from foreshock_service.present.pages.figures import Curve, Figure
+from foreshock_service.present.pages.figures.changes import Band, Mark, with_bands
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import STEPS, Site, send_run
 

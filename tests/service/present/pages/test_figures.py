@@ -12,19 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.model_kind import ModelKind
-from service.present.pages.figures import Curve, Figure, Missing
-from service.present.pages.figures.attribution import Chain, LinkShare, attribution_figure
-from service.present.pages.figures.buckets import BY, BucketColumns, TokenIdColumns, bucket_figure, token_id_figure
-from service.present.pages.figures.changes import MOST_MARKS, Mark, with_changes
-from service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
-from service.present.pages.figures.lengths import LengthCurves, length_figure
-from service.present.pages.figures.mismatch import (
+from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages.figures.attribution import Chain, LinkShare, attribution_figure
+from foreshock_service.present.pages.figures.buckets import (
+    BY,
+    BucketColumns,
+    TokenIdColumns,
+    bucket_figure,
+    token_id_figure,
+)
+from foreshock_service.present.pages.figures.changes import MOST_MARKS, Mark, with_changes
+from foreshock_service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
+from foreshock_service.present.pages.figures.lengths import LengthCurves, length_figure
+from foreshock_service.present.pages.figures.mismatch import (
     MEDIAN_WINDOW,
     mismatch_figure,
     running_median,
 )
-from service.present.pages.figures.panels import Panel, panels_figure
-from service.present.pages.figures.specification import scientific
+from foreshock_service.present.pages.figures.panels import Panel, panels_figure
+from foreshock_service.present.pages.figures.specification import scientific
 
 EMPTY = Curve((), ())
 

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from dashboards.run import run_dashboard as dashboard
-from service.platform.settings import Settings
-from service.present.pages.presenters.grafana import run_dashboard
+from foreshock_service.platform.settings import Settings
+from foreshock_service.present.pages.presenters.grafana import run_dashboard
 from tests.service.present.pages.conftest import Site
 
 

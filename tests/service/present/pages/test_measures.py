@@ -8,8 +8,8 @@ import pytest
 
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
-from service.present.pages.presenters.measures import GROUPS, Values, measure_groups
-from service.present.pages.step_models import MeasureGroup, Value
+from foreshock_service.present.pages.presenters.measures import GROUPS, Values, measure_groups
+from foreshock_service.present.pages.step_models import MeasureGroup, Value
 from tests.service.present.pages.conftest import Site
 
 WHOLE = "trainer/rollout"

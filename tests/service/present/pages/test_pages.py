@@ -11,11 +11,11 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
-from service.platform.database.session import Database
-from service.platform.keys.service import Scope, create_key, new_secret
-from service.platform.security import SESSION_COOKIE
-from service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
-from service.present.pages.rendering import with_code
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.security import SESSION_COOKIE
+from foreshock_service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
+from foreshock_service.present.pages.rendering import with_code
 from tests.service.present.pages.conftest import SentRun, Site, replay, send_run
 from tests.service.sending import make_batch, start_run
 

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.early_warning.risk import NO_PROBABILITY
-from service.watch.risk import service
+from foreshock_service.watch.risk import service
 from tests.service.present.pages.test_lists import names_in
 from tests.service.present.pages.test_queries import statements
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.present.pages.tokenizers import announced_names, known_tokenizers, texts_of
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.present.pages.tokenizers import announced_names, known_tokenizers, texts_of
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, rollouts
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.conclusions.health import WINDOW_STEPS
-from service.present.pages.figures import Curve
-from service.present.pages.figures.sparkline import HEIGHT, WIDTH, sparkline
-from service.present.pages.formatting import number
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.present.pages.figures.sparkline import HEIGHT, WIDTH, sparkline
+from foreshock_service.present.pages.formatting import number
 from tests.service.present.pages.conftest import STEPS, SentRun, Site, send_run
 
 

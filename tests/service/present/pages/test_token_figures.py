@@ -10,11 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
-from service.present.pages.figures import Figure, Missing
-from service.present.pages.figures.heat_map import HeatMapColumns, heat_map_figure
-from service.present.pages.figures.tokens import TokenPoints, token_figure
-from service.present.pages.presenters.token_figures import MOST_STEPS
-from service.runs.rollouts.sampled_tokens import MOST_SAMPLED
+from foreshock_service.present.pages.figures import Figure, Missing
+from foreshock_service.present.pages.figures.heat_map import HeatMapColumns, heat_map_figure
+from foreshock_service.present.pages.figures.tokens import TokenPoints, token_figure
+from foreshock_service.present.pages.presenters.token_figures import MOST_STEPS
+from foreshock_service.runs.rollouts.sampled_tokens import MOST_SAMPLED
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Fleet, SentRun, Site, rollouts
 from tests.service.sending import Sender, make_batch, start_run

@@ -16,10 +16,10 @@ from foreshock.clock import now_us
 from foreshock.commands.queries import RunQueries
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
-from service.platform.context import ServiceContext
-from service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
-from service.replay.events import ScoresPublished
-from service.runs.steps.closing import close_waiting_steps
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
+from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (
     LeaseHolder,
@@ -283,7 +283,7 @@ def test_late_rollouts_make_the_attribution_stale(
     run = start_run(http)
     batch = make_batch(6)
     run.put_shard(1, batch, shards=2).raise_for_status()
-    monkeypatch.setattr("service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
+    monkeypatch.setattr("foreshock_service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
     close_waiting_steps(app.state.context)
     announce_checkpoint(run, 1)
     replay(run, {"vllm.prefill": noisy(batch, 1), "torch.trainer": noisy(batch, 2)}, batch)
@@ -292,7 +292,7 @@ def test_late_rollouts_make_the_attribution_stale(
     run.put_shard(1, make_batch(4, seed=9), shard=1, shards=2).raise_for_status()
     # Reading computes nothing: until the sweeper has, it gives what is stored.
     assert run.get("steps/1/attribution").json() == {**before, "stale": True, "incomplete": None}
-    monkeypatch.setattr("service.replay.attribution.service._SWEEP_AFTER_US", -(10**13))
+    monkeypatch.setattr("foreshock_service.replay.attribution.service._SWEEP_AFTER_US", -(10**13))
     assert compute_stale_attributions(app.state.context) == 1
     after = run.get("steps/1/attribution").json()
     assert (before["stale"], after["stale"]) == (False, False)
@@ -342,7 +342,7 @@ def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, mo
     ask_for_probe(run, 1, CHAIN).raise_for_status()
     with monkeypatch.context() as patched:
         # The process dies between the commit of the scores and the computation.
-        patched.setattr("service.replay.attribution.service.try_to_compute", lambda *_: False)
+        patched.setattr("foreshock_service.replay.attribution.service.try_to_compute", lambda *_: False)
         assert work_off(http) == 2
     pending = run.get("steps/1/attribution")
     assert (pending.status_code, pending.json()["type"]) == (503, "urn:foreshock:problem:attribution-pending")
@@ -354,7 +354,7 @@ def test_sweeper_computes_what_a_crash_left(http: httpx.Client, app: FastAPI, mo
     figure = http.get(f"/pages/runs/{run.run}/figures/attribution.json").json()
     assert figure["missing"] == "The attribution of step 1 is being computed: retry in 5 s."
     assert run.get("measurements", comparison="vllm.prefill/rollout").json()["columns"]["step"] == []
-    monkeypatch.setattr("service.replay.attribution.service._SWEEP_AFTER_US", -10_000_000)
+    monkeypatch.setattr("foreshock_service.replay.attribution.service._SWEEP_AFTER_US", -10_000_000)
     context: ServiceContext = app.state.context
     assert compute_stale_attributions(context) == 1
     assert compute_stale_attributions(context) == 0

@@ -14,13 +14,13 @@ from sqlalchemy import update
 
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact, encode_exact
-from service.app import create_app
-from service.maintenance.remeasure.service import remeasure_step
-from service.platform.database.tables import ExactDivergence
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
-from service.replay.exact.schemas import ExactMeasuresRead, ExactToken
-from service.runs.step_key import StepKey
+from foreshock_service.app import create_app
+from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.platform.database.tables import ExactDivergence
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
+from foreshock_service.replay.exact.schemas import ExactMeasuresRead, ExactToken
+from foreshock_service.runs.step_key import StepKey
 from tests.foreshock.rollouts.exact_batches import exact_of, random_log_probs, sampled_from
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from sqlalchemy.orm import Session
 
-from service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.dialect import database_now_us
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
 
@@ -32,7 +32,11 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of leases, scores and probes."""
     clock = Clock()
-    for module in ("service.replay.leases.service", "service.replay.scores.service", "service.replay.probes.service"):
+    for module in (
+        "foreshock_service.replay.leases.service",
+        "foreshock_service.replay.scores.service",
+        "foreshock_service.replay.probes.service",
+    ):
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)
     return clock
 

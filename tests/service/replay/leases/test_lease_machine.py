@@ -25,21 +25,21 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Attempt, Run, Step
-from service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score
-from service.platform.identifiers import new_identifier
-from service.platform.keys.service import Scope
-from service.platform.security import Principal
-from service.replay.leases import service as leases
-from service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest
-from service.replay.leases.service import LeaseLost
-from service.replay.probes import service as probes
-from service.replay.probes.job_bundles import new_jobs
-from service.replay.probes.job_transitions import JobState, Outcome
-from service.replay.probes.schemas import ScorerRequest
-from service.replay.scores import repository as scores
-from service.replay.scores import service as publishing
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Attempt, Run, Step
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.security import Principal
+from foreshock_service.replay.leases import service as leases
+from foreshock_service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest
+from foreshock_service.replay.leases.service import LeaseLost
+from foreshock_service.replay.probes import service as probes
+from foreshock_service.replay.probes.job_bundles import new_jobs
+from foreshock_service.replay.probes.job_transitions import JobState, Outcome
+from foreshock_service.replay.probes.schemas import ScorerRequest
+from foreshock_service.replay.scores import repository as scores
+from foreshock_service.replay.scores import service as publishing
 
 ENGINES = ("torch", "vllm")
 SCORERS = {"torch": "torch.float32", "vllm": "vllm.prefill"}
@@ -291,7 +291,11 @@ def _send_scores(session: Session, lease: LeaseRead) -> None:
 @pytest.mark.slow
 def test_leases_hold_in_any_order_of_events(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    for module in ("service.replay.leases.service", "service.replay.scores.service", "service.replay.probes.service"):
+    for module in (
+        "foreshock_service.replay.leases.service",
+        "foreshock_service.replay.scores.service",
+        "foreshock_service.replay.probes.service",
+    ):
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)
     context: ServiceContext = app.state.context
     run_state_machine_as_test(

@@ -9,14 +9,14 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import BatchAttributes
-from service.replay.probes.job_environments import (
+from foreshock_service.replay.probes.job_environments import (
     Fit,
     WantedEnvironment,
     fit,
     run_fingerprints,
     wanted_environments,
 )
-from service.replay.workers import service as workers
+from foreshock_service.replay.workers import service as workers
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 

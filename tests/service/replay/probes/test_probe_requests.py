@@ -12,8 +12,8 @@ from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
 from foreshock.scorers import SCORERS, Scorer
 from foreshock.statistics_shards import FullRollouts
-from service.platform.database.dialect import database_now_us
-from service.runs.steps.closing import close_waiting_steps
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -64,7 +64,8 @@ def test_queued_job_names_the_scorers_that_no_live_worker_offers(
     read = http.get(f"/v1/probes/{probe['id']}").json()
     assert (read["reason"], set(waiting_reasons(read).values())) == (None, {None})
     monkeypatch.setattr(
-        "service.replay.probes.service.database_now_us", lambda session: database_now_us(session) + 301_000_000
+        "foreshock_service.replay.probes.service.database_now_us",
+        lambda session: database_now_us(session) + 301_000_000,
     )
     late = http.get(f"/v1/probes/{probe['id']}").json()
     assert all(str(reason).startswith("waiting for a worker") for reason in waiting_reasons(late).values())
@@ -95,7 +96,7 @@ def test_scorer_with_a_new_row_in_the_table_can_be_probed(
     run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = SCORERS["vllm.prefill"].place
-    row = Scorer("sglang.http", "SGLang over HTTP", 2, place, "sglang", "probes.scorers.sglang_http:score")
+    row = Scorer("sglang.http", "SGLang over HTTP", 2, place, "sglang", "foreshock_probes.scorers.sglang_http:score")
     monkeypatch.setitem(SCORERS, row.name, row)
     probe = ask_for_probe(run, 3, ["sglang.http", "sglang.http@rebatched"]).raise_for_status().json()
     assert [job["engine"] for job in probe["jobs"]] == ["sglang"]
@@ -216,7 +217,7 @@ def test_late_shards_do_not_change_what_a_probe_pinned(
 ) -> None:
     sent = start_run(http, "late")
     sent.put_shard(1, make_batch(4), shards=2).raise_for_status()
-    monkeypatch.setattr("service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
+    monkeypatch.setattr("foreshock_service.runs.steps.closing.now_us", lambda: now_us() + 10**13)
     close_waiting_steps(app.state.context)
     announce_checkpoint(sent, 1)
     probe = ask_for_probe(sent, 1).json()

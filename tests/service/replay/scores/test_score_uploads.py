@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
-from service.platform.settings import Settings
-from service.replay.leases import shard_uploads
+from foreshock_service.platform.settings import Settings
+from foreshock_service.replay.leases import shard_uploads
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import (

@@ -10,7 +10,7 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
-from service.runs.changes.service import MOST_SETUPS
+from foreshock_service.runs.changes.service import MOST_SETUPS
 from tests.service.sending import Sender, make_batch, start_run
 
 

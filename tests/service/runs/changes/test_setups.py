@@ -6,7 +6,7 @@ import json
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
-from service.runs.changes.setups import SetupDifference, differences, setup_of
+from foreshock_service.runs.changes.setups import SetupDifference, differences, setup_of
 
 ENGINE = Fingerprint(engine="vllm", dtype="bfloat16", device_name="H100", flags={"enforce_eager": "true"})
 

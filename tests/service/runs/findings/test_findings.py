@@ -13,17 +13,17 @@ from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
 from foreshock.severity import Severity
-from service.app import FINDING_SOURCES
-from service.maintenance.remeasure.service import remeasure_step
-from service.platform.database.session import Database
-from service.platform.keys.service import Scope, create_key, new_secret
-from service.runs.findings.rebuilding import rebuild_due_findings
-from service.runs.findings.schemas import FindingOfStep, FindingOfSteps
-from service.runs.findings.service import replace_findings
-from service.runs.lint.judging import LintPart, judge_step, lint_shard
-from service.runs.lint.service import findings_of_run, store_verdict
-from service.runs.step_key import StepKey
-from service.runs.steps.closing import try_to_close
+from foreshock_service.app import FINDING_SOURCES
+from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.runs.findings.rebuilding import rebuild_due_findings
+from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
+from foreshock_service.runs.findings.service import replace_findings
+from foreshock_service.runs.lint.judging import LintPart, judge_step, lint_shard
+from foreshock_service.runs.lint.service import findings_of_run, store_verdict
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.closing import try_to_close
 from tests.foreshock.lint.healthy import healthy_batch
 from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN, replay, start
 from tests.service.replay.weights.test_weights_searches import ABLE, STEP, found, put_scores, put_search

@@ -15,11 +15,11 @@ from typing import Any
 
 import uvicorn
 
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import load_settings
-from service.runs.ingest import service
-from service.runs.rollouts.shards import PRELOAD
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.runs.ingest import service
+from foreshock_service.runs.rollouts.shards import PRELOAD
 
 
 def die(*_: Any) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from service.platform.settings import Settings
+from foreshock_service.platform.settings import Settings
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from sqlalchemy import event, select
 
 from foreshock.rollouts import encode_rollouts
-from service.platform.database.session import Database
-from service.platform.database.tables import Shard
-from service.platform.settings import Settings
-from service.runs.ingest import order as order_module
-from service.runs.ingest import service as ingest
-from service.runs.ingest.order import IngestOrder, Place
-from service.runs.ingest.schemas import ShardAddress
-from service.runs.step_key import StepKey
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.ingest import order as order_module
+from foreshock_service.runs.ingest import service as ingest
+from foreshock_service.runs.ingest.order import IngestOrder, Place
+from foreshock_service.runs.ingest.schemas import ShardAddress
+from foreshock_service.runs.step_key import StepKey
 from tests.service.sending import make_batch, start_run
 
 

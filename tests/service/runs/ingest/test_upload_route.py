@@ -7,12 +7,12 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.rollouts import encode_rollouts
-from service.platform.body_limits import PARQUET_MEDIA_TYPE
-from service.platform.database.session import Database
-from service.platform.keys.limits import KeyLimits
-from service.platform.keys.service import Scope, create_key, new_secret
-from service.platform.uploads import SMALL_BODY_BYTES
-from service.runs.ingest.upload_route import upload_of
+from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.uploads import SMALL_BODY_BYTES
+from foreshock_service.runs.ingest.upload_route import upload_of
 from tests.service.sending import make_batch, start_run
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

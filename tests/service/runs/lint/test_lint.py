@@ -11,8 +11,8 @@ import pytest
 
 from foreshock.lint import collect_evidence, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from service.platform.database.session import Database
-from service.platform.database.tables import ShardLint, StepLint
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ShardLint, StepLint
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 from tests.foreshock.lint.test_after_id import after, batch_with_pad, in_another_context
 from tests.foreshock.lint.test_per_entropy import nearly_certain_batch

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.measures.registry import MEASURES
-from service.platform.columnar.formats import choose_format
-from service.platform.problem import NotAcceptable
+from foreshock_service.platform.columnar.formats import choose_format
+from foreshock_service.platform.problem import NotAcceptable
 from tests.service.sending import Sender, make_batch, start_run
 
 

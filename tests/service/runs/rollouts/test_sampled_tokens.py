@@ -9,10 +9,10 @@ from fastapi import FastAPI
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.rollouts import RolloutBatch
-from service.platform.security import UNRESTRICTED
-from service.runs.measurements.service import MeasurementNotFound
-from service.runs.rollouts import sampled_tokens
-from service.runs.rollouts.sampled_tokens import MOST_GROUPS_READ, TokenSample, sample_tokens
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.measurements.service import MeasurementNotFound
+from foreshock_service.runs.rollouts import sampled_tokens
+from foreshock_service.runs.rollouts.sampled_tokens import MOST_GROUPS_READ, TokenSample, sample_tokens
 from tests.service.sending import Sender, make_batch, start_run
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

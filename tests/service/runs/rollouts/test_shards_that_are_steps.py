@@ -9,12 +9,12 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from service.maintenance.remeasure.service import remeasure_step
-from service.platform.database.session import Database
-from service.platform.database.tables import MeasurementStatistics, ShardStatistics
-from service.runs.rollouts.repository import StoredPart
-from service.runs.rollouts.service import shard_versions, shards_out_of_date, statistics_of_step
-from service.runs.step_key import StepKey
+from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import MeasurementStatistics, ShardStatistics
+from foreshock_service.runs.rollouts.repository import StoredPart
+from foreshock_service.runs.rollouts.service import shard_versions, shards_out_of_date, statistics_of_step
+from foreshock_service.runs.step_key import StepKey
 from tests.service.sending import make_batch, start_run
 
 

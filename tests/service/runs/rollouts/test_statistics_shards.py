@@ -19,11 +19,11 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures import CONDITIONS, ComparisonStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
-from service.platform.settings import Settings
-from service.runs.measurements.folding import FoldedStatistics, fold_step
-from service.runs.rollouts.shards import MeasuredShard, decode_shard
-from service.runs.rollouts.statistics_shards import decode_statistics
-from service.runs.steps.closing import close_waiting_steps
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.measurements.folding import FoldedStatistics, fold_step
+from foreshock_service.runs.rollouts.shards import MeasuredShard, decode_shard
+from foreshock_service.runs.rollouts.statistics_shards import decode_statistics
+from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
 from tests.service.sending import Sender, make_batch, start_run

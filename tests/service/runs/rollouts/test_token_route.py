@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.platform.database.session import Database
-from service.platform.keys.limits import KeyLimits
-from service.platform.keys.service import Scope
-from service.runs.rollouts.token_route import RolloutTokensRoute
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.runs.rollouts.token_route import RolloutTokensRoute
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.two_routes import answer_of_both, make_key
 

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 

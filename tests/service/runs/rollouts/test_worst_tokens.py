@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 import foreshock.rollouts.parquet_row_groups
 from foreshock.rollouts import RolloutBatch
-from service.platform.database.tables import MeasurementStatistics
+from foreshock_service.platform.database.tables import MeasurementStatistics
 from tests.service.sending import Sender, make_batch, start_run
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import inspect, update
 from sqlalchemy.orm import Session
 
-from service.platform.database.session import Database
-from service.platform.database.tables import Run
-from service.runs.runs.repository import find, find_and_lock
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.runs.runs.repository import find, find_and_lock
 
 
 def add_run(session: Session) -> None:

@@ -13,13 +13,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 from foreshock.early_warning.detectors import WarningConfiguration
-from service.app import create_app
-from service.platform.decoding.pool import DecoderPool
-from service.platform.settings import Settings
-from service.runs.attempts.service import attempts_of_run
-from service.runs.events import ScalarsChanged, StepClosed, StepEvent
-from service.watch.detection.configurations import WatchedRun
-from service.watch.detection.history import closed_steps_after
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.events import ScalarsChanged, StepClosed, StepEvent
+from foreshock_service.watch.detection.configurations import WatchedRun
+from foreshock_service.watch.detection.history import closed_steps_after
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 

@@ -18,16 +18,16 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
-from service.platform.database import prepared
-from service.platform.database.session import Database
-from service.platform.database.tables import DetectorSnapshot, Shard, Step
-from service.runs.lint.judging import judge_step
-from service.runs.measurements.folding import fold_step
-from service.runs.rollouts.shards import decode_shard
-from service.runs.step_key import StepKey
-from service.runs.steps import closing
-from service.runs.steps.closing import close_waiting_steps
-from service.watch.detection.states import RECENT_STATES
+from foreshock_service.platform.database import prepared
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, Step
+from foreshock_service.runs.lint.judging import judge_step
+from foreshock_service.runs.measurements.folding import fold_step
+from foreshock_service.runs.rollouts.shards import decode_shard
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps import closing
+from foreshock_service.runs.steps.closing import close_waiting_steps
+from foreshock_service.watch.detection.states import RECENT_STATES
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from benchmarks.step_rows import copy_run
 from foreshock.rollouts import encode_rollouts
-from service.platform.database.session import Database
+from foreshock_service.platform.database.session import Database
 from tests.service.sending import Sender, make_batch, start_run
 
 PERIOD = 25

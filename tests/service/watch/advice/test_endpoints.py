@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
-from service.platform.etag import etag_of
-from service.watch.long_polls.waiters import READ_AGAIN_SECONDS
+from foreshock_service.platform.etag import etag_of
+from foreshock_service.watch.long_polls.waiters import READ_AGAIN_SECONDS
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun

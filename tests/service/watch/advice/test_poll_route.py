@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.platform.database.session import Database
-from service.platform.keys.limits import KeyLimits
-from service.platform.keys.service import Scope, revoke_key
-from service.watch.advice.poll_route import poll_of
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.keys.service import Scope, revoke_key
+from foreshock_service.watch.advice.poll_route import poll_of
 from tests.service.two_routes import answer_of_both, make_key
 from tests.service.watch.recorded import RecordedRun
 

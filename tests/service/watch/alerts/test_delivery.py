@@ -10,11 +10,11 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import update
 
-from service.platform.context import ServiceContext
-from service.platform.database.tables import Attempt, Run, Step
-from service.platform.settings import Settings
-from service.runs.runs.service import mark_stale_runs
-from service.runs.steps.closing import close_waiting_steps
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Attempt, Run, Step
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.runs.service import mark_stale_runs
+from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 
 

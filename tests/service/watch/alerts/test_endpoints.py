@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.watch.long_polls.waiters import READ_AGAIN_SECONDS
+from foreshock_service.watch.long_polls.waiters import READ_AGAIN_SECONDS
 from tests.service.watch.recorded import K3, RecordedRun
 
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.platform.keys.service import Scope
-from service.watch.alerts.poll_route import AlertPollRoute
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.watch.alerts.poll_route import AlertPollRoute
 from tests.service.two_routes import answer_of_both, make_key
 from tests.service.watch.recorded import RecordedRun
 

@@ -7,9 +7,9 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.early_warning.detectors import WarningConfiguration
-from service.runs.attempts.service import attempts_of_run
-from service.watch.detection.configurations import watched_run
-from service.watch.detection.history import closed_steps_after
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.watch.detection.configurations import watched_run
+from foreshock_service.watch.detection.history import closed_steps_after
 from tests.service.sending import make_batch, start_run
 
 KEYS = WarningConfiguration().keys

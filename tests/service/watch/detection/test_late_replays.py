@@ -14,15 +14,15 @@ from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from service.app import subscribe_handlers
-from service.platform.database.session import Database
-from service.platform.database.tables import DueReplay
-from service.platform.events import EventBus
-from service.watch.detection import late_replays, replay_detectors
-from service.watch.detection.events import ReplayDue
-from service.watch.detection.late_replays import make_due_replay
-from service.watch.detection.replay_detectors import STEPS_IN_TRANSACTION
-from service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
+from foreshock_service.app import subscribe_handlers
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import DueReplay
+from foreshock_service.platform.events import EventBus
+from foreshock_service.watch.detection import late_replays, replay_detectors
+from foreshock_service.watch.detection.events import ReplayDue
+from foreshock_service.watch.detection.late_replays import make_due_replay
+from foreshock_service.watch.detection.replay_detectors import STEPS_IN_TRANSACTION
+from foreshock_service.watch.detection.states import MILESTONE_STEPS, RECENT_STATES
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 STEPS = 3 * STEPS_IN_TRANSACTION
@@ -229,7 +229,7 @@ def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Da
 
 def publish(run: RecordedRun, session: Session) -> None:
     """Publish that the newest step changed."""
-    from service.runs.events import StepClosed
+    from foreshock_service.runs.events import StepClosed
 
     run.events.publish(session, StepClosed(run.run, run.attempt, 60))
 

@@ -8,9 +8,9 @@ from collections import OrderedDict
 import pytest
 
 from foreshock.early_warning.detectors import WarningState
-from service.platform.security import UNRESTRICTED
-from service.watch.alerts import service as alerts
-from service.watch.detection.states import MEMORY, MILESTONE_STEPS, RECENT_STATES
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.watch.alerts import service as alerts
+from foreshock_service.watch.detection.states import MEMORY, MILESTONE_STEPS, RECENT_STATES
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 SURGE = [100.0] * 10 + [260.0] * 8

@@ -12,12 +12,12 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.platform.database.session import Database
-from service.platform.database.tables import Run, ScalarTail
-from service.platform.security import UNRESTRICTED
-from service.runs.runs.schemas import RunUpdate
-from service.runs.runs.service import update_run
-from service.watch.detection.scalar_tails import close_scalar_tails
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Run, ScalarTail
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.runs.schemas import RunUpdate
+from foreshock_service.runs.runs.service import update_run
+from foreshock_service.watch.detection.scalar_tails import close_scalar_tails
 from tests.service.sending import make_batch, start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 
@@ -85,7 +85,7 @@ def test_any_order_of_arrival_gives_the_same_state_and_alerts(recorded: Recorded
 
 def make_due(run: RecordedRun) -> None:
     """Late scalars are replayed by their transaction's caller; nothing may be due afterwards."""
-    from service.watch.detection import repository
+    from foreshock_service.watch.detection import repository
 
     with run.database.read() as session:
         assert repository.runs_with_due_replay(session, 10) == []

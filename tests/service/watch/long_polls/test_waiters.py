@@ -14,12 +14,12 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 
-from service.platform.changes.announcing import CHANNEL
-from service.platform.changes.listening import Listener
-from service.platform.database.session import Database
-from service.watch.long_polls.batches import BatchedReads
-from service.watch.long_polls.versions import RunVersion
-from service.watch.long_polls.waiters import READ_AGAIN_SECONDS, LongPolls
+from foreshock_service.platform.changes.announcing import CHANNEL
+from foreshock_service.platform.changes.listening import Listener
+from foreshock_service.platform.database.session import Database
+from foreshock_service.watch.long_polls.batches import BatchedReads
+from foreshock_service.watch.long_polls.versions import RunVersion
+from foreshock_service.watch.long_polls.waiters import READ_AGAIN_SECONDS, LongPolls
 from tests.service.watch.recorded import K3, RecordedRun
 
 WAITERS = 200
@@ -123,8 +123,8 @@ def test_change_that_nobody_announces_is_found_by_the_fallback(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RecordedRun(database).begin()
-    monkeypatch.setattr("service.watch.long_polls.waiters.READ_AGAIN_SECONDS", 0.2)
-    monkeypatch.setattr("service.platform.changes.announcing.announce", lambda _: None)
+    monkeypatch.setattr("foreshock_service.watch.long_polls.waiters.READ_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("foreshock_service.platform.changes.announcing.announce", lambda _: None)
 
     async def wait_and_change() -> None:
         polls = LongPolls(database, Listener(database.url))

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from service.platform.context import ServiceContext
-from service.platform.notification_targets import NotificationTarget
-from service.watch.notifications.service import fill_outbox, send_next
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.watch.notifications.service import fill_outbox, send_next
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.watch.notifications.receiver import Receiver
 

@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
-from service.platform.database.tables import Notification
-from service.platform.notification_targets import NotificationTarget
-from service.platform.settings import Settings, load_settings
-from service.watch.notifications import console, sending
-from service.watch.notifications.service import Notifier, fill_outbox, send_next
+from foreshock_service.platform.database.tables import Notification
+from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.watch.notifications import console, sending
+from foreshock_service.watch.notifications.service import Notifier, fill_outbox, send_next
 from tests.ports import free_port
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver
