@@ -1,0 +1,40 @@
+"""What the service says of recorded runs is what it said before, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.running_service import running_service
+from tests.golden.histories import histories
+from tests.golden.store import RECORDED, SETTINGS, differences, read, results_of
+from tests.service.postgres import start_postgres
+
+NAMES = sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz"))
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("golden")
+    if request.param == "sqlite":
+        with running_service(folder, **SETTINGS) as url:
+            yield url
+        return
+    cluster = start_postgres()
+    try:
+        with running_service(folder, FORESHOCK_DATABASE_URL=cluster.new_database(), **SETTINGS) as url:
+            yield url
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_results_equal_the_golden_results(name: str, service: str, tmp_path: Path) -> None:
+    history = histories().get(name)
+    if history is None:
+        pytest.skip(f"the recorded run {name} is not beside this checkout")
+    found = list(differences(read(name), results_of(service, history, tmp_path)))
+    assert not found, "\n".join(found[:40])
