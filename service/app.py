@@ -23,7 +23,6 @@ from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_r
 from foreshock_service.maintenance.retention.endpoints import router as retention
 from foreshock_service.maintenance.retention.service import RetentionTask
 from foreshock_service.platform.audit.endpoints import router as audit
-from foreshock_service.platform.body_timeouts import BodyTimeouts
 from foreshock_service.platform.changes.listening import Listener
 from foreshock_service.platform.content_tags import ContentTags
 from foreshock_service.platform.context import ServiceContext
@@ -41,13 +40,14 @@ from foreshock_service.platform.logs.tracing import add_tracing, stop_tracing
 from foreshock_service.platform.openapi import document_problems
 from foreshock_service.platform.problem import install_problem_handlers
 from foreshock_service.platform.query_parameters import refuse_unknown_parameters
+from foreshock_service.platform.request_bodies import BodyTimeouts
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.stopping import handle_signals
 from foreshock_service.platform.storage_errors import install_storage_handlers
 from foreshock_service.platform.store.opening import open_store
 from foreshock_service.platform.store.orphans import OrphanSweep
 from foreshock_service.platform.store.removals import remove_due_files
-from foreshock_service.platform.upload_places import UploadPlaces
+from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter.endpoints import router as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.replay.attribution.causes import causes_of_run
@@ -100,13 +100,11 @@ from foreshock_service.runs.findings.rebuilding import Sources, rebuild_due_find
 from foreshock_service.runs.findings.service import forget_superseded as forget_superseded_findings
 from foreshock_service.runs.health.endpoints import router as run_health
 from foreshock_service.runs.ingest.endpoints import router as ingest
-from foreshock_service.runs.ingest.upload_route import UploadRoute
 from foreshock_service.runs.lint.endpoints import router as lint
 from foreshock_service.runs.lint.service import findings_of_run
 from foreshock_service.runs.measurements.endpoints import router as measurements
 from foreshock_service.runs.rollouts.endpoints import router as rollouts
 from foreshock_service.runs.rollouts.shards import PRELOAD
-from foreshock_service.runs.rollouts.token_route import RolloutTokensRoute
 from foreshock_service.runs.runs.endpoints import router as runs
 from foreshock_service.runs.runs.service import mark_stale_runs
 from foreshock_service.runs.scalars.endpoints import router as scalars
@@ -222,10 +220,8 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     # First: they take most of the requests that are made often.
     context, polls = app.state.context, app.state.long_polls
     app.router.routes[:0] = [
-        UploadRoute(context),
         AdvicePollRoute(context, polls),
         AlertPollRoute(context, polls),
-        RolloutTokensRoute(context),
     ]
     app.router.routes.extend(_routes())
     # The last one that is added comes first.

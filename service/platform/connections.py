@@ -1,7 +1,7 @@
 """Connections of HTTP clients: headers are bounded and not waited for, and a stop is told at once.
 
 Extends uvicorn's protocol class for httptools, whose parser bounds nothing: not the target, not the headers and not the
-trailers, which it holds until they end. Bodies that do not come are `body_timeouts.py`'s.
+trailers, which it holds until they end. Bodies that do not come are `request_bodies.py`'s.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.start_names import name_of_start
 from foreshock_service.platform.stopping import Stopping
 from foreshock_service.platform.store.tokens import TokenStore
-from foreshock_service.platform.upload_places import UploadPlaces
+from foreshock_service.platform.uploads import UploadPlaces
 
 
 @dataclass(frozen=True, slots=True)

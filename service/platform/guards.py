@@ -12,11 +12,16 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.problem_types import HOST_NOT_ALLOWED
-from foreshock_service.platform.body_encoding import DecompressedBody, body_encoding
-from foreshock_service.platform.body_limits import CountedBody, body_limit, refuse_unread
 from foreshock_service.platform.keys.limits import KeyLimits
 from foreshock_service.platform.path_segments import keep_encoded_slashes
 from foreshock_service.platform.problem import InternalError, ProblemError, problem_response
+from foreshock_service.platform.request_bodies import (
+    CountedBody,
+    DecompressedBody,
+    body_encoding,
+    body_limit,
+    refuse_unread,
+)
 from foreshock_service.platform.security import SAFE_METHODS, CrossSiteRefused
 from foreshock_service.platform.settings import Settings
 

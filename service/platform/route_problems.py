@@ -16,7 +16,6 @@ from typing import Any, get_type_hints
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from foreshock_service.platform.body_encoding import InvalidBodyEncoding
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.guards import HostNotAllowed
 from foreshock_service.platform.problem import (
@@ -29,6 +28,7 @@ from foreshock_service.platform.problem import (
     RequestTimeout,
     UnsupportedMediaType,
 )
+from foreshock_service.platform.request_bodies import InvalidBodyEncoding
 from foreshock_service.platform.security import SAFE_METHODS, CrossSiteRefused
 from foreshock_service.platform.storage_errors import DatabaseUnavailable, StorageFull, StorageUnavailable
 from foreshock_service.platform.uploads import UploadIncomplete

@@ -1,35 +1,53 @@
-"""Upload streams: a body is counted, hashed and written to a temporary file; only a small one is held in memory."""
+"""Uploads: a bounded number at a time, of which one key gets a part; each body goes to a temporary file.
+
+Uploads have threads of their own, so that other requests are served while uploads wait for a decoder. An upload beyond
+the bound is refused before its body is read, and the client sends it again later.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.keys.limits import TooManyRequests
 from foreshock_service.platform.media_types import media_type_of
 from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
-from foreshock_service.platform.store.temporaries import write_private
-from foreshock_service.platform.store.tokens import TokenStore
+from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
 
+if TYPE_CHECKING:
+    from foreshock_service.platform.context import ServiceContext
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 _BLOCK_BYTES = 1 << 20
-SMALL_BODY_BYTES = 64 << 10
-"""Up to here a body is held in memory: a change of threads, which its file needs, costs more than its bytes."""
+
+
+def _binary_body(media_type: str) -> dict[str, Any]:
+    content = {media_type: {"schema": {"type": "string", "format": "binary"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
 
 # For `openapi_extra` of an endpoint that takes such a body.
-PARQUET_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+PARQUET_BODY = _binary_body(PARQUET_MEDIA_TYPE)
+STATISTICS_BODY = _binary_body(STATISTICS_MEDIA_TYPE)
+
+
+class UploadsBusy(ProblemError):
+    """Full: as many uploads as the service takes at a time are being received, decoded or stored."""
+
+    status = 503
+    problem_type = "uploads-busy"
 
 
 class UploadIncomplete(ProblemError):
@@ -39,46 +57,65 @@ class UploadIncomplete(ProblemError):
     problem_type = "upload-incomplete"
 
 
-class Upload:
-    """A received body: its digest (`sha256:…`), its size in bytes, and its temporary file.
+class UploadPlaces:
+    """The places of one application. Used by the coroutines of one event loop."""
 
-    The file of a small body is written when `path` is first read, in the thread that reads it.
-    """
-
-    def __init__(self, store: TokenStore, digest: str, size: int, body: bytes = b"", path: Path | None = None) -> None:
-        self.digest = digest
-        self.size = size
-        self._store = store
-        self._body = body
-        self._path = path
+    def __init__(self, most: int, *, most_of_one_key: int = 0) -> None:
+        self._most = most
+        self._most_of_one_key = most_of_one_key
+        self._taken = 0
+        self._taken_by: Counter[str] = Counter()
+        # A place needs one thread at a time.
+        self._limiter = CapacityLimiter(most)
 
     @property
-    def path(self) -> Path:
-        """Return the temporary file."""
-        if self._path is None:
-            self._path = self._store.temporary_name()
-            write_private(self._path, self._body)
-        return self._path
+    def most(self) -> int:
+        """Number of places."""
+        return self._most
 
-    def remove(self) -> None:
-        """Delete the file, if there is one."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+    @property
+    def taken(self) -> int:
+        """Number of places that are taken."""
+        return self._taken
+
+    @asynccontextmanager
+    async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
+        """Hold a place; raises UploadsBusy if there is none, TooManyRequests if the key has its part already."""
+        if key_id is not None and 0 < self._most_of_one_key <= self._taken_by[key_id]:
+            raise TooManyRequests(
+                f"this key has {self._most_of_one_key} uploads under way: try again (FORESHOCK_KEY_UPLOADS of the "
+                "service bounds them)",
+                headers={"Retry-After": "1"},
+            )
+        if self._taken >= self._most:
+            raise UploadsBusy(
+                f"{self._most} uploads are under way: try again (FORESHOCK_DECODE_QUEUE bounds them)",
+                headers={"Retry-After": "1"},
+            )
+        self._taken += 1
+        if key_id is not None:
+            self._taken_by[key_id] += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+            if key_id is not None:
+                self._taken_by[key_id] -= 1
+
+    async def run(
+        self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+    ) -> Result:
+        """Run a part of an upload that has a place in one of the threads."""
+        return await to_thread.run_sync(partial(function, *arguments, **named), limiter=self._limiter)
 
 
-STATISTICS_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {STATISTICS_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A received body: its digest (`sha256:…`), its size in bytes, and its temporary file."""
 
-
-def is_small(request: Request, expected: str) -> bool:
-    """Return whether the request declares a plain body of the expected type and of SMALL_BODY_BYTES at most."""
-    size = request.headers.get("content-length", "")
-    is_plain = request.headers.get("content-encoding", "identity") == "identity"
-    return is_plain and size.isdecimal() and int(size) <= SMALL_BODY_BYTES and media_type_of(request) == expected
+    digest: str
+    size: int
+    path: Path
 
 
 @asynccontextmanager
@@ -94,70 +131,32 @@ async def received_upload(
     if media_type != expected:
         raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     async with context.uploads.place(getattr(request.state, "key_id", None)):
-        receiver = _Receiver(context.store)
-        upload: Upload | None = None
+        path = await context.uploads.run(context.store.temporary_file)
         try:
-            rest = await _receive(request, receiver, context)
-            upload = await _received(receiver, rest, context)
-            yield upload
+            yield await _receive(request, context, path)
         finally:
-            (upload or receiver).remove()
+            path.unlink(missing_ok=True)
 
 
-class _Receiver:
-    """Writes a body to a temporary file and hashes it."""
+async def _receive(request: Request, context: ServiceContext, path: Path) -> Upload:
+    """Write the body to `path` in blocks, and hash it."""
+    digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 
-    def __init__(self, store: TokenStore) -> None:
-        self._store = store
-        self._path: Path | None = None
-        self._digest = hashlib.sha256()
-        self._size = 0
+    def write(file: BinaryIO, data: bytes) -> None:
+        file.write(data)
+        digest.update(data)
 
-    def write(self, block: bytes) -> None:
-        """Append to the file, which the first call creates."""
-        if self._path is None:
-            self._path = self._store.temporary_file()
-        with self._path.open("ab") as file:
-            file.write(block)
-        self._digest.update(block)
-        self._size += len(block)
-
-    def upload(self) -> Upload:
-        """Return what was received."""
-        assert self._path is not None, "write comes first"
-        return Upload(self._store, "sha256:" + self._digest.hexdigest(), self._size, path=self._path)
-
-    @property
-    def has_blocks(self) -> bool:
-        """Return whether something was written."""
-        return self._path is not None
-
-    def remove(self) -> None:
-        """Delete the file, if there is one."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
-async def _received(receiver: _Receiver, rest: bytes, context: ServiceContext) -> Upload:
-    """Return the upload of what was written and the rest of the body."""
-    if not receiver.has_blocks and len(rest) <= SMALL_BODY_BYTES:
-        return Upload(context.store, "sha256:" + hashlib.sha256(rest).hexdigest(), len(rest), rest)
-    await context.uploads.run(receiver.write, rest)
-    return receiver.upload()
-
-
-async def _receive(request: Request, receiver: _Receiver, context: ServiceContext) -> bytes:
-    """Write the body in blocks; return the last one, which is not written."""
-    size, block, limit = 0, bytearray(), context.settings.max_body_bytes
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise LimitExceeded(f"the body has more than the {limit:,} bytes of one shard: send smaller shards")
-            block += chunk
-            if len(block) >= _BLOCK_BYTES:
-                await context.uploads.run(receiver.write, bytes(block))
-                block.clear()
-    except ClientDisconnect as error:
-        raise UploadIncomplete("the connection ended before the body did") from error
-    return bytes(block)
+    with path.open("wb", buffering=0) as file:
+        try:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise LimitExceeded(f"the body has more than the {limit:,} bytes of one shard: send smaller shards")
+                block += chunk
+                if len(block) >= _BLOCK_BYTES:
+                    await context.uploads.run(write, file, bytes(block))
+                    block.clear()
+        except ClientDisconnect as error:
+            raise UploadIncomplete("the connection ended before the body did") from error
+        await context.uploads.run(write, file, bytes(block))
+    return Upload("sha256:" + digest.hexdigest(), size, path)

@@ -16,9 +16,9 @@ from fastapi import Query
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
 from foreshock_service.platform.problem import NotAcceptable
+from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
 
 JSON_MEDIA_TYPE = "application/json"
 CSV_MEDIA_TYPE = "text/csv"

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
 from foreshock_service.platform.security import Ingester, Principal
-from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, is_small, received_upload
+from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, received_upload
 from foreshock_service.runs.ingest import service
 from foreshock_service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from foreshock_service.runs.runs.addresses import RunIdentifier
@@ -69,16 +69,12 @@ async def _ingest(
     request: Request, response: Response, context: ServiceContext, principal: Principal, address: ShardAddress
 ) -> ShardReceipt:
     expected = STATISTICS_MEDIA_TYPE if address.as_statistics else PARQUET_MEDIA_TYPE
-    if is_small(request, expected):
-        # Nothing is saved by a refusal before the body, and a change of threads by none.
-        async with received_upload(request, context, expected) as upload:
-            receipt = await context.uploads.run(service.check_and_ingest, context, principal, address, upload)
-    else:
-        step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
-        async with received_upload(request, context, expected) as upload:
-            receipt = await context.uploads.run(
-                service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
-            )
+    # Before the body: a refused upload is not received.
+    step_has_shards = await run_in_threadpool(service.check_address, context, principal, address)
+    async with received_upload(request, context, expected) as upload:
+        receipt = await context.uploads.run(
+            service.ingest_shard, context, principal, address, upload, step_has_shards=step_has_shards
+        )
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt

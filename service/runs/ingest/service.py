@@ -25,7 +25,6 @@ from foreshock_service.runs.attempts.service import check_attempt
 from foreshock_service.runs.changes.service import note_setup
 from foreshock_service.runs.deletions.service import search_step_again
 from foreshock_service.runs.events import StepClosed
-from foreshock_service.runs.ingest.order import IngestOrder, Place
 from foreshock_service.runs.ingest.schemas import ShardAddress, ShardReceipt
 from foreshock_service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
 from foreshock_service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
@@ -51,7 +50,6 @@ class ShardConflict(ProblemError):
     problem_type = "shard-conflict"
 
 
-_ORDER = IngestOrder()
 _logger = logging.getLogger(__name__)
 
 
@@ -63,35 +61,22 @@ class _Committed:
     waits_for_fold: bool
 
 
-def check_and_ingest(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload
-) -> ShardReceipt:
-    """Check the address of an upload whose body is received, then store it; raises as the two functions below."""
-    step_has_shards = check_address(context, principal, address)
-    return ingest_shard(context, principal, address, upload, step_has_shards=step_has_shards)
-
-
 def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
     """Check the address of an upload before its body is read; return whether the step has shards already.
 
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
     """
-    with context.database.read() as session:
-        return check_address_in(session, context, principal, address)
-
-
-def check_address_in(session: Session, context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
-    """Check an address as `check_address` does, in a session."""
     if address.shards > context.settings.max_shards:
         raise InvalidRequest(f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}")
     if address.shard >= address.shards:
         raise InvalidRequest(
             f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
         )
-    check_run(session, principal, address.run_id)
-    check_attempt(session, address.run_id, address.attempt)
-    expected = expected_shards_of(session, address.step_key)
+    with context.database.read() as session:
+        check_run(session, principal, address.run_id)
+        check_attempt(session, address.run_id, address.attempt)
+        expected = expected_shards_of(session, address.step_key)
     if expected is not None:
         check_expected_shards(address.step_key, expected, address.shards)
     return expected is not None
@@ -110,8 +95,8 @@ def ingest_shard(
     committed = _find_stored(context, address, upload) if step_has_shards else None
     if committed is None:
         name = shard_file_name(address.run_id, address.attempt, address.step, address.shard, upload.digest)
-        with _ORDER.place(address.step_key) as place, context.store.in_flight(name):
-            committed = _store_shard(context, principal, address, upload, name, place)
+        with context.store.in_flight(name):
+            committed = _store_shard(context, principal, address, upload, name)
     if not committed.waits_for_fold:
         return committed.receipt
     closed = try_to_close(context, address.step_key)
@@ -169,26 +154,23 @@ def _decode_to(
 
 
 def _store_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, name: str, place: Place
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, name: str
 ) -> _Committed:
     whole_step = address.step_key if address.shards == 1 else None
     decoded = _decode_to(context, address, upload, name, whole_step)
-    place.wait_for_earlier_steps()
     may_be_committed = False
 
     def commit(session: Session) -> _Committed:
         nonlocal may_be_committed
         may_be_committed = False
         run = lock_run(session, principal, address.run_id)
-        # PostgreSQL: later steps wait for the lock from here on. SQLite's queue has let them go on before.
-        place.leave()
         committed = commit_shard(session, context, run, address, upload, decoded, name)
         may_be_committed = True
         return committed
 
     passed("ingest.before-transaction")
     try:
-        committed = context.database.write(commit, place.leave)
+        committed = context.database.write(commit)
     except Exception:
         # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
         if not may_be_committed:

@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock_service.platform.columnar.formats import FORMATS, Format
+from foreshock_service.platform.columnar.formats import FORMATS, JSON_MEDIA_TYPE, Format, choose_format, render
+from foreshock_service.platform.columnar.responses import columnar_response
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.measurements.endpoints import Comparison
 from foreshock_service.runs.rollouts import tokens
-from foreshock_service.runs.rollouts.answers import answer_tokens
-from foreshock_service.runs.rollouts.schemas import TokensRead
+from foreshock_service.runs.rollouts.schemas import TokensRead, tokens_json
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
@@ -43,6 +43,8 @@ def read_tokens(
 
     CSV and Parquet have a row for each token, and of each scorer a column `log_prob.` with its name.
     """
-    # `token_route.py` takes most requests for a rollout before this route, with the same answers.
+    media_type = choose_format(request.headers.get("accept"), format_name)
     query = tokens.TokenQuery(run, step, attempt, comparison, worst, sample_id, from_position, to_position)
-    return answer_tokens(context, request, principal, query, format_name)
+    found = tokens.read_tokens(context, principal, query)
+    body = tokens_json(found) if media_type == JSON_MEDIA_TYPE else render(found.table, media_type)
+    return columnar_response(request, body, media_type)

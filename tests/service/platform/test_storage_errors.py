@@ -22,7 +22,6 @@ from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.storage_errors import database_problem, storage_problem
 from foreshock_service.platform.store.local import LocalTokenStore
 from foreshock_service.platform.store.temporaries import TemporaryFiles
-from foreshock_service.platform.uploads import SMALL_BODY_BYTES
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
@@ -45,8 +44,8 @@ def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
 @on_sqlite
 @pytest.mark.parametrize(
     ("owner", "name", "rollouts"),
-    [(TemporaryFiles, "new", 4_000), (TemporaryFiles, "name", 3), (LocalTokenStore, "publish", 3)],
-    ids=["receiving", "receiving a small body", "publishing"],
+    [(TemporaryFiles, "new", 4_000), (LocalTokenStore, "publish", 3)],
+    ids=["receiving", "publishing"],
 )
 @pytest.mark.parametrize(
     ("number", "status", "kind"),
@@ -68,7 +67,6 @@ def test_a_store_that_fails_keeps_nothing_and_says_when_to_come_again(
     kind: str,
 ) -> None:
     sender, body = start_run(http), encode_rollouts(make_batch(rollouts))
-    assert (len(body) > SMALL_BODY_BYTES) == (name == "new")
     with monkeypatch.context() as broken:
         broken.setattr(owner, name, failing(number))
         answer = sender.put_shard(7, body)
@@ -88,7 +86,7 @@ def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
     pq.write_table(pq.read_table(io.BytesIO(encode_rollouts(make_batch()))), rewritten, compression="snappy")
     sender, body = start_run(http), rewritten.getvalue()
     name = TemporaryFiles.name
-    # The first file takes the tokens, the second one the body: every write to /dev/full fails with ENOSPC.
+    # The file of the tokens: every write to /dev/full fails with ENOSPC.
     given = [Path("/dev/full")]
 
     with monkeypatch.context() as broken:

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from foreshock_service.platform.body_limits import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.columnar.formats import CSV_MEDIA_TYPE, JSON_MEDIA_TYPE, render
 from foreshock_service.platform.columnar.table import ColumnTable, Labels
+from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.response_encoding import compress, preferred_encoding
 
 TABLE = ColumnTable(
