@@ -30,7 +30,7 @@ OTHER_NAMES = frozenset(
         "URL", "API_KEY", "SPOOL_DIRECTORY", "RUN_KEY", "ATTEMPT_KEY", "EXPORT", "ADVICE_MODE", "SYNCHRONOUS",
         "WEIGHTS_ROOT",
         # The worker's engines, the example for Slurm, and tests of crashes.
-        "INSTRUCTION_SET", "KEY_FILE", "KILL_AT",
+        "INSTRUCTION_SET", "KEY_FILE",
         # docker-compose.yml, which hands them on by other names.
         "BIND", "CHECKPOINTS", "PUBLIC_HOST", "PUBLIC_PORT", "READER_PASSWORD", "SCRAPE_API_KEY", "WORKER_API_KEY",
     }

@@ -1,8 +1,8 @@
 """Is anything lost, doubled or changed by kills and faults? `make bench-faults`.
 
-1. The service is killed with SIGKILL at random moments and at each named point of `foreshock.kill_points`, on SQLite
-   and on PostgreSQL, while ranks upload to it; it is started again each time (`kills.py`). Each run is then compared
-   with the run that a service without kills makes of the same bytes (`verify.py`).
+1. The service is killed with SIGKILL at random moments and at each point of `kill_points.py`, on SQLite and on
+   PostgreSQL, while ranks upload to it; it is started again each time (`kills.py`). Each run is then compared with the
+   run that a service without kills makes of the same bytes (`verify.py`).
    Part `processes`: the same with two service processes on PostgreSQL, of which one or both are killed.
 2. Part `removals`: the service is killed while it deletes a run, deletes rollouts and purges tokens (`removals.py`).
 3. A trainer whose client has a spool is killed and started again with that spool (`client_kills.py`).

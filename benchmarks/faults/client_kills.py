@@ -21,16 +21,15 @@ from pathlib import Path
 from sqlalchemy import select
 
 from benchmarks.faults.gate import Gate, Mode
+from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE
 from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.served import Served
 from benchmarks.faults.state import Totals
 from benchmarks.faults.verify import check_files
 from foreshock.digests import digest_of_bytes
-from foreshock.kill_points import KILL_POINTS, VARIABLE
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
 
-CLIENT_POINTS = tuple(point for point in KILL_POINTS if point.startswith("client."))
 _MODES: tuple[Mode, ...] = ("closed", "no answers", "open")
 _STEPS = 8
 _POINT_SECONDS = 2.5
@@ -79,7 +78,7 @@ def run_client_kills(
 def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> str:
     """Start the trainer, change the gate meanwhile, and kill it; return the reason."""
     gate.set("open" if draw.random() < 0.8 else "closed")
-    point = draw.choice(CLIENT_POINTS) if draw.random() < 0.7 else None
+    point = draw.choice(tuple(CLIENT_POINTS)) if draw.random() < 0.7 else None
     kill_at = "" if point is None else f"{point}:{draw.randint(1, 4)}"
     command = _command(gate.url, spool, number, number * _STEPS, _STEPS)
     trainer = subprocess.Popen(

@@ -11,17 +11,15 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
+from benchmarks.faults.kill_points import SERVICE_POINTS
 from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.senders import RunSender, Stopped
 from benchmarks.faults.served import Served
 from benchmarks.faults.state import Totals
 from benchmarks.faults.verify import check_files, verify_run, wait_until_settled
 from benchmarks.faults.workload import RunPlan, plan_run
-from foreshock.kill_points import KILL_POINTS, KillPoint
 from foreshock_service.platform.database.session import Database
 
-# The point in a decoder ends the decoder alone.
-SERVICE_POINTS = tuple(point for point in KILL_POINTS if not point.startswith(("client.", "decoder.")))
 RANDOM_SHARE, STARTING_SHARE, DECODER_SHARE = 0.35, 0.06, 0.08
 _POINT_SECONDS = 5.0
 PATIENCE_TO_START_SECONDS = 3.0
@@ -201,7 +199,7 @@ class Campaign:
         """Start the service so that it ends itself at a point; return the point, or that it was not reached."""
         points = [point for point in SERVICE_POINTS if point.startswith("scores.") == sender.replaying]
         least = min(self._used[point] for point in points)
-        point: KillPoint = draw.choice([each for each in points if self._used[each] <= least + 2])
+        point = draw.choice([each for each in points if self._used[each] <= least + 2])
         passes = 1 if sender.replaying else draw.randint(1, 4)
         served.start(kill_at=(point, passes))
         deadline = time.monotonic() + _POINT_SECONDS + PATIENCE_TO_START_SECONDS

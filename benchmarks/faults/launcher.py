@@ -30,7 +30,7 @@ class Launcher:
         )
 
     def start(self, environment: Mapping[str, str], log: Path) -> int:
-        """Start a service with these FORESHOCK_* variables; return its pid."""
+        """Start a service with these variables, of which one may name a kill point; return its pid."""
         return int(self._ask({"environment": dict(environment), "log": str(log)})["pid"])
 
     def status(self, pid: int) -> int | None:
@@ -117,7 +117,6 @@ def _fork(request: Mapping[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
-    import importlib
 
     os.setsid()
     os.environ.update(request["environment"])
@@ -125,14 +124,12 @@ def _fork(request: Mapping[str, Any]) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, target)
-    # It reads its variable when it is imported.
-    import foreshock.kill_points
-
-    importlib.reload(foreshock.kill_points)
+    from benchmarks.faults.kill_points import VARIABLE, arm
     from foreshock.commands.main import main as run_command
 
     status = 1
     try:
+        arm(os.environ.get(VARIABLE, ""))
         status = run_command(["serve"])
     finally:
         os._exit(status)

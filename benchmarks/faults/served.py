@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from benchmarks.faults.kill_points import VARIABLE
 from benchmarks.faults.launcher import Launcher
-from foreshock.kill_points import VARIABLE, KillPoint
 from tests.ports import free_port
 
 PATIENCE_SECONDS = 120.0
@@ -48,8 +48,8 @@ class Served:
         self._pid = 0
         self._begun = 0.0
 
-    def start(self, kill_at: tuple[KillPoint, int] | None = None, **settings: str) -> None:
-        """Start it; with `kill_at` it ends itself at that pass of that point. Does not wait."""
+    def start(self, kill_at: tuple[str, int] | None = None, **settings: str) -> None:
+        """Start it; with `kill_at` it ends itself at that call of that point. Does not wait."""
         environment = {**self.settings, **settings, VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
         self._begun = time.monotonic()
         self._pid = self._launcher.start(environment, self.folder / "service.log")

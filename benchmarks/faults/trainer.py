@@ -5,9 +5,11 @@ python -m benchmarks.faults.trainer URL SPOOL NUMBER FIRST_STEP STEPS
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
+from benchmarks.faults.kill_points import VARIABLE, arm
 from benchmarks.faults.workload import make_batch
 from foreshock import Client
 
@@ -15,6 +17,7 @@ from foreshock import Client
 def main() -> None:
     """Log the steps of one launch, then keep the client open until the standard input is closed."""
     url, spool, number, first, steps = sys.argv[1], sys.argv[2], *(int(text) for text in sys.argv[3:])
+    arm(os.environ.get(VARIABLE, ""))
     client = Client(
         url, run_key="trained", attempt_key=f"launch-{number}", spool_directory=spool, timeout_seconds=5.0,
         max_outbox_bytes=30_000, exit_seconds=5.0,

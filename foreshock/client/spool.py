@@ -42,7 +42,6 @@ from foreshock.client.rejected import DAMAGED, REJECTED_FOLDER, RejectedItems
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_bytes
 from foreshock.errors import SpoolError
-from foreshock.kill_points import passed
 
 __all__ = ["Spool", "SpoolFullError", "SpoolOwner", "SpooledEntry", "WaitingFolder", "waiting_folders"]
 
@@ -184,10 +183,8 @@ class Spool:
             digest = digest_of_bytes(delivery.body).removeprefix("sha256:")[:16]
             body_path = folder / f"{sequence:012d}-{digest}.body"
             write_durably(body_path, delivery.body)
-            passed("client.body-spooled")
             write_durably(body_path.with_suffix(".json"), delivery.metadata_json().encode())
             sync_folder(folder)
-        passed("client.spooled")
         self._bytes += size
         return SpooledEntry(body_path, size, delivery.kind, delivery.registration.run_identity)
 
@@ -201,7 +198,6 @@ class Spool:
         with as_spool_error(self.directory):
             # The metadata first: a body without metadata is not a valid entry.
             entry.metadata_path.unlink(missing_ok=True)
-            passed("client.metadata-removed")
             entry.body_path.unlink(missing_ok=True)
         self._bytes -= entry.size
 

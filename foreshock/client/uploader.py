@@ -31,7 +31,6 @@ from foreshock.client.send_ahead import SendAhead
 from foreshock.client.sender import DeliverySender
 from foreshock.client.status import DeliveryStatus
 from foreshock.errors import RolloutsError, ServiceError, Unauthorized, WeightsError
-from foreshock.kill_points import passed
 from foreshock.retry import Backoff
 
 __all__ = ["Uploader"]
@@ -222,13 +221,11 @@ class Uploader:
         delivery = self._outbox.load(entry)
         if delivery is None:
             return
-        passed("client.before-send")
         try:
             response = self._sender.send(delivery)
         except ServiceError as error:
             self._refused(entry, delivery, error)
             return
-        passed("client.answered")
         self._note_success(entry)
         self._delivered(entry, response)
         self._heartbeats.note_delivery(delivery)

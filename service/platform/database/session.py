@@ -13,7 +13,6 @@ from sqlalchemy import text
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
-from foreshock.kill_points import passed
 from foreshock.retry import Backoff, retry
 from foreshock_service.platform.database.dialect import is_retryable
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
@@ -152,7 +151,5 @@ class Database:
         with Session(self._write_engine, expire_on_commit=False) as session:
             with session.begin():
                 result = work(session)
-                passed("database.before-commit")
-            passed("database.after-commit")
             run_after_commit(session)
         return result

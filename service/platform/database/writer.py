@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from foreshock.kill_points import passed
 from foreshock_service.platform.database.hooks import run_after_commit
 
 Result = TypeVar("Result")
@@ -104,7 +103,6 @@ class GroupCommitWriter:
         except Exception as error:
             for unit in batch:
                 unit.error = unit.error or error
-        passed("database.after-commit")
         for unit in batch:
             unit.settle()
 
@@ -112,7 +110,6 @@ class GroupCommitWriter:
         # Without a savepoint: the transaction is the unit's own.
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
             unit.result = unit.work(session)
-            passed("database.before-commit")
         unit.session = session
 
     def _run_together(self, batch: list[_Unit]) -> bool:
@@ -129,7 +126,6 @@ class GroupCommitWriter:
                     # It runs again, and may not raise then.
                     return False
                 unit.session = session
-            passed("database.before-commit")
             transaction.commit()
         return True
 
@@ -137,7 +133,6 @@ class GroupCommitWriter:
         with self._engine.begin() as connection:
             for unit in batch:
                 self._run_in_savepoint(connection, unit)
-            passed("database.before-commit")
 
     def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
         session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from foreshock.errors import ConfigurationError
-from foreshock.kill_points import passed
 from foreshock_service.platform.store.temporaries import TemporaryFiles
 from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
@@ -61,15 +60,12 @@ class LocalTokenStore(TokenStore):
     def publish(self, temporary: Path, name: str) -> None:
         """Sync a temporary file, give it its name, and sync its folders."""
         # Synced before it is renamed: the name may be that of an equal file that a row names already.
-        passed("store.file-written")
         _sync(temporary)
-        passed("store.file-synced")
         final = self.path_of(name)
         for remaining in reversed(range(_PUBLISH_TRIES)):
             try:
                 created = _make_folders(final.parent)
                 temporary.replace(final)
-                passed("store.file-renamed")
                 for folder in {final.parent, *(folder.parent for folder in created)}:
                     _sync(folder)
                 return

@@ -15,7 +15,6 @@ from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy.orm import Session
 
-from foreshock.kill_points import passed
 from foreshock.rollouts import DecodeLimits
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
@@ -136,7 +135,6 @@ def store_shard(
         with context.store.in_flight(prepared.file):
             checked = _check(context, upload, shard, prepared)
             commit = partial(_commit, principal, lease_id, token, upload, shard, prepared, checked)
-            passed("scores.before-transaction")
             receipt = _write(context, prepared.file, commit)
         if receipt is not None:
             return receipt

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.configuration_grid import MATRIX_KIND
-from foreshock.kill_points import passed
 from foreshock.scorers import score_name
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import database_now_us
@@ -160,7 +159,6 @@ def complete_job(context: ServiceContext, principal: Principal, lease_id: str, t
     published = context.database.write(
         lambda session: publish_job(session, context, principal, lease_id, token, measured)
     )
-    passed("scores.published")
     if published is not None:
         context.events.publish_after_commit(context, published)
 
@@ -198,7 +196,6 @@ def publish_job(
         published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
         context.events.publish(session, published)
     job_transitions.complete(job, lease, now)
-    passed("scores.before-commit")
     return published
 
 

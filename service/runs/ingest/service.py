@@ -13,7 +13,6 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.kill_points import passed
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Shard, Step
 from foreshock_service.platform.decoding.limits import decode_limits
@@ -168,7 +167,6 @@ def _store_shard(
         may_be_committed = True
         return committed
 
-    passed("ingest.before-transaction")
     try:
         committed = context.database.write(commit)
     except Exception:
@@ -176,7 +174,6 @@ def _store_shard(
         if not may_be_committed:
             context.store.remove(name)
         raise
-    passed("ingest.after-commit")
     if committed.receipt.status == "duplicate":
         context.store.remove(name)
     else:
@@ -241,7 +238,6 @@ def commit_shard(
     if decoded.step is not None:
         store_fold(session, key, decoded.step)
         context.events.publish(session, StepClosed(*key))
-    passed("ingest.before-commit")
     return _committed("stored", upload.digest, measured.rollouts, measured.tokens, row["full_rollouts"], step)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from foreshock.comparisons import STEP_ROW
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import LimitExceededError, RolloutsError
-from foreshock.kill_points import passed
 from foreshock.lint import LintEvidence
 from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
@@ -120,7 +119,6 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
         measured = _shard(read.batch, measurement, evidence)
         data = None if read.own_layout else encode_rollouts_view(read.batch)
         step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
-    passed("decoder.measured")
     if data is None:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
     write_private(stored, data)

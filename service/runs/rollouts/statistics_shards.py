@@ -14,7 +14,6 @@ import numpy as np
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import InvalidRolloutsError, LimitExceededError, StatisticsError
-from foreshock.kill_points import passed
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
@@ -72,7 +71,6 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     )
     data = encode_rollouts(batch)
     step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
-    passed("decoder.measured")
     write_private(stored, data)
     return DecodedShard(measured, len(data), step)
 

@@ -18,7 +18,6 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.kill_points import passed
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Step
 from foreshock_service.runs.events import StepClosed
@@ -118,11 +117,9 @@ def _close(context: ServiceContext, key: StepKey, grace_us: int | None) -> bool:
             step = repository.find(session, key)
         if step is None or not is_waiting(step, grace_us):
             return step is not None and step.closed_at_us is not None
-        passed("steps.before-fold")
         bring_up_to_date(context, key)
         with context.database.read() as session:
             fold = _fold(session, key)
-        passed("steps.folded")
         outcome = context.database.write(partial(_store, context, key, fold))
         if outcome != "changed":
             return outcome == "closed"
@@ -163,5 +160,4 @@ def _store(
         store_fold(session, key, fold.step, again=again)
         session.flush()
         context.events.publish(session, StepClosed(*key))
-        passed("steps.before-commit")
     return "closed"
