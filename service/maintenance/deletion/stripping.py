@@ -22,7 +22,7 @@ from foreshock.rollouts import (
     encode_rollouts,
     encode_scores,
 )
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs.deletions.deleted_ids import DeletedIds
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foreshock.digests import rollout_set_digest
 from foreshock.rollouts import decode_exact, decode_rollouts, decode_scores
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 
 

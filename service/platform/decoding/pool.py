@@ -1,22 +1,35 @@
 """The pool of decoders: spawned processes with limits on memory and time, replaced after a crash or a number of tasks.
 
-When a decoder dies (out of memory, out of time, a crash in native code), its body is tried once more, in a process that
-no other body shares: if that dies too, the body is the cause, and is refused. What arrives meanwhile is decoded.
+Each decoder is an executor of one process, so that nothing that a body does to its decoder reaches another upload. When
+a decoder dies (out of memory, out of time, a crash in native code), its body is tried once more, in a new process: if
+that dies too, the body is the cause, and is refused. What arrives meanwhile is decoded by the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
+import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform.decoding.compiling import Compiler
-from foreshock_service.platform.decoding.processes import DecoderProcesses, ProcessDied
-from foreshock_service.platform.decoding.token_pass import COMPILED, chosen_token_pass, first_choice
+from foreshock_service.platform.decoding.token_pass import COMPILED, TokenPassChoice, chosen_token_pass, first_choice
+from foreshock_service.platform.decoding.worker import (
+    StartedDecoder,
+    address_space_bytes,
+    prepare_process,
+    report_start,
+    run_task,
+)
 from foreshock_service.platform.logs.tracing import span
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import Settings
@@ -27,10 +40,13 @@ Result = TypeVar("Result")
 # A start fails if a starting process is killed, such as by the kernel on a machine without memory.
 _FIRST_RETRY_SECONDS = 1.0
 _LONGEST_RETRY_SECONDS = 60.0
+_TRIES = 2
+# Arrow's allocator reserves address space in arenas, by default of 1 GiB: with 1 GiB allowed, the first took it all.
+_ARENA_BYTES = ("MIMALLOC_ARENA_RESERVE", "64MiB")
 
 
 class DecoderDied(ProblemError):
-    """A body that ends the process which decodes it, also alone: by the memory limit, the time limit or a crash."""
+    """A body that ends the process which decodes it, twice: by the memory limit, the time limit or a crash."""
 
     # Of this body, not of the service: a client sends what is behind it first.
     status = 413
@@ -44,24 +60,77 @@ class DecodersBusy(ProblemError):
     problem_type = "decoders-busy"
 
 
+class _Decoder:
+    """One process, which is started when it is needed; used by one thread at a time."""
+
+    def __init__(self, settings: Settings, preload: Sequence[str]) -> None:
+        self._settings = settings
+        self._preload = tuple(preload)
+        self._executor: ProcessPoolExecutor | None = None
+        self._choice: TokenPassChoice | None = None
+        self._started: StartedDecoder | None = None
+        self._tasks = 0
+
+    def start(self, choice: TokenPassChoice) -> StartedDecoder:
+        """Start the process unless it runs with this choice, and wait until it is ready. Raises BrokenProcessPool."""
+        if self._choice != choice:
+            self.stop()
+        if self._executor is None:
+            # Inherited: it must be set before the process loads Arrow.
+            os.environ.setdefault(*_ARENA_BYTES)
+            spawning = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(1, spawning, prepare_process, (choice, self._preload))
+            self._choice, self._tasks = choice, 0
+        if self._started is None:
+            self._started = self._executor.submit(report_start).result()
+        return self._started
+
+    def run(self, choice: TokenPassChoice, task: Callable[[], Result]) -> Result:
+        """Return the result of the task, or raise its error. Raises BrokenProcessPool if the process dies."""
+        settings = self._settings
+        try:
+            started = self.start(choice)
+            assert self._executor is not None
+            self._tasks += 1
+            running = self._executor.submit(
+                run_task, settings.decode_timeout_seconds, settings.decode_memory_bytes, task
+            )
+            try:
+                return running.result()
+            finally:
+                grown = address_space_bytes(started.pid) - started.address_space_bytes
+                # Memory that native libraries keep or leak is freed with the process.
+                if self._tasks >= settings.decode_recycle_after or grown > settings.decode_memory_bytes // 2:
+                    self.stop()
+        except BrokenProcessPool:
+            self.stop()
+            raise
+
+    def stop(self, *, wait: bool = False) -> None:
+        """End the process, which has no task."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=wait)
+        self._executor = self._started = None
+
+
 class DecoderPool:
     """Pool that runs module-level functions in other processes, which import `preload` when they start. Thread-safe."""
 
     def __init__(self, settings: Settings, preload: Sequence[str] = ()) -> None:
-        self._places = threading.BoundedSemaphore(settings.decode_processes + settings.decode_queue)
         self._most_bodies = settings.decode_processes + settings.decode_queue
         self._bodies = 0
-        self._choice = chosen_token_pass(settings)
-        first = first_choice(self._choice)
-        self._must_compile = first.for_now
-        self._compiler = Compiler()
-        self._processes = DecoderProcesses(settings.decode_processes, settings, first, preload)
         self._lock = threading.Lock()
-        # The process of tasks whose decoder died, started with the first one; held by one at a time.
-        self._suspects = threading.Lock()
-        self._alone = DecoderProcesses(1, settings, first, preload)
+        self._wanted_choice = chosen_token_pass(settings)
+        # What the decoders run with: numpy's pass until the compiled one is there.
+        self._choice = first_choice(self._wanted_choice)
+        self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
+        # The last one that was used is the next one: its caches are warm.
+        self._idle: queue.LifoQueue[_Decoder | None] = queue.LifoQueue()
+        for decoder in self._decoders:
+            self._idle.put(decoder)
         self._state = "starting"
         self._token_pass = ""
+        self._compiler: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
 
     @property
@@ -94,15 +163,22 @@ class DecoderPool:
 
     def warm_up(self) -> None:
         """Start every process now, so that the first upload does not wait for it."""
+        taken: list[_Decoder] = []
         try:
-            self._token_pass = min(self._processes.warm_up(), key=lambda found: found == COMPILED)
+            taken.extend(self._take() for _ in self._decoders)
+            passes = [decoder.start(self._choice).token_pass for decoder in taken]
         except Exception as error:
             self._state = f"failed: {type(error).__name__}"
+            for decoder in taken:
+                decoder.stop()
             raise
+        finally:
+            for decoder in taken:
+                self._idle.put(decoder)
+        self._token_pass = min(passes, key=lambda found: found == COMPILED)
         self._state = "ok"
-        if self._choice.compile and self._token_pass != COMPILED:
-            log = _logger.info if self._must_compile else _logger.warning
-            log("tokens are measured by %s", self._token_pass)
+        if self._choice.compile and not self._choice.for_now and self._token_pass != COMPILED:
+            _logger.warning("tokens are measured by %s", self._token_pass)
 
     def warm_up_in_background(self) -> None:
         """Start `warm_up` in a thread; until it ends `state` reports it, and tasks wait. It is repeated if it fails.
@@ -110,76 +186,85 @@ class DecoderPool:
         Then the pass over tokens is compiled, if it must be, and the decoders are replaced by some that use it.
         """
 
-        def start_again(error: Exception, delay: float) -> None:
-            _logger.error("the decoders do not start; the next try is in %.0f s", delay, exc_info=error)
-
-        def warm_up() -> None:
+        def start() -> None:
             # The last error is that of closing.
             with contextlib.suppress(Exception):
-                retry(
-                    self.warm_up,
-                    Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
-                    is_retryable=lambda _: not self._closing.is_set(),
-                    wait=self._closing.wait,
-                    on_retry=start_again,
-                )
-                if self._must_compile:
+                self._warm_up_until_it_works()
+                if self._choice.for_now:
+                    _logger.info("tokens are measured by %s", self._token_pass)
                     self._compile()
 
-        threading.Thread(target=warm_up, name="foreshock-warm-up", daemon=True).start()
+        threading.Thread(target=start, name="foreshock-warm-up", daemon=True).start()
+
+    def _warm_up_until_it_works(self) -> None:
+        def report(error: Exception, delay: float) -> None:
+            _logger.error("the decoders do not start; the next try is in %.0f s", delay, exc_info=error)
+
+        retry(
+            self.warm_up,
+            Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+            is_retryable=lambda _: not self._closing.is_set(),
+            wait=self._closing.wait,
+            on_retry=report,
+        )
 
     def _compile(self) -> None:
-        try:
-            found = self._compiler.compile(self._choice)
-        except (EOFError, OSError):
-            if not self._closing.is_set():
-                self._token_pass = "numpy, several times slower: the process that compiles died"
-                _logger.exception("tokens are measured by %s", self._token_pass)
-            return
-        if found == COMPILED:
-            self._processes.renew(self._choice)
-            self._alone.renew(self._choice)
-        else:
-            _logger.warning("tokens are measured by %s", found)
-        self._token_pass = found
+        """Compile in a process of low priority, then replace the decoders."""
+        folder = {} if self._wanted_choice.folder is None else {"NUMBA_CACHE_DIR": str(self._wanted_choice.folder)}
+        with self._lock:
+            if self._closing.is_set():
+                return
+            command = [sys.executable, "-m", "foreshock.measures.passes.compiling"]
+            self._compiler = subprocess.Popen(command, env=os.environ | folder, stdin=subprocess.DEVNULL)
+        self._compiler.wait()
+        if not self._closing.is_set():
+            # If it failed, the decoders try it, and report why they cannot.
+            self._choice = self._wanted_choice
+            self._warm_up_until_it_works()
 
     def run(
         self, function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
     ) -> Result:
         """Return `function(*arguments)`, run in a decoder; raises its errors, DecodersBusy or DecoderDied."""
-        if not self._places.acquire(blocking=False):
-            raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
         with self._lock:
+            if self._bodies >= self._most_bodies:
+                raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
             self._bodies += 1
         try:
-            task = partial(function, *arguments, **named)
             with span("decode"):
-                try:
-                    return self._processes.run(task)
-                except ProcessDied:
-                    return self._run_alone(task)
+                return self._run(partial(function, *arguments, **named))
         finally:
             with self._lock:
                 self._bodies -= 1
-            self._places.release()
+
+    def _run(self, task: Callable[[], Result]) -> Result:
+        decoder = self._take()
+        try:
+            for _ in range(_TRIES):
+                with contextlib.suppress(BrokenProcessPool):
+                    return decoder.run(self._choice, task)
+        finally:
+            self._idle.put(decoder)
+        raise DecoderDied(
+            "the process that decoded this body died, and so did the next one (memory, time or a damaged file): send "
+            "smaller shards",
+            headers={"Retry-After": "60"},
+        )
 
     def close(self) -> None:
-        """End the processes after their current tasks; those that are still starting are ended at once."""
-        self._closing.set()
-        self._compiler.stop()
-        if not self.is_warm:
-            self._processes.kill_starting()
-        self._processes.close()
-        self._alone.close()
+        """End the processes after their current tasks; one that compiles is ended at once."""
+        with self._lock:
+            self._closing.set()
+            if self._compiler is not None:
+                self._compiler.kill()
+        for decoder in [self._take() for _ in self._decoders]:
+            decoder.stop(wait=True)
+        self._idle.put(None)
 
-    def _run_alone(self, task: Callable[[], Result]) -> Result:
-        """Run a task in a process that no other task shares; raises DecoderDied if the process dies."""
-        with self._suspects:
-            try:
-                return self._alone.run(task)
-            except ProcessDied as error:
-                raise DecoderDied(
-                    "the process that decoded this body died, also when it decoded nothing else (memory, time or a "
-                    "damaged file): send smaller shards",
-                    headers={"Retry-After": "60"},
-                ) from error
+    def _take(self) -> _Decoder:
+        decoder = self._idle.get()
+        if decoder is None:
+            # For the next one that asks.
+            self._idle.put(None)
+            raise RuntimeError("the decoders are closed")
+        return decoder

@@ -1,8 +1,8 @@
 """Choice of the pass over the tokens in a decoder process: compiled, else numpy's, which gives the same numbers.
 
-Compiling takes about half a minute. Numba keeps the machine code on disk, and one process at a time compiles. At the
-first start of a release decoders use numpy's pass until a process of its own has compiled (`compiling.py`); at a later
-one, which a marker beside the machine code tells, they load it in about a second.
+Compiling takes a while. Numba keeps the machine code on disk, and one process at a time compiles. At the first start of
+a release decoders use numpy's pass until another process has compiled; a marker beside the machine code says that they
+can load it, in about a second.
 """
 
 from __future__ import annotations
@@ -100,21 +100,13 @@ def first_choice(choice: TokenPassChoice) -> TokenPassChoice:
 
 def _marker(choice: TokenPassChoice) -> Path:
     """Return the file that is there once this release's pass was compiled with these libraries on such a machine."""
-    parts = [sys.version, platform.machine(), _processor()]
+    parts = [sys.version, platform.machine()]
     parts += [f"{name} {version(name)}" for name in ("numba", "numpy")]
     # As numba: machine code is of the sources as they are.
     for source in sorted(package_folder().glob("*.py")):
         found = source.stat()
         parts.append(f"{source.name} {found.st_size} {found.st_mtime_ns}")
     return choice.code_folder / f"compiled-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:16]}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith("model name")), platform.processor())
 
 
 def token_pass() -> str:

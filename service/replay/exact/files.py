@@ -13,7 +13,7 @@ import numpy as np
 
 from foreshock.measures.exact import ExactMeasures, measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 

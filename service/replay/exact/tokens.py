@@ -13,7 +13,7 @@ from foreshock.rollouts import ExactBatch, RolloutBatch
 from foreshock.rollouts.parquet_row_groups import RolloutFile, find_exact
 from foreshock_service.platform.columnar.reading import AnswerTooLarge
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import TokensPurged, stored_file
 from foreshock_service.platform.store.tokens import StoredFile

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from foreshock.rollouts import DecodeLimits
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
-from foreshock_service.platform.decoding.limits import decode_limits
+from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import present_file

@@ -12,7 +12,7 @@ from foreshock.digests import rollout_set_digest
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.rollouts.sampling import select_rollouts
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 
 

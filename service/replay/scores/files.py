@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores
 from foreshock.rollouts.parquet_row_groups import find_scores
 from foreshock.scorers import score_name
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 
 

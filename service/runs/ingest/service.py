@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Shard, Step
-from foreshock_service.platform.decoding.limits import decode_limits
+from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import InvalidRequest, ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.names import shard_file_name

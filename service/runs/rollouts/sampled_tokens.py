@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts.parquet_row_groups import RolloutFile
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step

@@ -19,7 +19,7 @@ from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.database.packing import Packed
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.temporaries import write_private
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs.changes.setups import StoredSetup, setup_of

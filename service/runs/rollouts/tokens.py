@@ -15,7 +15,7 @@ from foreshock.rollouts.parquet_row_groups import find_rollouts
 from foreshock_service.platform.columnar.reading import AnswerTooLarge
 from foreshock_service.platform.columnar.table import ColumnTable
 from foreshock_service.platform.context import ScoredShard, ServiceContext
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file

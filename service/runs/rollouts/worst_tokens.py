@@ -17,7 +17,7 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_row_groups import RolloutFile
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.decoding.limits import stored_limits
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.measurements.service import summaries_of_steps
 from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, ChosenTokens

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import signal
+import subprocess
 import sys
-import threading
 import time
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 
@@ -19,10 +21,9 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
+from foreshock_service.platform.decoding import pool as pool_module
 from foreshock_service.platform.decoding import token_pass
-from foreshock_service.platform.decoding.compiling import Compiler
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.decoding.processes import DecoderProcesses
 from foreshock_service.platform.decoding.token_pass import (
     COMPILED,
     TokenPassChoice,
@@ -105,10 +106,10 @@ def test_readyz_reports_starting_decoders_until_they_are_ready(settings: Setting
         slow.close()
 
 
-def wait_until_compiled(pool: DecoderPool) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 300
-    while pool.token_pass != COMPILED:
-        assert time.monotonic() < deadline, pool.token_pass
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -121,7 +122,7 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
     pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=512 << 20), PRELOAD)
     try:
         pool.warm_up_in_background()
-        wait_until_compiled(pool)
+        wait_until(lambda: pool.token_pass == COMPILED)
         batch = make_batch(200, seed=3)
         assert batch.trainer_log_probs is not None
         assert batch.rollout_log_probs is not None
@@ -155,53 +156,40 @@ def test_first_start_uses_numpy_and_later_ones_load_what_was_compiled(
 def test_decoders_take_tasks_while_the_pass_is_compiled_and_use_it_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiling, done = threading.Event(), threading.Event()
+    """The compiler waits for a file, and marks its end as one that has compiled does."""
+    done = tmp_path / "done"
+    code = f"import pathlib, time\nwhile not pathlib.Path({str(done)!r}).exists(): time.sleep(0.01)"
+    popen, commands = subprocess.Popen, []
 
-    def compile_when_told(self: Compiler, choice: TokenPassChoice) -> str:
-        compiling.set()
-        done.wait(60)
-        return "compiled"
+    def compile_when_told(command: list[str], **options: Any) -> Any:
+        commands.append(command[1:])
+        return popen([sys.executable, "-c", code], **options)
 
-    monkeypatch.setattr(Compiler, "compile", compile_when_told)
-    monkeypatch.setattr(DecoderProcesses, "renew", lambda self, choice: renewed.append(choice))
-    renewed: list[TokenPassChoice] = []
-    pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)), PRELOAD)
+    settings = Settings(decode_processes=1, compiled_folder=str(tmp_path))
+    pool = DecoderPool(settings, PRELOAD)
+    monkeypatch.setattr(pool_module.subprocess, "Popen", compile_when_told)
+    monkeypatch.setattr(pool, "_wanted_choice", TokenPassChoice(False, tmp_path))
     try:
         pool.warm_up_in_background()
-        assert compiling.wait(120)
-        assert pool.is_warm
+        wait_until(lambda: pool.is_warm)
         assert pool.run(token_pass.token_pass) == pool.token_pass == token_pass.FOR_NOW
-        done.set()
-        wait_until_compiled(pool)
-        assert renewed == [TokenPassChoice(True, tmp_path)] * 2
+        done.touch()
+        as_set = "numpy, as set by FORESHOCK_TOKEN_PASS"
+        wait_until(lambda: pool.token_pass == as_set)
+        assert pool.run(token_pass.token_pass) == as_set
+        assert commands == [["-m", "foreshock.measures.passes.compiling"]]
     finally:
-        done.set()
+        done.touch()
         pool.close()
 
 
-def test_renewed_decoders_run_with_the_new_choice_and_busy_ones_finish_first() -> None:
-    processes = DecoderProcesses(2, Settings(), TokenPassChoice(True, None, for_now=True), ())
-    try:
-        assert processes.warm_up() == [token_pass.FOR_NOW] * 2
-        busy = threading.Thread(target=processes.run, args=(partial(time.sleep, 1.5),))
-        busy.start()
-        time.sleep(0.3)
-        processes.renew(TokenPassChoice(False, None))
-        assert processes.run(token_pass.token_pass) == "numpy, as set by FORESHOCK_TOKEN_PASS"
-        busy.join()
-        assert {processes.run(token_pass.token_pass) for _ in range(2)} == {"numpy, as set by FORESHOCK_TOKEN_PASS"}
-    finally:
-        processes.close()
-
-
-@pytest.mark.parametrize("started", [False, True])
-def test_stop_before_ready_does_not_wait_for_compilation(tmp_path: Path, started: bool) -> None:
-    others = set(multiprocessing.active_children())
-    # A folder without compiled code: becoming ready would take a minute.
+def test_stop_does_not_wait_for_compilation(tmp_path: Path) -> None:
+    others = set(psutil.Process().children())
+    # A folder without compiled code.
     pool = DecoderPool(Settings(decode_processes=1, compiled_folder=str(tmp_path)), PRELOAD)
     pool.warm_up_in_background()
-    while started and not set(multiprocessing.active_children()) - others:
-        time.sleep(0.01)
+    wait_until(lambda: pool._compiler is not None)
     pool.close()
-    assert not pool.is_warm
-    assert set(multiprocessing.active_children()) <= others
+    assert pool._compiler is not None
+    assert pool._compiler.wait(10) == -signal.SIGKILL
+    assert not {child for child in set(psutil.Process().children()) - others if "spawn_main" in child.cmdline()}
