@@ -21,7 +21,6 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.passes import compiled
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
-from foreshock_service.platform.decoding import pool as pool_module
 from foreshock_service.platform.decoding import token_pass
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.decoding.token_pass import (
@@ -167,7 +166,7 @@ def test_decoders_take_tasks_while_the_pass_is_compiled_and_use_it_then(
 
     settings = Settings(decode_processes=1, compiled_folder=str(tmp_path))
     pool = DecoderPool(settings, PRELOAD)
-    monkeypatch.setattr(pool_module.subprocess, "Popen", compile_when_told)
+    monkeypatch.setattr(subprocess, "Popen", compile_when_told)
     monkeypatch.setattr(pool, "_wanted_choice", TokenPassChoice(False, tmp_path))
     try:
         pool.warm_up_in_background()
