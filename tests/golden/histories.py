@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,11 @@ def histories() -> dict[str, History]:
     )
     for name, rate, steps in (("healthy", 5e-5, (1, 120)), ("collapsed", 8e-4, (10, 100))):
         history = History(
-            name, {**about, "initial_learning_rate": rate}, lambda name=name: _shared(name), steps[:1], steps, SHARED
+            name, {**about, "initial_learning_rate": rate}, partial(_shared, name), steps[:1], steps, SHARED
         )
         found[name] = history
     for name in COLLAPSES:
         found[name] = History(
-            name, {**about, "initial_learning_rate": 1e-4, "length_cap": 20}, lambda name=name: _collapse(name)
+            name, {**about, "initial_learning_rate": 1e-4, "length_cap": 20}, partial(_collapse, name)
         )
     return {name: history for name, history in found.items() if history.folder.is_dir()}
