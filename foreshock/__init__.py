@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from foreshock.client.client import Client
     from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
     from foreshock.learning_rate.feed import AdviceFeed
-    from foreshock.operating.async_operator import AsyncOperator
-    from foreshock.operating.operator import Operator
-    from foreshock.reading.async_reader import AsyncReader
-    from foreshock.reading.reader import Reader
+    from foreshock.operating.operator import AsyncOperator, Operator
+    from foreshock.reading.reader import AsyncReader, Reader
     from foreshock.rollouts.batch import RolloutBatch
 
 __version__ = "0.1.0"
@@ -37,8 +35,8 @@ __all__ = [
 
 _MODULES = {
     "AdviceFeed": "foreshock.learning_rate.feed",
-    "AsyncOperator": "foreshock.operating.async_operator",
-    "AsyncReader": "foreshock.reading.async_reader",
+    "AsyncOperator": "foreshock.operating.operator",
+    "AsyncReader": "foreshock.reading.reader",
     "Client": "foreshock.client.client",
     "Operator": "foreshock.operating.operator",
     "Reader": "foreshock.reading.reader",

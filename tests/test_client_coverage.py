@@ -13,8 +13,8 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 import foreshock
-from foreshock.operating import api as operating
-from foreshock.reading import api as reading
+from foreshock.operating import calls as operating
+from foreshock.reading import calls, step_calls
 from foreshock.reading.request import Listing, Request
 from foreshock_service.app import ROUTERS
 from tests.foreshock.batches import random_batch
@@ -71,9 +71,11 @@ def route_of(method: str, path: str) -> tuple[str, str]:
     return pytest.fail(f"the service has no route {method} {path}")
 
 
-def described_by(api: ModuleType) -> Iterator[tuple[str, str]]:
-    for name in api.__all__:
-        function: Callable[..., Any] = getattr(api, name)
+def described_by(*modules: ModuleType) -> Iterator[tuple[str, str]]:
+    functions: dict[str, Callable[..., Any]] = {
+        name: getattr(module, name) for module in modules for name in module.__all__
+    }
+    for name, function in functions.items():
         needed = [each.name for each in inspect.signature(function).parameters.values() if each.default is each.empty]
         described = function(**{argument: _ARGUMENTS[argument] for argument in needed})
         request = described.page(None) if isinstance(described, Listing) else described
@@ -100,7 +102,7 @@ def sent_by_client(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_every_route_of_the_api_is_a_call_of_a_client_or_excepted(tmp_path: Path) -> None:
-    offered = {*described_by(reading), *described_by(operating), *sent_by_client(tmp_path)}
+    offered = {*described_by(calls, step_calls), *described_by(operating), *sent_by_client(tmp_path)}
     missing = sorted(operations() - offered - NOT_OFFERED.keys())
     assert missing == [], f"no client offers {missing}: add a call to Reader or Operator, or the reason to NOT_OFFERED"
     assert not NOT_OFFERED.keys() & offered
@@ -108,5 +110,5 @@ def test_every_route_of_the_api_is_a_call_of_a_client_or_excepted(tmp_path: Path
 
 
 def test_reader_only_reads_and_operator_only_changes() -> None:
-    assert {method for method, _ in described_by(reading)} == {"GET"}
+    assert {method for method, _ in described_by(calls, step_calls)} == {"GET"}
     assert "GET" not in {method for method, _ in described_by(operating)}

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foreshock.api.replays import AttributionRecord
+from foreshock.api.runs import HealthRecord, RunRecord
+from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import RunQueries
 from foreshock.commands.records import Bucket, Curve
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -16,9 +19,6 @@ from foreshock.conclusions.health import HealthVerdict
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
-from foreshock.reading.attribution_records import AttributionRecord
-from foreshock.reading.run_records import HealthRecord, RunRecord
-from foreshock.reading.watch_records import AdviceRecord, AlertRecord
 
 __all__ = ["Diagnosis", "diagnose", "to_json"]
 

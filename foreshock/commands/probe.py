@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from foreshock.api.replays import AttributionRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
@@ -23,7 +24,6 @@ from foreshock.commands.text import Paint, table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.layer_divergence import LAYERS_KIND, LAYERS_ROLLOUTS
-from foreshock.reading.attribution_records import AttributionRecord
 from foreshock.routing import DEFAULT_PAIR, RECORDING_SCORERS, ROUTING_KIND, ROUTING_ROLLOUTS, RoutingComparison
 from foreshock.scorers import (
     EXACT_PAIRS,

@@ -9,19 +9,20 @@ from typing import TypeVar
 
 import httpx
 
+from foreshock.api.probes import ProbeRecord
+from foreshock.api.replays import AttributionRecord
+from foreshock.api.runs import HealthRecord, RunRecord
+from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.records import Bucket, Curve
 from foreshock.configuration_grid import MATRIX_KIND
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
 from foreshock.layer_divergence import LAYERS_KIND
 from foreshock.model_kind import ModelKind
-from foreshock.reading import api
-from foreshock.reading.attribution_records import AttributionRecord
+from foreshock.reading import calls, step_calls
+from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
-from foreshock.reading.reader import answer_of, items_of
 from foreshock.reading.request import Request
-from foreshock.reading.run_records import HealthRecord, RunRecord
-from foreshock.reading.watch_records import AdviceRecord, AlertRecord, ProbeRecord
 from foreshock.routing import ROUTING_KIND
 from foreshock.suggestions import did_you_mean
 
@@ -34,7 +35,7 @@ _POLL_SECONDS = 0.2
 
 def list_runs(connection: ServiceConnection, project: str | None = None) -> Iterator[RunRecord]:
     """Yield all runs that the API key can read, newest first. Raises ServiceError."""
-    return items_of(connection, api.runs(), project)
+    return items_of(connection, calls.runs(), project)
 
 
 def find_run(connection: ServiceConnection, name: str | None, project: str | None = None) -> RunRecord:
@@ -44,7 +45,7 @@ def find_run(connection: ServiceConnection, name: str | None, project: str | Non
     """
     if name:
         try:
-            return answer_of(connection, api.run(name), project)
+            return answer_of(connection, calls.run(name), project)
         except Rejected as error:
             if error.status == httpx.codes.CONFLICT:
                 raise ConfigurationError(str(error.problem["detail"]).replace("?project=", "--project")) from error
@@ -78,7 +79,7 @@ class RunQueries:
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
                 raise
-            known = {measure.column for measure in items_of(self._connection, api.measures())}
+            known = {measure.column for measure in items_of(self._connection, calls.measures())}
             if known >= set(measures):
                 raise
             answer = self._measurements(comparison, [measure for measure in measures if measure in known], from_step)
@@ -92,13 +93,13 @@ class RunQueries:
         )
 
     def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Measurements:
-        request = api.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
+        request = calls.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
         return answer_of(self._connection, request)
 
     def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
         """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""
         try:
-            answer = self._optional(api.buckets(self._run, step, comparison=comparison))
+            answer = self._optional(step_calls.buckets(self._run, step, comparison=comparison))
         except Rejected as error:
             if error.status != httpx.codes.CONFLICT:
                 raise
@@ -129,7 +130,7 @@ class RunQueries:
     def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
         """Return the attribution, None if there is none, and False if the service is computing another one."""
         try:
-            answer = self._optional(api.attribution(self._run, step))
+            answer = self._optional(step_calls.attribution(self._run, step))
         except ServiceUnavailable as error:
             if not str(error.problem.get("type")).endswith(":attribution-pending"):
                 raise
@@ -147,19 +148,19 @@ class RunQueries:
 
     def health(self, model_kind: ModelKind | None = None) -> HealthRecord:
         """Return the verdict on the newest steps, judged as `model_kind` (None: the run's); unknown if not served."""
-        return self._optional(api.health(self._run, model_kind=model_kind)) or HealthRecord()
+        return self._optional(calls.health(self._run, model_kind=model_kind)) or HealthRecord()
 
     def alerts(self) -> tuple[AlertRecord, ...]:
         """Return all alerts, ordered by step."""
-        alerts = items_of(self._connection, api.alerts(self._run))
+        alerts = items_of(self._connection, calls.alerts(self._run))
         return tuple(sorted(alerts, key=lambda alert: (alert.step, alert.rule)))
 
     def advice(self) -> AdviceRecord | None:
         """Return the learning-rate advice."""
-        return self._optional(api.advice(self._run))
+        return self._optional(calls.advice(self._run))
 
     def _probes(self) -> Iterator[ProbeRecord]:
-        return items_of(self._connection, api.probes(self._run))
+        return items_of(self._connection, calls.probes(self._run))
 
     def _optional(self, request: Request[Answer]) -> Answer | None:
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from foreshock.api.replays import AttributionRecord, LinkRecord
 from foreshock.commands.diagnosis import Diagnosis
 from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 from foreshock.interval_names import INTERVAL
 from foreshock.measures.estimators.attribution import OLD_METHOD
-from foreshock.reading.attribution_records import AttributionRecord, LinkRecord
 
 __all__ = ["attribution_section"]
 

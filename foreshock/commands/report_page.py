@@ -6,12 +6,12 @@ import html
 import math
 import re
 
+from foreshock.api.watch import AlertRecord
 from foreshock.commands import report_text
 from foreshock.commands.diagnosis import Diagnosis
 from foreshock.commands.svg_curve import Mark, Series, Threshold, svg_curve
 from foreshock.commands.text import Paint, moment, number
 from foreshock.ranges import range_of
-from foreshock.reading.watch_records import AlertRecord
 
 __all__ = ["render_page"]
 

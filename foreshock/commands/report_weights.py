@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.commands.text import Paint, note, number, table
 from foreshock.interval_names import RANGE
-from foreshock.reading.attribution_records import WeightsReplayRecord, WeightsSearchRecord
 
 __all__ = ["weights_search_lines"]
 

@@ -7,11 +7,11 @@ import dataclasses
 import itertools
 import json
 
+from foreshock.api.runs import HealthRecord, RunRecord
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import RunQueries, list_runs
 from foreshock.commands.text import count, moment, number, table
 from foreshock.interval_names import INTERVAL
-from foreshock.reading.run_records import HealthRecord, RunRecord
 
 __all__ = ["command"]
 

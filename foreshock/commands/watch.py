@@ -9,6 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from foreshock.api.watch import AlertRecord
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
@@ -16,7 +17,6 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.conclusions.health import JUDGED_MEASURES, step_verdict
 from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
-from foreshock.reading.watch_records import AlertRecord
 
 __all__ = ["command"]
 

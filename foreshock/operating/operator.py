@@ -3,19 +3,42 @@
     with foreshock.Operator() as operator:
         operator.decide("my-run", "hold", "the reward fell after step 400")
 
-`foreshock/operating/calls/` has the parameters and the documentation of every method.
+    async with foreshock.AsyncOperator() as operator:
+        await operator.decide("my-run", "hold", "the reward fell after step 400")
+
+`foreshock/operating/calls.py` has the parameters and the documentation of every method.
 """
 
 from __future__ import annotations
 
-from foreshock.operating import api
-from foreshock.reading.caller import Caller, call
-from foreshock.reading.reader import Reader
+from foreshock.operating import calls
+from foreshock.reading.caller import AsyncCaller, Caller, call
+from foreshock.reading.reader import AsyncReader, Reader
 
-__all__ = ["Operator"]
+__all__ = ["AsyncOperator", "Operator"]
 
 
-class Operator(Caller):
+class _Methods:
+    """The methods of both operators."""
+
+    acknowledge_alert = call(calls.acknowledge_alert)
+    resolve_alert = call(calls.resolve_alert)
+    decide = call(calls.decide)
+    set_rules = call(calls.set_rules)
+    request_probe = call(calls.request_probe)
+    retry_probe = call(calls.retry_probe)
+    cancel_probe = call(calls.cancel_probe)
+    set_probe_policy = call(calls.set_probe_policy)
+    update_run = call(calls.update_run)
+    announce_change = call(calls.announce_change)
+    announce_checkpoint = call(calls.announce_checkpoint)
+    set_retention = call(calls.set_retention)
+    clear_retention = call(calls.clear_retention)
+    delete_rollouts = call(calls.delete_rollouts)
+    delete_run = call(calls.delete_run)
+
+
+class Operator(_Methods, Caller):
     """Answers alerts, decides on the learning rate, orders probes, and changes or deletes runs. Use one per thread.
 
     Arguments not given come from `FORESHOCK_URL` and `FORESHOCK_API_KEY`. `project` is that of run keys; None: the one
@@ -27,22 +50,14 @@ class Operator(Caller):
     background: a trainer uses `Client`, which never raises and never waits.
     """
 
-    acknowledge_alert = call(api.acknowledge_alert)
-    resolve_alert = call(api.resolve_alert)
-    decide = call(api.decide)
-    set_rules = call(api.set_rules)
-    request_probe = call(api.request_probe)
-    retry_probe = call(api.retry_probe)
-    cancel_probe = call(api.cancel_probe)
-    set_probe_policy = call(api.set_probe_policy)
-    update_run = call(api.update_run)
-    announce_change = call(api.announce_change)
-    announce_checkpoint = call(api.announce_checkpoint)
-    set_retention = call(api.set_retention)
-    clear_retention = call(api.clear_retention)
-    delete_rollouts = call(api.delete_rollouts)
-    delete_run = call(api.delete_run)
-
     def reader(self) -> Reader:
         """Return a reader of what the service has, with this operator's address, key and project."""
-        return Reader(**vars(self.settings))
+        return Reader(**self.settings)
+
+
+class AsyncOperator(_Methods, AsyncCaller):
+    """The async form of `Operator`, for many tasks of one event loop: answers are awaited."""
+
+    def reader(self) -> AsyncReader:
+        """Return a reader of what the service has, with this operator's address, key and project."""
+        return AsyncReader(**self.settings)

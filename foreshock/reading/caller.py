@@ -1,26 +1,92 @@
-"""What `Reader` and `Operator` are made of: a connection, retries, and methods made of the functions of an `api.py`."""
+"""What readers and operators are made of: a connection, retries, remembered answers, and methods made of functions.
+
+A reader or operator lists its methods once, in a class that both its synchronous and its async form inherit:
+
+    class ReaderMethods:
+        run = call(calls.run)
+        runs = listing(calls.runs)
+
+In a `Caller` the method `run` returns the answer and `runs` an iterator; in an `AsyncCaller` a coroutine and an async
+iterator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, overload
 
+import httpx
+
+from foreshock.client.async_connection import AsyncServiceConnection
 from foreshock.client.connection import ServiceConnection
-from foreshock.reading.remembered import RememberedAnswers
+from foreshock.client.exchange import configured, wrong_service
+from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.reading.request import ItemPage, Listing, Request
-from foreshock.reading.shared import CallerSettings, describe_method, read_answer, retryable_of
-from foreshock.retry import retry
+from foreshock.retry import Backoff, retry, retry_async
 
-__all__ = ["Caller", "answer_of", "call", "items_of", "listing"]
+__all__ = [
+    "REMEMBERED_BYTES",
+    "AsyncCaller",
+    "Caller",
+    "RememberedAnswers",
+    "answer_of",
+    "call",
+    "items_of",
+    "listing",
+]
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
+REMEMBERED_BYTES = 16 << 20
+"""What a reader remembers at most; an answer of more than a quarter of it is not remembered."""
 
-class Caller:
-    """Sends the requests that its methods describe. Use one per thread."""
+
+class RememberedAnswers:
+    """The newest answers with their entity tags, so that one that has not changed is not sent again.
+
+    The one that was used longest ago goes first.
+    """
+
+    def __init__(self, most_bytes: int = REMEMBERED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._held: OrderedDict[object, tuple[str, bytes]] = OrderedDict()
+        self._bytes = 0
+
+    def headers(self, request: object) -> Mapping[str, str]:
+        """Return the header that asks for a body only if it has changed; none for a request without an answer here."""
+        held = self._held.get(request)
+        return {} if held is None else {"If-None-Match": held[0]}
+
+    def body(self, request: object, response: httpx.Response) -> bytes:
+        """Return the body of an answer, the remembered one for 304. Raises ValueError if none is remembered."""
+        if response.status_code == httpx.codes.NOT_MODIFIED:
+            if request not in self._held:
+                raise ValueError("304 without a request for it")
+            self._held.move_to_end(request)
+            return self._held[request][1]
+        body, tag = response.content, response.headers.get("ETag")
+        self._forget(request)
+        if tag is not None and len(body) <= self._most_bytes // 4:
+            self._held[request] = (tag, body)
+            self._bytes += len(body)
+            while self._bytes > self._most_bytes:
+                self._forget(next(iter(self._held)))
+        return body
+
+    def _forget(self, request: object) -> None:
+        held = self._held.pop(request, None)
+        if held is not None:
+            self._bytes -= len(held[1])
+
+
+class _Settings:
+    """The address, key and project of a caller, how long it waits and retries, and the answers that it remembers."""
 
     def __init__(
         self,
@@ -32,22 +98,56 @@ class Caller:
         retry_seconds: float = 10.0,
     ) -> None:
         """Prepare the connection; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
-        self.settings = CallerSettings(url, project, api_key, timeout_seconds, retry_seconds)
+        address, key = configured(url, api_key)
+        self.settings: dict[str, Any] = {
+            "url": address,
+            "project": project,
+            "api_key": key,
+            "timeout_seconds": timeout_seconds,
+            "retry_seconds": retry_seconds,
+        }
         self._remembered = RememberedAnswers()
-        self._connection = ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
+        self._connect(address, key, timeout_seconds)
+
+    def _connect(self, url: str, api_key: str | None, timeout_seconds: float) -> None:
+        raise NotImplementedError
+
+    def _arguments(self, request: Request[Any]) -> dict[str, Any]:
+        """Return what a connection's `request` takes beside method and path."""
+        known = self._remembered.headers(request.asked) if request.method == "GET" else {}
+        return {
+            "query": request.parameters(self.settings["project"]),
+            "content": request.content,
+            "headers": {**request.headers, **known},
+            "timeout_seconds": self.settings["timeout_seconds"] + request.wait_seconds,
+        }
+
+    def _retrying(self, request: Request[Any]) -> dict[str, Any]:
+        """Return how a request is retried."""
+        return {
+            "backoff": Backoff(first_seconds=0.25, longest_seconds=5.0),
+            "is_retryable": _is_retryable if request.is_repeatable else _was_not_begun,
+            "deadline_seconds": self.settings["retry_seconds"],
+        }
+
+    def _read(self, request: Request[Answer], response: httpx.Response) -> Answer:
+        remembered = self._remembered if request.method == "GET" else None
+        return _read_answer(self.settings["url"], request, response, remembered)
+
+
+class Caller(_Settings):
+    """Sends the requests that its methods describe. Use one per thread."""
+
+    def _connect(self, url: str, api_key: str | None, timeout_seconds: float) -> None:
+        self._connection = ServiceConnection(url, api_key, timeout_seconds=timeout_seconds)
 
     def send(self, request: Request[Answer]) -> Answer:
         """Return the answer to a request. Raises ServiceError."""
-        remembered = self._remembered if request.is_read else None
-        response = retry(
-            lambda: self._connection.request(
-                request.method, request.path, **self.settings.arguments(request, remembered)
-            ),
-            self.settings.backoff(),
-            is_retryable=retryable_of(request),
-            deadline_seconds=self.settings.retry_seconds,
-        )
-        return read_answer(self._connection.url, request, response, remembered)
+
+        def attempt() -> httpx.Response:
+            return self._connection.request(request.method, request.path, **self._arguments(request))
+
+        return self._read(request, retry(attempt, **self._retrying(request)))
 
     def items(self, listing: Listing[Item]) -> Iterator[Item]:
         """Yield the items of all pages. Raises ServiceError."""
@@ -66,30 +166,104 @@ class Caller:
         self.close()
 
 
-def call(request: Callable[Arguments, Request[Answer]]) -> Callable[Concatenate[Caller, Arguments], Answer]:
-    """Return the method that sends the request which a function describes."""
+class AsyncCaller(_Settings):
+    """Sends the requests that its methods describe, for many tasks of one event loop."""
 
-    def method(caller: Caller, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Answer:
-        return caller.send(request(*arguments, **named))
+    def _connect(self, url: str, api_key: str | None, timeout_seconds: float) -> None:
+        self._connection = AsyncServiceConnection(url, api_key, timeout_seconds=timeout_seconds)
 
-    describe_method(method, request)
-    return method
+    async def send(self, request: Request[Answer]) -> Answer:
+        """Return the answer to a request. Raises ServiceError."""
+
+        async def attempt() -> httpx.Response:
+            return await self._connection.request(request.method, request.path, **self._arguments(request))
+
+        return self._read(request, await retry_async(attempt, **self._retrying(request)))
+
+    async def items(self, listing: Listing[Item]) -> AsyncIterator[Item]:
+        """Yield the items of all pages. Raises ServiceError."""
+        page = await self.send(listing.page(None))
+        for item in page.items:
+            yield item
+        while page.next_cursor is not None:
+            page = await self.send(listing.page(page.next_cursor))
+            for item in page.items:
+                yield item
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
-def listing(request: Callable[Arguments, Listing[Item]]) -> Callable[Concatenate[Caller, Arguments], Iterator[Item]]:
-    """Return the method that yields the items of the list which a function describes."""
+class _Method(Generic[Arguments, Answer]):
+    """A method that sends what a function describes, with its name, parameters and documentation."""
 
-    def method(caller: Caller, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Iterator[Item]:
-        return caller.items(request(*arguments, **named))
+    _SENDER: ClassVar[str]
+    """The method of the caller that sends it."""
 
-    describe_method(method, request)
-    return method
+    def __init__(self, request: Callable[Arguments, Any]) -> None:
+        sender = self._SENDER
+
+        def method(caller: Caller | AsyncCaller, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Any:
+            return getattr(caller, sender)(request(*arguments, **named))
+
+        method.__name__, method.__doc__ = request.__name__, request.__doc__
+        signature = inspect.signature(request)
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        vars(method)["__signature__"] = signature.replace(
+            parameters=[own, *signature.parameters.values()], return_annotation=inspect.Signature.empty
+        )
+        self._method = method
+
+
+class call(_Method[Arguments, Answer]):  # noqa: N801 - read as a function: `run = call(calls.run)`
+    """The method that sends a request and returns its answer."""
+
+    _SENDER = "send"
+
+    def __init__(self, request: Callable[Arguments, Request[Answer]]) -> None:
+        super().__init__(request)
+
+    @overload
+    def __get__(self, caller: None, kind: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, caller: Caller, kind: type) -> Callable[Arguments, Answer]: ...
+    @overload
+    def __get__(self, caller: AsyncCaller, kind: type) -> Callable[Arguments, Coroutine[Any, Any, Answer]]: ...
+    def __get__(self, caller: Any, kind: type) -> Any:
+        return self._method.__get__(caller, kind)
+
+
+class listing(_Method[Arguments, Item]):  # noqa: N801 - as `call`
+    """The method that yields the items of a list, page after page."""
+
+    _SENDER = "items"
+
+    def __init__(self, request: Callable[Arguments, Listing[Item]]) -> None:
+        super().__init__(request)
+
+    @overload
+    def __get__(self, caller: None, kind: type) -> Callable[..., Any]: ...
+    @overload
+    def __get__(self, caller: Caller, kind: type) -> Callable[Arguments, Iterator[Item]]: ...
+    @overload
+    def __get__(self, caller: AsyncCaller, kind: type) -> Callable[Arguments, AsyncIterator[Item]]: ...
+    def __get__(self, caller: Any, kind: type) -> Any:
+        return self._method.__get__(caller, kind)
 
 
 def answer_of(connection: ServiceConnection, request: Request[Answer], project: str | None = None) -> Answer:
     """Return the answer to a GET, asked for once. Raises ServiceError."""
     response = connection.request("GET", request.path, query=request.parameters(project), headers=request.headers)
-    return read_answer(connection.url, request, response)
+    return _read_answer(connection.url, request, response, None)
 
 
 def items_of(connection: ServiceConnection, listing: Listing[Item], project: str | None = None) -> Iterator[Item]:
@@ -103,3 +277,32 @@ def _items(get: Callable[[Request[ItemPage[Item]]], ItemPage[Item]], listing: Li
     while page.next_cursor is not None:
         page = get(listing.page(page.next_cursor))
         yield from page.items
+
+
+def _read_answer(
+    url: str, request: Request[Answer], response: httpx.Response, remembered: RememberedAnswers | None
+) -> Answer:
+    """Return what the response says, or said before if it is 304. Raises WrongService if it cannot be read."""
+    try:
+        body = response.content if remembered is None else remembered.body(request.asked, response)
+        return request.read(body)
+    except json.JSONDecodeError as error:
+        raise wrong_service(url) from error
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise WrongService(
+            f"this release cannot read the answer of {url} to {request.path} ({problem}); check FORESHOCK_URL, and "
+            "that client and service are at most one release apart"
+        ) from error
+
+
+def _is_retryable(error: Exception) -> bool:
+    """Return True if the same request may succeed later; one to a wrong address will not."""
+    return isinstance(error, ServiceUnavailable) and not isinstance(error, WrongService)
+
+
+def _was_not_begun(error: Exception) -> bool:
+    """Return True if the service has certainly not begun the request: no connection, or 429."""
+    never_sent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+    too_many = isinstance(error, ServiceUnavailable) and error.status == httpx.codes.TOO_MANY_REQUESTS
+    return never_sent or too_many

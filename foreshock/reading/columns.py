@@ -10,16 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from foreshock.reading.parsing import parse
-from foreshock.reading.run_records import IncompleteStep
+from foreshock.api.records import parse
+from foreshock.api.runs import Coverage, IncompleteStep, StatisticsStep
 
 __all__ = [
     "Buckets",
     "Columns",
-    "Coverage",
     "Measurements",
     "Scalars",
-    "StatisticsStep",
     "TokenIds",
     "Tokens",
     "buckets",
@@ -75,28 +73,6 @@ class Columns(Mapping[str, NDArray[Any]]):
     def to_arrow(self) -> pa.Table:
         """Return the columns as an Arrow table; a float that is not finite becomes null."""
         return pa.table({name: _arrow(column) for name, column in self._columns.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """What an answer rests on: "all tokens" of the step, or "some rollouts", in words too."""
-
-    rests_on: str
-    rollouts: int
-    used_rollouts: int
-    full_rollouts: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsStep:
-    """A step of which shards were sent as statistics: what its measures rest on."""
-
-    step: int
-    attempt: int
-    rollouts: int
-    full_rollouts: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,73 @@
         for run in reader.runs(states=["running"]):
             steps, k3 = reader.measurements(run.id, measures=["k3_kl"]).curve("trainer/rollout", "k3_kl")
 
-`foreshock/reading/calls/` has the parameters and the documentation of every method.
+    async with foreshock.AsyncReader() as reader:
+        async for run in reader.runs(states=["running"]):
+            measured = await reader.measurements(run.id, measures=["k3_kl"])
+
+`foreshock/reading/calls.py` and `step_calls.py` have the parameters and the documentation of every method.
 """
 
 from __future__ import annotations
 
-from foreshock.reading import api
-from foreshock.reading.caller import Caller, answer_of, call, items_of, listing
+from foreshock.reading import calls, step_calls
+from foreshock.reading.caller import AsyncCaller, Caller, call, listing
 
-__all__ = ["Reader", "answer_of", "items_of"]
+__all__ = ["AsyncReader", "Reader"]
 
 
-class Reader(Caller):
+class _Methods:
+    """The methods of both readers."""
+
+    runs = listing(calls.runs)
+    run = call(calls.run)
+    attempts = listing(calls.attempts)
+    steps = listing(calls.steps)
+    changes = listing(calls.changes)
+    checkpoints = listing(calls.checkpoints)
+    deletions = listing(calls.deletions)
+    retention = call(calls.retention)
+    measures = listing(calls.measures)
+    measurements = call(calls.measurements)
+    export_measurements = call(calls.export_measurements)
+    scalars = call(calls.scalars)
+    export_scalars = call(calls.export_scalars)
+    buckets = call(step_calls.buckets)
+    token_ids = call(step_calls.token_ids)
+    worst_tokens = call(step_calls.worst_tokens)
+    rollout_tokens = call(step_calls.rollout_tokens)
+    exact_tokens = call(step_calls.exact_tokens)
+    health = call(calls.health)
+    risk = call(calls.risk)
+    findings = listing(calls.findings)
+    findings_of_runs = listing(calls.findings_of_runs)
+    lint = call(step_calls.lint)
+    lint_of_run = call(calls.lint_of_run)
+    corrections = call(step_calls.corrections)
+    theory = call(step_calls.theory)
+    attribution = call(step_calls.attribution)
+    exact = call(step_calls.exact)
+    routing = call(step_calls.routing)
+    layers = call(step_calls.layers)
+    weights_search = call(step_calls.weights_search)
+    matrix = call(step_calls.matrix)
+    alerts = listing(calls.alerts)
+    changed_alerts = call(calls.changed_alerts)
+    alerts_of_runs = listing(calls.alerts_of_runs)
+    advice = call(calls.advice)
+    decisions = listing(calls.decisions)
+    rules = call(calls.rules)
+    default_rules = call(calls.default_rules)
+    probes = listing(calls.probes)
+    probes_of_runs = listing(calls.probes_of_runs)
+    probe = call(calls.probe)
+    probe_policy = call(calls.probe_policy)
+    hardware = call(calls.hardware)
+    service = call(calls.service)
+    audit = listing(calls.audit)
+
+
+class Reader(_Methods, Caller):
     """Reads runs, steps, curves, tokens, alerts, probes and advice. Use one reader per thread.
 
     Arguments not given come from `FORESHOCK_URL` and `FORESHOCK_API_KEY`. `project=None`: runs of all projects that the
@@ -26,49 +81,6 @@ class Reader(Caller):
     The newest answers are kept, at most 16 MiB of them: one that has not changed is not sent again.
     """
 
-    runs = listing(api.runs)
-    run = call(api.run)
-    attempts = listing(api.attempts)
-    steps = listing(api.steps)
-    changes = listing(api.changes)
-    checkpoints = listing(api.checkpoints)
-    deletions = listing(api.deletions)
-    retention = call(api.retention)
-    measures = listing(api.measures)
-    measurements = call(api.measurements)
-    export_measurements = call(api.export_measurements)
-    scalars = call(api.scalars)
-    export_scalars = call(api.export_scalars)
-    buckets = call(api.buckets)
-    token_ids = call(api.token_ids)
-    worst_tokens = call(api.worst_tokens)
-    rollout_tokens = call(api.rollout_tokens)
-    exact_tokens = call(api.exact_tokens)
-    health = call(api.health)
-    risk = call(api.risk)
-    findings = listing(api.findings)
-    findings_of_runs = listing(api.findings_of_runs)
-    lint = call(api.lint)
-    lint_of_run = call(api.lint_of_run)
-    corrections = call(api.corrections)
-    theory = call(api.theory)
-    attribution = call(api.attribution)
-    exact = call(api.exact)
-    routing = call(api.routing)
-    layers = call(api.layers)
-    weights_search = call(api.weights_search)
-    matrix = call(api.matrix)
-    alerts = listing(api.alerts)
-    changed_alerts = call(api.changed_alerts)
-    alerts_of_runs = listing(api.alerts_of_runs)
-    advice = call(api.advice)
-    decisions = listing(api.decisions)
-    rules = call(api.rules)
-    default_rules = call(api.default_rules)
-    probes = listing(api.probes)
-    probes_of_runs = listing(api.probes_of_runs)
-    probe = call(api.probe)
-    probe_policy = call(api.probe_policy)
-    hardware = call(api.hardware)
-    service = call(api.service)
-    audit = listing(api.audit)
+
+class AsyncReader(_Methods, AsyncCaller):
+    """The async form of `Reader`, for many tasks of one event loop: answers are awaited, lists are async iterators."""

@@ -1,38 +1,60 @@
-"""A request and how its answer is read, without sending: clients of both kinds send what their `api.py` describes."""
+"""A request and how its answer is read, without sending it: `foreshock/reading/caller.py` sends it."""
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
+from foreshock.api.records import parse
 from foreshock.client.exchange import QueryValue
-from foreshock.reading.parsing import parse
+from foreshock.errors import ConfigurationError
 
 __all__ = [
     "ITEMS_ON_A_PAGE",
+    "UNCHANGED",
     "ItemPage",
     "Listing",
     "Method",
     "Query",
     "Request",
-    "json_request",
+    "Unchanged",
+    "change",
+    "get",
+    "given",
+    "listing",
     "names_of",
-    "of_step",
     "probe_path",
     "run_path",
     "several",
+    "step_path",
 ]
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-Record = TypeVar("Record")
+Answer = TypeVar("Answer")
 Answer_co = TypeVar("Answer_co", covariant=True)
 Item_co = TypeVar("Item_co", covariant=True)
 
 Query = Sequence[tuple[str, QueryValue]]
+
+# The most that the service gives.
+ITEMS_ON_A_PAGE = 500
+
+
+class Unchanged(enum.Enum):
+    """The kind of `UNCHANGED`: the default of fields in which None means that a value is removed."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNCHANGED: Final[Literal[Unchanged.UNCHANGED]] = Unchanged.UNCHANGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +75,6 @@ class Request(Generic[Answer_co]):
     method: Method = "GET"
     content: bytes | None = None
     is_repeatable: bool = True
-
-    @property
-    def is_read(self) -> bool:
-        """Whether it changes nothing, so that its answer can be kept."""
-        return self.method == "GET"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -97,26 +114,54 @@ class Listing(Generic[Item_co]):
     def page(self, cursor: str | None) -> Request[ItemPage[Item_co]]:
         """Return the request of the page at `cursor`; None: the first."""
         query = [*self.query, ("limit", ITEMS_ON_A_PAGE), ("cursor", cursor)] if self.is_paged else self.query
-        return json_request(self.path, query, self._page, in_project=self.in_project)
+        return get(self._page, self.path, query, in_project=self.in_project)
 
     def _page(self, value: Mapping[str, Any]) -> ItemPage[Item_co]:
         return ItemPage(tuple(self.read(item) for item in value["items"]), value.get("next_cursor"))
 
 
-# The most that the service gives.
-ITEMS_ON_A_PAGE = 500
+Reading = type[Answer] | Callable[[Mapping[str, Any]], Answer]
+"""How a JSON object is read: the record that it is, or a function."""
 
 
-def json_request(
-    path: str,
-    query: Query,
-    read: Callable[[Mapping[str, Any]], Answer_co],
-    *,
-    in_project: bool = True,
-    wait_seconds: float = 0.0,
-) -> Request[Answer_co]:
+def get(
+    read: Reading[Answer], path: str, query: Query = (), *, in_project: bool = True, wait_seconds: float = 0.0
+) -> Request[Answer]:
     """Return a request whose answer is a JSON object."""
-    return Request(path, query, lambda body: read(json.loads(body)), in_project=in_project, wait_seconds=wait_seconds)
+    return Request(path, query, _from_json(read), in_project=in_project, wait_seconds=wait_seconds)
+
+
+def listing(read: Reading[Answer], path: str, query: Query = (), *, in_project: bool = True) -> Listing[Answer]:
+    """Return a paged list of JSON objects."""
+    return Listing(path, query, _reader_of(read), in_project)
+
+
+def change(
+    method: Method,
+    path: str,
+    read: Reading[Answer],
+    body: Mapping[str, Any] | None = None,
+    *,
+    query: Query = (),
+    in_project: bool = True,
+    is_repeatable: bool = True,
+) -> Request[Answer]:
+    """Return a request that changes something. Raises ConfigurationError if the body is no JSON."""
+    content = None if body is None else _json(body)
+    return Request(
+        path,
+        query,
+        _from_json(read),
+        in_project=in_project,
+        method=method,
+        content=content,
+        is_repeatable=is_repeatable,
+    )
+
+
+def given(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def run_path(run: str, *parts: str | int) -> str:
@@ -124,18 +169,14 @@ def run_path(run: str, *parts: str | int) -> str:
     return _path("/v1/runs", run, *parts)
 
 
+def step_path(run: str, step: int, *parts: str | int) -> str:
+    """Return the path of a step of a run, and of what is below it."""
+    return run_path(run, "steps", step, *parts)
+
+
 def probe_path(probe: str, *parts: str) -> str:
     """Return the path of a probe, by its id, and of what is below it."""
     return _path("/v1/probes", probe, *parts)
-
-
-def _path(start: str, *parts: str | int) -> str:
-    return "/".join([start, *(quote(str(part), safe="") for part in parts)])
-
-
-def of_step(run: str, step: int, name: str, query: Query, kind: type[Record]) -> Request[Record]:
-    """Return a request for a record that is below a step."""
-    return json_request(run_path(run, "steps", step, name), query, partial(parse, kind))
 
 
 def several(name: str, values: Sequence[str]) -> list[tuple[str, QueryValue]]:
@@ -148,3 +189,23 @@ def names_of(argument: str, values: Sequence[str]) -> list[str]:
     if isinstance(values, str):
         raise TypeError(f"{argument} takes several names, such as [{values!r}], got {values!r}")
     return list(values)
+
+
+def _reader_of(read: Reading[Answer]) -> Callable[[Mapping[str, Any]], Answer]:
+    return partial(parse, read) if isinstance(read, type) else read
+
+
+def _from_json(read: Reading[Answer]) -> Callable[[bytes], Answer]:
+    reader = _reader_of(read)
+    return lambda body: reader(json.loads(body))
+
+
+def _path(start: str, *parts: str | int) -> str:
+    return "/".join([start, *(quote(str(part), safe="") for part in parts)])
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error

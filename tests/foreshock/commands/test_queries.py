@@ -6,17 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from foreshock.api.probes import JobStateName, ProbeRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.queries import RunQueries
-from foreshock.reading.watch_records import ProbeRecord
+
+
+def probe(name: str, step: int, kind: str, state: JobStateName = "done") -> ProbeRecord:
+    return ProbeRecord(id=name, run="run", attempt=1, step=step, kind=kind, state=state)
 
 
 def test_probes_that_publish_no_score_make_no_probed_step(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {1: "layers", 2: "matrix", 3: "routing", 4: "exact", 5: "weights", 6: "layers", 7: "exact"}
-    probes = [ProbeRecord(f"probe_{step}", "run", 1, step, kind, "done") for step, kind in kinds.items()]
+    probes = [probe(f"probe_{step}", step, kind) for step, kind in kinds.items()]
     probes += [
-        ProbeRecord("probe_8", "run", 1, 6, "exact", "done"),
-        ProbeRecord("probe_9", "run", 1, 9, "exact", "queued"),
+        probe("probe_8", 6, "exact"),
+        probe("probe_9", 9, "exact", "queued"),
     ]
 
     def listed(queries: RunQueries) -> Iterator[ProbeRecord]:

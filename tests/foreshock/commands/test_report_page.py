@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from html.parser import HTMLParser
 
+from foreshock.api.runs import HealthRecord
+from foreshock.api.watch import AlertRecord, AlertState
 from foreshock.commands.records import Curve
 from foreshock.commands.report_page import render_page
-from foreshock.reading.run_records import HealthRecord
-from foreshock.reading.watch_records import AlertRecord
 from tests.foreshock.commands.test_report_text import diagnosis
 
 
@@ -49,13 +49,18 @@ def test_page_loads_nothing_and_runs_nothing() -> None:
     assert "svg" in elements.names
 
 
-def alert(rule: str, state: str) -> AlertRecord:
+def alert(rule: str, state: AlertState) -> AlertRecord:
     """Return an alert of step 12."""
-    return AlertRecord(rule, rule, 12, "critical", state, 0.5, 0.1, "Why it fired.", "What to do: `foreshock probe`.")
+    return AlertRecord(
+        id=rule, rule=rule, step=12, severity="critical", state=state, value=0.5, threshold=0.1, why="Why it fired.",
+        what_to_do="What to do: `foreshock probe`.",
+    )  # fmt: skip
 
 
 def test_page_has_verdict_curves_alerts_and_the_text() -> None:
-    health = HealthRecord("critical", ("The mismatch is critical.", "More of it."), 31, 40)
+    health = HealthRecord(
+        verdict="critical", sentences=("The mismatch is critical.", "More of it."), first_step=31, last_step=40
+    )
     page = render_page(diagnosis(health=health, alerts=(alert("k3_range", "open"), alert("taken_back", "retracted"))))
     assert '<div class="verdict critical">The mismatch is critical.</div><p>More of it.</p>' in page
     assert "Mismatch: k3 per token" in page

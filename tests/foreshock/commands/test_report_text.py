@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foreshock.api.replays import NoiseFloorRecord, attribution_record
+from foreshock.api.runs import HealthRecord, PooledRecord, RunRecord
+from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, evenly_spaced
 from foreshock.commands.records import Bucket, Curve
 from foreshock.commands.report_text import render
@@ -18,9 +21,6 @@ from foreshock.learning_rate.applied import Applied
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import verdict_of
-from foreshock.reading.attribution_records import NoiseFloorRecord, attribution_record
-from foreshock.reading.run_records import HealthRecord, PooledRecord, RunRecord
-from foreshock.reading.watch_records import AdviceRecord, AlertRecord
 from tests.foreshock.learning_rate.test_advice import ANSWER
 
 STEPS = tuple(range(1, 41))
@@ -53,7 +53,9 @@ def diagnosis(**changes: Any) -> Diagnosis:
     values = dict.fromkeys(MISMATCH_MEASURES, k3) | {"token_mult_prob_error": (1.2,) * 40, "tokens": (1000.0,) * 40}
     mismatch = Curve("trainer/rollout", STEPS, values)
     rollouts = Curve("rollout", STEPS, {name: tuple(map(float, STEPS)) for name in STEP_MEASURES})
-    run = RunRecord("run_1", "key", "default", "running", model="M" * 60, trainer="T" * 30, engine="E" * 30)
+    run = RunRecord(
+        id="run_1", key="key", project="default", state="running", model="M" * 60, trainer="T" * 30, engine="E" * 30
+    )
     whole = Diagnosis(
         run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind=None, step=7, mismatch=mismatch,
         rollouts=rollouts, health=HealthRecord(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
@@ -65,11 +67,19 @@ def diagnosis(**changes: Any) -> Diagnosis:
 def health_of(mismatch: Curve, model_kind: ModelKind | None) -> HealthRecord:
     """Return the health of a run whose window is its newest step, without intervals."""
     measures = tuple(
-        PooledRecord(name, value := mismatch.of(name)[-1], value, value, verdict_of(name, value, model_kind))
+        PooledRecord(
+            measure=name,
+            mean=(value := mismatch.of(name)[-1]),
+            low=value,
+            high=value,
+            verdict=verdict_of(name, value, model_kind),
+        )
         for name in JUDGED_MEASURES
     )
     verdict = worst_health([each.verdict for each in measures])
-    return HealthRecord(verdict, ("A headline.", "A second sentence."), 40, 40, measures)
+    return HealthRecord(
+        verdict=verdict, sentences=("A headline.", "A second sentence."), first_step=40, last_step=40, measures=measures
+    )
 
 
 def text_of(**changes: Any) -> str:
@@ -165,8 +175,9 @@ def test_report_of_an_empty_run() -> None:
 
 def test_alerts_show_what_to_do() -> None:
     alert = AlertRecord(
-        "a", "mismatch_critical", 9, "critical", "open", 0.02, 0.01, "k3 is high. " * 12, "Probe a step. " * 12
-    )
+        id="a", rule="mismatch_critical", step=9, severity="critical", state="open", value=0.02, threshold=0.01,
+        why="k3 is high. " * 12, what_to_do="Probe a step. " * 12,
+    )  # fmt: skip
     text = text_of(alerts=(alert, dataclasses.replace(alert, id="b", state="retracted", rule="gone")))
     assert "1 open" in text
     assert "  critical step 9, mismatch_critical, open (value 0.0200, threshold 0.0100)" in text

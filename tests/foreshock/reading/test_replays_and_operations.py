@@ -11,8 +11,7 @@ import pytest
 import foreshock
 from foreshock.early_warning.default_rules import default_rules
 from foreshock.errors import Rejected, RunNotFound
-from foreshock.reading.async_reader import AsyncReader
-from foreshock.reading.reader import Reader
+from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import REFERENCE, default_scorers
 from foreshock.weights_search import CAPABILITY, WeightsReplay, WeightsSearch
 from tests.foreshock.running_service import RunningService

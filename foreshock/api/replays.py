@@ -1,24 +1,202 @@
-"""Records of attributions and weights searches. NaN means "not estimable", which is null in JSON."""
+"""What replays found: attributions, exact divergences, weights searches, the configuration matrix."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreshock.interval_names import RANGE
+from foreshock.api.probes import JobStateName
+from foreshock.api.records import NAN, Measured, Record
+from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE
 from foreshock.json_values import number_or_nan
 
 __all__ = [
     "AttributionRecord",
+    "ExactMeasuresRecord",
+    "ExactRecord",
+    "ExactStepRecord",
+    "ExactTokenRecord",
+    "ExactTokensRecord",
     "LinkRecord",
+    "MatrixCellRecord",
+    "MatrixPairRecord",
+    "MatrixRecord",
+    "MeanRecord",
+    "MismatchRecord",
     "NoiseFloorRecord",
     "WeightsReplayRecord",
     "WeightsSearchRecord",
     "attribution_record",
     "weights_search_record",
 ]
+
+_INTERVALS = {"description": f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanRecord(Record):
+    """A token mean with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+
+    mean: Measured
+    low: Measured
+    high: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactMeasuresRecord(Record):
+    """Token means over the whole vocabulary at the states before model-generated tokens, μ the behaviour, π the target.
+
+    The intervals show how the means vary with prompts and rollouts: the states were sampled. The sampling noise of the
+    single token, which `k3_kl` has, is not in them.
+    """
+
+    kl: MeanRecord
+    """KL(μ‖π), in nats per token"""
+    reverse_kl: MeanRecord
+    """KL(π‖μ), in nats per token"""
+    tv: MeanRecord
+    """total variation ½ Σ|π − μ|, 0 to 1"""
+    delta_max: Measured
+    """Δmax: the largest total variation at a visited state"""
+    top1_flip: MeanRecord
+    """share of states whose likeliest tokens differ"""
+    target_entropy: MeanRecord
+    """H(π), in nats"""
+    behaviour_entropy: MeanRecord
+    """H(μ), in nats"""
+    k3_kl: MeanRecord
+    """the sampled estimate of `kl` from the log-probs of the same tokens"""
+    tokens: int
+    """states that the means are over"""
+    rollouts: int
+    """rollouts with such a state"""
+    groups: int
+    """prompt groups of these rollouts"""
+    effective_groups: Measured
+    """effective number of groups of `kl`: (Σ S_g)²/Σ S_g²"""
+    non_finite: int
+    """states left out because a value of them is NaN or infinite"""
+    interval: str = field(default=RANGE, metadata=_INTERVALS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactRecord(ExactMeasuresRecord):
+    """The exact divergences of a pair at a step, with the fingerprints of both scorers."""
+
+    pair: str
+    """the comparison `target/behaviour`, of the same weights"""
+    name: str
+    target: str
+    behaviour: str
+    from_sample: bool
+    """the probe left some of the step's rollouts out"""
+    target_fingerprint: Mapping[str, Any]
+    behaviour_fingerprint: Mapping[str, Any]
+    accelerator: str
+    device_name: str
+    published_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactStepRecord(Record):
+    """The exact divergences of a step: the newest of each pair."""
+
+    run: str
+    step: int
+    attempt: int
+    items: tuple[ExactRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactTokenRecord(Record):
+    """The divergences at the state before one response token; null if they are not finite."""
+
+    sample_id: str
+    position: int
+    """index in the response, from 0"""
+    token_id: int
+    kl: Measured
+    reverse_kl: Measured
+    tv: Measured
+    top1_flip: bool
+    target_entropy: Measured
+    behaviour_entropy: Measured
+    target_log_prob: Measured
+    behaviour_log_prob: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactTokensRecord(Record):
+    """Response tokens of a step with the exact divergences at their states."""
+
+    pair: str
+    step: int
+    attempt: int
+    sample_id: str | None
+    items: tuple[ExactTokenRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MismatchRecord(Record):
+    """The mismatch of two configurations over the same tokens; null if it cannot be estimated."""
+
+    comparison: str
+    """`target/behaviour`, names of scorers"""
+    k3_kl: Measured
+    """in nats per token"""
+    low: Measured
+    """bootstrap-t interval of k3 by prompt group"""
+    high: Measured
+    interval_name: str
+    mean_abs_d: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixCellRecord(Record):
+    """A scorer with options on some hardware: its state, its mismatch and its cost."""
+
+    probe: str
+    scorer: str
+    options: Mapping[str, Any]
+    changed: Mapping[str, Any]
+    """the options that differ from the scorer's first and plainest cell"""
+    hardware: str
+    """where it was scored; before that, where it was asked to be"""
+    state: JobStateName
+    reason: str | None
+    """why there is no result, such as what the engine or hardware cannot do"""
+    against_reference: MismatchRecord | None
+    """null: no result, no reference, or the reference itself"""
+    seconds_per_token: Measured
+    """time of one pass per response token, without engine start and loading"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixPairRecord(Record):
+    """A configuration of the trainer against one of the engine on the same hardware, by their probes."""
+
+    trainer: str
+    engine: str
+    mismatch: MismatchRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixRecord(Record):
+    """The cells of a step over one set of rollouts, oldest first."""
+
+    run: str
+    attempt: int
+    step: int
+    rollouts: int
+    tokens: int
+    reference: str | None
+    """the probe of the reference; null: not scored yet"""
+    cells: tuple[MatrixCellRecord, ...]
+    pairs: tuple[MatrixPairRecord, ...] = ()
+    recommendations: tuple[str, ...] = ()
+    other_cells: int = 0
+    """cells over other rollouts or weights, which are left out"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +258,8 @@ class WeightsSearchRecord:
     attempt: int | None = None
     rollouts: int = 0
     tokens: int = 0
-    floor_k3: float = math.nan
-    confirmed_k3: float = math.nan
+    floor_k3: float = NAN
+    confirmed_k3: float = NAN
     tied: bool = False
 
 

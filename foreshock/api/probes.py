@@ -1,0 +1,153 @@
+"""Probes: their jobs, the policy of automatic ones, the hardware that they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from foreshock.api.records import Record
+
+__all__ = [
+    "AcceleratorRecord",
+    "HardwareRecord",
+    "JobRecord",
+    "JobStateName",
+    "PriorityName",
+    "ProbePolicyRecord",
+    "ProbeRecord",
+    "ScorerRecord",
+    "WorkerRecord",
+]
+
+JobStateName = Literal["queued", "running", "done", "failed", "skipped"]
+PriorityName = Literal["low", "normal", "high", "urgent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerRecord(Record):
+    """A scorer and its variant: empty, or `rebatched` for its noise floor."""
+
+    scorer: str
+    variant: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(Record):
+    """A part of a probe that one worker does; `attempts` counts its tries."""
+
+    id: str
+    engine: str
+    scorers: tuple[ScorerRecord, ...] = ()
+    exact_pairs: tuple[str, ...] = ()
+    state: JobStateName
+    attempts: int
+    reason: str | None = None
+    """why it failed or was skipped; queued: the scorers that no live worker offers, null if one does"""
+    reasons: tuple[str, ...] = ()
+    """the failure of each try"""
+    worker: str | None = None
+    accelerator: str | None = None
+    priority: PriorityName | None = None
+    environments: tuple[str, ...] = ()
+    """names of the environments to score in, best first; empty: any"""
+    environment: str | None = None
+    """the one that it is scored in; null: queued, or as its worker is"""
+    environment_note: str | None = None
+    """why it is not scored in one of `environments`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord(Record):
+    """A probe with its jobs. Its state and reason follow from theirs. `run` is the id of its run."""
+
+    id: str
+    run: str
+    attempt: int
+    step: int
+    kind: str
+    scorers: tuple[ScorerRecord, ...] = ()
+    exact_pairs: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: str | None = None
+    """as requested"""
+    priority: PriorityName | None = None
+    """as requested; null: the service chooses that of the jobs"""
+    state: JobStateName
+    reason: str | None = None
+    rollouts: int = 0
+    tokens: int = 0
+    from_sample: bool = False
+    """`max_rollouts` left some of the step's rollouts out"""
+    jobs: tuple[JobRecord, ...] = ()
+    created_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePolicyRecord(Record):
+    """The policy of a run and what its probes have cost."""
+
+    every_steps: int | None
+    """probe the first step with a checkpoint in each so many steps; null: none"""
+    on_alerts: bool
+    """probe the steps near an open alert, before all others"""
+    rollouts: int
+    """score a sample of so many rollouts, stratified by length"""
+    scorers: tuple[ScorerRecord, ...]
+    accelerator: str | None
+    """only on workers of this accelerator"""
+    budget_seconds: float | None
+    """accelerator seconds that the run's probes may use, those requested by people included; when they are spent,
+    automatic probes stop; null: no limit"""
+    state: Literal["off", "active", "budget_spent"]
+    note: str = ""
+    """the state in words"""
+    spent_seconds: float = 0.0
+    """time for which workers held the run's jobs, failed tries included"""
+    automatic_probes: int = 0
+    impossible_steps: int = 0
+    """steps that the policy chose and that could not be probed"""
+    changed_at_us: int | None = None
+    """null: it was never set"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord(Record):
+    """A worker that asked for jobs."""
+
+    name: str
+    accelerator: str
+    device_name: str
+    environments: tuple[str, ...] = ()
+    """the environments that it can score in"""
+    scorers: tuple[str, ...] = ()
+    """the scorers that it offers"""
+    first_seen_at_us: int | None = None
+    last_seen_at_us: int | None = None
+    """its last request for a job, or heartbeat"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorRecord(Record):
+    """A kind of hardware with its workers and jobs. `any`: jobs that any accelerator may do."""
+
+    accelerator: str
+    workers: int
+    """live workers: seen in the last 5 minutes"""
+    devices: tuple[str, ...]
+    """names of its devices, at most 50"""
+    queued_jobs: int
+    running_jobs: int
+    scores: int
+    """published scores of its workers"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareRecord(Record):
+    """The workers, the one seen last first, and the accelerators."""
+
+    workers: tuple[WorkerRecord, ...]
+    accelerators: tuple[AcceleratorRecord, ...]
+    """at most 500: those with live workers first, then those with jobs, then those with scores"""
+    accelerators_left_out: int = 0
+    """accelerators beyond these"""

@@ -1,0 +1,109 @@
+"""What every answer is made of: `Record`, numbers that may be not estimable, and the parser of JSON.
+
+Client and service may be one release apart, so `parse` ignores a field that the record does not have, and gives one
+that the answer lacks its default. A new field of a record therefore needs a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from foreshock.json_values import finite_or_none, json_value, number_or_nan
+
+__all__ = ["NAN", "Measured", "Record", "from_attributes", "parse", "to_json"]
+
+NAN = math.nan
+Kind = TypeVar("Kind")
+
+
+class _NullIsNan:
+    """Tells pydantic that a float is null in JSON if it is not finite. This package never imports pydantic."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
+        nullable = {"type": "nullable", "schema": {"type": "float"}}
+        return {
+            **nullable,
+            "serialization": {"type": "function-plain", "function": finite_or_none, "return_schema": nullable},
+        }
+
+
+Measured = Annotated[float, _NullIsNan()]
+"""A number that may be not estimable: NaN in Python, null in JSON. In JSON infinity is null too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An answer, or a part of one. The docstring of a field is its description in the OpenAPI document."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "use_attribute_docstrings": True,
+        # The service always sends a field that has a default for older answers.
+        "json_schema_serialization_defaults_required": True,
+    }
+
+
+def parse(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
+    """Return the record of a JSON object. In a field of type `float` null is NaN: "not estimable".
+
+    Raises KeyError, TypeError or ValueError if the object is not of this kind.
+    """
+    fields = _fields(kind)
+    missing = [name for name, (_, is_required) in fields.items() if is_required and name not in value]
+    if missing:
+        raise KeyError(f"{kind.__name__} lacks {', '.join(missing)}")
+    return kind(**{name: _value(hint, value[name]) for name, (hint, _) in fields.items() if name in value})
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """Return the JSON object of a record, as it is served and stored."""
+    values: dict[str, Any] = json_value(dataclasses.asdict(record))
+    return values
+
+
+def from_attributes(kind: type[Kind], source: object, **given: Any) -> Kind:
+    """Return the record of an object that has its fields as attributes, such as a row, except those that are given.
+
+    JSON in an attribute becomes the record, tuple or mapping that the field is.
+    """
+    read = {name: _value(hint, getattr(source, name)) for name, (hint, _) in _fields(kind).items() if name not in given}
+    return kind(**read, **given)
+
+
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    return _known_fields(kind)
+
+
+@functools.cache
+def _known_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field, and whether an answer needs it."""
+    hints = typing.get_type_hints(kind)
+    return {
+        field.name: (
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _value(hint: Any, value: Any) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        kinds = [each for each in arguments if each is not types.NoneType]
+        return value if value is None or len(kinds) > 1 else _value(kinds[0], value)
+    if hint is float:
+        return number_or_nan(value)
+    if origin is tuple:
+        return tuple(_value(arguments[0], each) for each in value)
+    if origin is Mapping:
+        return {name: _value(arguments[1], each) for name, each in value.items()}
+    if dataclasses.is_dataclass(hint) and not dataclasses.is_dataclass(value):
+        return parse(typing.cast(type, hint), value)
+    return value

@@ -1,0 +1,339 @@
+"""Runs and what belongs to them: attempts, steps, changes, checkpoints, deletions, retention, measures, health."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from foreshock.api.records import NAN, Measured, Record, parse
+from foreshock.changes import ChangeKind
+from foreshock.conclusions.health import HealthVerdict
+from foreshock.interval_names import RANGE, RANGE_DESCRIPTION
+from foreshock.model_kind import ModelKind, known_model_kind
+from foreshock.severity import Severity
+
+__all__ = [
+    "AdviceMode",
+    "AttemptRecord",
+    "ChangeRecord",
+    "CheckpointFormat",
+    "CheckpointRecord",
+    "ConfidenceRecord",
+    "Coverage",
+    "DeletionRecord",
+    "DifferenceRecord",
+    "FindingRecord",
+    "FindingSource",
+    "HealthRecord",
+    "IncompleteStep",
+    "MeasureRecord",
+    "OfStep",
+    "Plain",
+    "PooledRecord",
+    "RetentionRecord",
+    "RunRecord",
+    "ShardReceipt",
+    "ShownRunState",
+    "StatisticsStep",
+    "StepRecord",
+    "run_record",
+]
+
+ShownRunState = Literal["running", "stale", "finished", "failed"]
+"""`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
+AdviceMode = Literal["shadow", "apply"]
+CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
+FindingSource = Literal["attribution", "lint"]
+Plain = str | float | int | bool
+"""A value of the setup."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(Record):
+    """A run."""
+
+    id: str
+    key: str
+    project: str
+    name: str | None = None
+    model: str | None = None
+    trainer: str | None = None
+    engine: str | None = None
+    hardware: str | None = None
+    initial_learning_rate: float | None = None
+    length_cap: int | None = None
+    model_kind: ModelKind | None = None
+    """null: unknown, treated as dense"""
+    model_kind_source: Literal["declared", "checkpoint"] | None = None
+    advice_mode: AdviceMode | None = None
+    scalar_names: Mapping[str, str] | None = None
+    """null: the well-known names"""
+    state: ShownRunState
+    last_step: int | None = None
+    """newest step that has rollouts"""
+    seen_at_us: int | None = None
+    """last sign of life of the clients; null: they send none"""
+    created_at_us: int | None = None
+    updated_at_us: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The run's name, else the client's key."""
+        return self.name or self.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord(Record):
+    """An attempt: a start or resume of a run; its number counts from 1 in each run."""
+
+    attempt: int
+    key: str
+    resume_step: int
+    """the first step that it computes"""
+    created_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord(Record):
+    """A step of one attempt."""
+
+    step: int
+    attempt: int
+    shards: int
+    """number of stored shards"""
+    expected_shards: int
+    closed: bool
+    rollouts: int
+    tokens: int
+    """response tokens"""
+    full_rollouts: int
+    """rollouts stored in full; all, unless shards were sent as statistics"""
+    coverage: str
+    """what the measures of the step rest on"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncompleteStep(Record):
+    """A step that closed without some of its shards: its measurements are of the rollouts that arrived."""
+
+    step: int
+    attempt: int
+    shards: int
+    expected_shards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfStep(Record):
+    """What every answer about one step says of its shards."""
+
+    incomplete: IncompleteStep | None = None
+    """the step closed without some of its shards; null: it has all, or is still open"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage(Record):
+    """What an answer rests on: all tokens of the step, or some of its rollouts."""
+
+    rests_on: Literal["all tokens", "some rollouts"]
+    rollouts: int
+    """rollouts of the step"""
+    used_rollouts: int
+    """those that the answer rests on"""
+    full_rollouts: int
+    """those that are stored in full; all, unless shards were sent as statistics"""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsStep(Record):
+    """A step of which shards were sent as statistics: measured over all tokens, with some rollouts in full."""
+
+    step: int
+    attempt: int
+    rollouts: int
+    full_rollouts: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReceipt(Record):
+    """The receipt of a stored shard: `stored` by this upload, or `duplicate` of an earlier upload of the same bytes."""
+
+    status: Literal["stored", "duplicate"]
+    digest: str
+    """of the body's bytes: `sha256:…`"""
+    rollouts: int
+    tokens: int
+    """response tokens"""
+    full_rollouts: int
+    """rollouts that are stored in full; below `rollouts` if sent as statistics"""
+    step_closed: bool
+    """true if the step is complete, or its grace time is over, and its shards are folded"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferenceRecord(Record):
+    """A field of the setup, such as `engine.dtype`, and its values before and after."""
+
+    name: str
+    before: tuple[Plain, ...]
+    after: tuple[Plain, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRecord(Record):
+    """A change at a step: announced by the trainer, or of the setup that its rollouts name."""
+
+    step: int
+    """the first step with what is new"""
+    attempt: int
+    kind: ChangeKind | Literal["setup"]
+    note: str | None = None
+    before: str | float | None = None
+    after: str | float | None = None
+    differences: tuple[DifferenceRecord, ...] = ()
+    """of the setup; else empty"""
+    rebaseline: bool = False
+    """whether the baselines of the detectors begin anew at this step"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord(Record):
+    """Announced weights, below a root that workers configure by name."""
+
+    step: int
+    attempt: int
+    root: str
+    path: str
+    format: CheckpointFormat
+    digest: str
+    """of the weights, as `foreshock.digests.weights_digest` computes it"""
+    model_kind: ModelKind | None = None
+    """of the checkpoint's config.json; holds for the run unless it declares another kind"""
+    weights_version: int | None = None
+    expires_at_us: int | None = None
+    """when the files may go; null: never"""
+    announced_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionRecord(Record):
+    """A deletion and how far it is. The ids are not kept."""
+
+    id: str
+    state: Literal["running", "done"]
+    sample_ids: int
+    """number of sample ids asked for"""
+    group_ids: int
+    """number of group ids asked for"""
+    steps: int
+    """steps with deleted rollouts so far"""
+    rollouts: int
+    """rollouts deleted so far"""
+    files: int
+    """files rewritten or given up so far"""
+    requested_at_us: int
+    finished_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRecord(Record):
+    """The rules by which a run keeps its tokens, and where they are from."""
+
+    source: Literal["run", "settings"]
+    last_steps: int | None = None
+    """tokens of the newest so many steps; null: of all steps"""
+    every_steps: int | None = None
+    """tokens of each such step too"""
+    alert_steps: int = 2
+    """tokens of so many steps before and after each alert too"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureRecord(Record):
+    """A registered measure: its meaning and its source."""
+
+    name: str
+    column: str
+    """column name in JSON, CSV, Parquet and SQL"""
+    kind: str
+    formula: str
+    unit: str
+    direction: str
+    aggregation: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledRecord(Record):
+    """A measure pooled over the window, with its verdict."""
+
+    measure: str
+    mean: Measured
+    low: Measured
+    """bootstrap-t interval; null with too few prompts or steps"""
+    high: Measured
+    interval: str = field(default=RANGE, metadata={"description": RANGE_DESCRIPTION})
+    verdict: HealthVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthRecord(Record):
+    """The mismatch of a run, pooled over its newest measured steps and judged with its intervals."""
+
+    verdict: HealthVerdict = "unknown"
+    sentences: tuple[str, ...] = ()
+    """why; the first one is the headline"""
+    first_step: int | None = None
+    """null before a step is measured"""
+    last_step: int | None = None
+    steps: int = 0
+    tokens: int = 0
+    clusters: int = 0
+    """prompts × steps that the interval of k3 is over"""
+    measures: tuple[PooledRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfidenceRecord(Record):
+    """How sure a named cause is: the share of the mismatch that its link has, with its interval."""
+
+    share: Measured
+    """E[d_link·d]/E[d²]"""
+    low: Measured = NAN
+    high: Measured = NAN
+    interval: str = field(default=RANGE, metadata={"description": RANGE_DESCRIPTION})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRecord(Record):
+    """What is concluded from a run's stored data: a cause that an attribution names, or a warning of the lint."""
+
+    run: str
+    run_key: str
+    project: str
+    source: FindingSource
+    name: str
+    """of the lint: the name of the check; of an attribution: the link that is the cause, as the attribution of the step
+    names it, or `wrong-weights` or `trainer-precision`"""
+    title: str
+    severity: Severity
+    """of the worst step; `info` for causes, which say where and not how much"""
+    sentence: str
+    """the evidence at the newest step that has it"""
+    remedy: str | None
+    """recommended action; null if none is known"""
+    steps: int
+    """number of active steps that have it; of an attribution: of the newest 200"""
+    first_step: int
+    newest_step: int
+    confidence: ConfidenceRecord | None = None
+    """at the newest step; null if the source has none"""
+    changed_at_us: int | None = None
+    """when a step was last added or removed, or its severity changed"""
+
+
+def run_record(value: Mapping[str, Any]) -> RunRecord:
+    """Parse a run; a kind of model that this release does not know is None."""
+    return parse(RunRecord, {**value, "model_kind": known_model_kind(value.get("model_kind"))})

@@ -1,0 +1,176 @@
+"""The state of the service itself, and the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreshock.api.records import Record
+
+__all__ = [
+    "AuditRecord",
+    "BacklogRecord",
+    "DatabaseRecord",
+    "LongPollsRecord",
+    "ProcessRecord",
+    "ReadinessRecord",
+    "ServiceJobRecord",
+    "ServiceRecord",
+    "SpaceRecord",
+    "StorageRecord",
+    "UploadsRecord",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord(Record):
+    """One change."""
+
+    id: str
+    at_us: int
+    actor: str
+    """a key's id, `anonymous` (a service without keys), `service`, or `console:<user>`"""
+    action: str
+    """such as `alert.acknowledge`, `advice.release`, `run.delete`, `key.revoke`"""
+    subject: str
+    """id of what was changed"""
+    project: str | None = None
+    """null: the whole service"""
+    run_id: str | None = None
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord(Record):
+    """The process that answered."""
+
+    name: str
+    """host, process id and a random part: as `holder` of a job"""
+    process_id: int
+    processes: int
+    """processes that serve this address"""
+    started_at_us: int
+    resident_bytes: int
+    event_loop_delay_max_seconds: float
+    """of the last minute"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadinessRecord(Record):
+    """The outcome of each check: `ok`, or the reason why it fails."""
+
+    ready: bool
+    checks: Mapping[str, str]
+    details: Mapping[str, str]
+    """`token_pass`: `compiled`, or numpy and why"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadsRecord(Record):
+    """Uploads of this process."""
+
+    in_progress: int
+    places: int
+    decoding: int
+    """bodies that are decoded or wait for a decoder"""
+    decoding_places: int
+    shards_per_second: float
+    """stored, over the last minute or since the start"""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseRecord(Record):
+    """The database, as this process sees it."""
+
+    kind: str
+    writes_waiting: int
+    write_p50_seconds: float
+    """of the newest writes, waiting included"""
+    write_p99_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongPollsRecord(Record):
+    """Requests of this process that wait for a change."""
+
+    waiting: int
+    hears_other_processes: bool
+    reconnects: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRecord(Record):
+    """Bytes of the file system that holds a folder."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageRecord(Record):
+    """What the database and the token store hold, and the room that is left."""
+
+    database_bytes: int
+    database_space: SpaceRecord | None
+    """null: PostgreSQL, on a machine of its own"""
+    revision: str | None
+    """migration that the database has"""
+    newest_revision: str | None
+    """migration that this release requires"""
+    token_store: str
+    """`folder` or `s3`"""
+    token_space: SpaceRecord | None
+    """null: an S3-compatible store, which has no such bound"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogRecord(Record):
+    """Work that waits, of all processes."""
+
+    steps_to_fold: int
+    """steps with shards that are not in their measurements yet"""
+    runs_to_replay: int
+    """runs whose detectors are to be replayed after late data"""
+    files_to_remove: int
+    """files of deleted or purged rollouts that wait for their grace"""
+    clients: int
+    """clients of running runs that were heard in the last two minutes"""
+    undelivered_items: int
+    """items that wait in the memory or spool of these clients"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceJobRecord(Record):
+    """A background job. `holder` is the process that did it last; with several processes one does each job."""
+
+    name: str
+    holder: str
+    is_running: bool
+    runs: int
+    started_at_us: int | None = None
+    finished_at_us: int | None = None
+    leased_until_us: int | None = None
+    """by the database's clock; null: not leased"""
+    error: str | None = None
+    """kind of the error of its last run; null: it went well, or runs"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRecord(Record):
+    """The state of the service itself."""
+
+    version: str
+    process: ProcessRecord
+    readiness: ReadinessRecord
+    uploads: UploadsRecord
+    database: DatabaseRecord
+    long_polls: LongPollsRecord
+    storage: StorageRecord | None = None
+    """null: the database or the store does not answer"""
+    backlog: BacklogRecord | None = None
+    """null: the database does not answer"""
+    jobs: tuple[ServiceJobRecord, ...] = ()

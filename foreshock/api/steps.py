@@ -1,0 +1,375 @@
+"""Answers about one step: lint, corrections, theory, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from foreshock.api.records import NAN, Measured, Record
+from foreshock.api.runs import Coverage, OfStep
+from foreshock.interval_names import RANGE, RANGE_NOTE
+
+__all__ = [
+    "AffectedRecord",
+    "BiasRecord",
+    "BucketColumns",
+    "BucketsRecord",
+    "CheckRecord",
+    "CorrectionRecord",
+    "CorrectionsRecord",
+    "GradientRecord",
+    "HorizonRecord",
+    "LintExampleRecord",
+    "LintRecord",
+    "LintWarningRecord",
+    "PinskerRecord",
+    "PopulationRecord",
+    "RunLintRecord",
+    "RunWarningRecord",
+    "SequenceChi2Record",
+    "StepNoiseRecord",
+    "TheoryRecord",
+    "TokenIdColumns",
+    "TokenIdsRecord",
+]
+
+LintSeverity = Literal["critical", "warning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintExampleRecord(Record):
+    """One example of a warning."""
+
+    sample_id: str
+    token: int | None = None
+    """index in the response, from 0; null: the whole rollout"""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintWarningRecord(Record):
+    """Named warning with its evidence."""
+
+    name: str
+    severity: LintSeverity
+    """`critical`: measures are wrong; `warning`: they may mislead"""
+    title: str
+    seen: str
+    evidence: Mapping[str, float]
+    where: tuple[LintExampleRecord, ...] = ()
+    effect: str
+    """effect on the measures"""
+    remedy: str
+    """recommended action"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRecord(Record):
+    """One check: its state (made or not) and its result."""
+
+    name: str
+    title: str
+    state: Literal["clean", "warned", "not checked"]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintRecord(OfStep):
+    """Verdict on a step, over all of its shards with stored evidence."""
+
+    step: int
+    attempt: int
+    shards: int
+    """number of checked shards"""
+    rollouts: int
+    tokens: int
+    """model-generated tokens"""
+    warnings: tuple[LintWarningRecord, ...]
+    """critical ones first; empty if the step is clean"""
+    checks: tuple[CheckRecord, ...]
+    coverage: Coverage | None = None
+    """the rollouts that were checked"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWarningRecord(Record):
+    """Warning that one or more steps of the run have."""
+
+    name: str
+    severity: LintSeverity
+    title: str
+    steps: int
+    """number of steps with this warning"""
+    first_step: int
+    newest_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLintRecord(Record):
+    """Lint of a run: the warnings of its closed steps, and the test over all steps together."""
+
+    checked_steps: int
+    clean_steps: int
+    warnings: tuple[RunWarningRecord, ...]
+    """critical ones first, then by their newest step"""
+    whole_run: LintWarningRecord | None = None
+    """warning of the surprisal test over all steps together, if no single step has it"""
+    window: tuple[LintWarningRecord, ...] = ()
+    """findings of the newest ten steps together that none of them has alone; needs at most 256 shards"""
+    whole_run_check: CheckRecord | None = None
+    """result of that test; null if no step was checked"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopulationRecord(Record):
+    """Population of sequences, with the means of their logged values."""
+
+    sequences: int
+    reward_mean: Measured
+    advantage_mean: Measured
+    length_mean: Measured
+    """model-generated tokens"""
+    turns_mean: Measured
+    lag_mean: Measured
+    """weights versions"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffectedRecord(Record):
+    """Sequences that would be dropped or truncated, and the others."""
+
+    touched: PopulationRecord
+    """sequences that the threshold affects; at token level, with at least one such token"""
+    untouched: PopulationRecord
+    groups: int
+    """prompt groups of two or more sequences"""
+    groups_touched: Measured
+    """fraction of groups with at least one touched sequence"""
+    groups_emptied: Measured
+    """fraction of groups in which every sequence is touched"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionRecord(Record):
+    """Effect of one correction at one threshold; null if not estimable."""
+
+    correction: str
+    title: str
+    formula: str
+    """formula of the weight w"""
+    level: Literal["token", "sequence"]
+    """unit that w applies to and that means are taken over"""
+    effect: Literal["none", "truncated", "dropped"]
+    """effect beyond the threshold"""
+    source: str
+    threshold: str | None
+    """requested threshold, completed: `2`, or `lower_upper`"""
+    threshold_used: str | None
+    """threshold of these figures: the nearest one with stored counts"""
+    exact: bool
+    """true if threshold and threshold_used are equal"""
+    kept_tokens: Measured
+    """fraction"""
+    kept_sequences: Measured
+    """fraction; a sequence is kept if none of its tokens is dropped"""
+    touched_tokens: Measured
+    """fraction whose weight the threshold changes"""
+    weight_mean: Measured
+    """E w"""
+    weight_variance: Measured
+    """a dropped token or sequence counts as 0"""
+    ess: Measured
+    """(Σw)²/(N Σw²), a fraction of all, unclamped"""
+    distortion: Measured
+    """E|w − ρ| at the correction's level"""
+    uncorrected_distortion: Measured
+    """E|1 − ρ| at the same level"""
+    token_distortion: Measured
+    """E|w − ρ| over tokens; null for weights of whole sequences"""
+    advantage_distortion: Measured
+    """E[(w − ρ)·A]"""
+    affected: AffectedRecord
+    not_estimable: str | None = None
+    """reason why the figures are not available"""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionsRecord(OfStep):
+    """Effects of corrections on a step, by correction and threshold. Nothing is applied."""
+
+    comparison: str
+    step: int
+    attempt: int
+    tokens: int
+    """model-generated tokens with two finite log-probs"""
+    rollouts: int
+    """rollouts of the step, including those without such a token"""
+    coverage: Coverage | None = None
+    items: tuple[CorrectionRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BiasRecord(Record):
+    """Bound ‖bias of the uncorrected gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], for B = 1."""
+
+    per_unit: Measured
+    """per unit of B; null if no rollout has a reward"""
+    low: Measured = field(
+        metadata={"description": f"lower end of the bootstrap-t interval by prompt group: a {RANGE}. {RANGE_NOTE}"}
+    )
+    high: Measured
+    """upper end of the interval"""
+    trivial: Measured
+    """2·T·max|R| for the mean length T: upper bound for any two policies"""
+    sequences: int
+    """number of sequences with a reward"""
+    mean_length: Measured
+    """measured tokens"""
+    longest: int
+    """measured tokens"""
+    largest_reward: Measured
+    """max|R|"""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorizonRecord(Record):
+    """Horizon bound 2·Δmax·T², for B = 1 and |R| ≤ 1, T the longest sequence: with exact Δmax only."""
+
+    value: Measured
+    trivial: float
+    """2·T"""
+    vacuous: bool
+    """Δmax·T ≥ 1: no better than the trivial bound"""
+    delta_max: Measured
+    not_estimable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinskerRecord(Record):
+    """Bound D_TV ≤ ½√χ², of the token mean of χ²(π‖μ); valid if μ is the sampling distribution and covers π."""
+
+    bound: Measured
+    tv_token: Measured
+    """direct estimate of D_TV, which does not require that μ covers π"""
+    notes: tuple[str, ...] = ()
+    """reason, if the estimate exceeds the bound"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceChi2Record(Record):
+    """Extrapolation (1 + χ²)^T of E ρ_seq², for independent tokens that all have the mean χ². Not a bound."""
+
+    value: Measured
+    """null if too large for a float64; then use log10"""
+    log10: Measured
+    chi2_token: Measured
+    length: float
+    """mean length in tokens"""
+    kind: str = "independent-token extrapolation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientRecord(Record):
+    """Variance V̂ = (‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); estimates may be negative by chance and are not clamped."""
+
+    variance: Measured
+    """variance of the gradient of one prompt"""
+    of_batch: Measured
+    """V̂/B"""
+    signal: Measured
+    """‖E g‖²"""
+    batch_prompts_for_parity: Measured
+    """V̂/signal, the simple noise scale"""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNoiseRecord(Record):
+    """Noise (η²/2)·[Var + ‖Bias‖²] of the SGA lemma, for L = 1: halving η quarters it."""
+
+    at_learning_rate: Measured
+    """at η"""
+    at_half: Measured
+    """at η/2"""
+    bias_norm: Measured
+    """‖Bias‖ in the sum; 0: variance only"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TheoryRecord(OfStep):
+    """Values of the papers' bounds at this step."""
+
+    comparison: str
+    step: int
+    attempt: int
+    coverage: Coverage | None = None
+    bias: BiasRecord
+    horizon: HorizonRecord
+    pinsker: PinskerRecord
+    sequence_chi2: SequenceChi2Record | None = None
+    gradient: GradientRecord | None = None
+    gradient_missing: str | None = None
+    """reason why gradient noise is not available"""
+    learning_rate: Measured = NAN
+    """η"""
+    learning_rate_source: str | None = None
+    step_noise: StepNoiseRecord | None = None
+    step_noise_with_bias: StepNoiseRecord | None = None
+    """present if `gradient_bound` was given and the bias is estimable"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketColumns(Record):
+    """Columns with one entry per bucket; null if the bucket has no tokens."""
+
+    tokens: tuple[int, ...]
+    mean_abs_d: tuple[Measured, ...]
+    mean_d: tuple[Measured, ...]
+    k3_kl: tuple[Measured, ...]
+    max_abs_d: tuple[Measured, ...]
+    mean_abs_probability_difference: tuple[Measured, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketsRecord(OfStep):
+    """Tokens in buckets: bucket i holds edges[i] ≤ value < edges[i + 1], the first all below and the last all above."""
+
+    by: str
+    """condition that defines the buckets"""
+    meaning: str
+    unit: str
+    edges: tuple[Measured, ...]
+    """bucket edges; null: unbounded end"""
+    coverage: Coverage
+    columns: BucketColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIdColumns(Record):
+    """Columns with one entry per token id, largest Σ k3 first."""
+
+    token_id: tuple[int, ...]
+    tokens: tuple[int, ...]
+    mean_abs_d: tuple[Measured, ...]
+    mean_d: tuple[Measured, ...]
+    k3_kl: tuple[Measured, ...]
+    k3_sum: tuple[Measured, ...]
+    """Σ k3 of the id's tokens"""
+    k3_sum_missing: tuple[Measured, ...]
+    """upper bound of the part of Σ k3 that was omitted; null: no bound"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIdsRecord(OfStep):
+    """Tokens by id. Each shard keeps the ids with the largest Σ k3; the omitted part is bounded."""
+
+    by: Literal["token_id"] = "token_id"
+    meaning: str = "the token's id in the vocabulary"
+    unit: str = "1"
+    coverage: Coverage
+    k3_sum_unnamed: Measured
+    """upper bound of Σ k3 of an id that is not listed; null: no bound"""
+    columns: TokenIdColumns

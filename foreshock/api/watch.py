@@ -1,0 +1,178 @@
+"""Alerts, advice, risk and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from foreshock.api.records import Record
+from foreshock.early_warning.risk import RiskLevel
+from foreshock.json_values import number_or_nan
+from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.applied import Applied
+from foreshock.model_kind import ModelKind
+from foreshock.severity import Severity
+
+__all__ = [
+    "AdviceRecord",
+    "AlertOfRun",
+    "AlertRecord",
+    "AlertState",
+    "DecisionRecord",
+    "RiskRecord",
+    "RuleRecord",
+    "RulesRecord",
+    "RulesVersionRecord",
+    "RunRulesRecord",
+    "advice_record",
+]
+
+AlertState = Literal["open", "acknowledged", "resolved", "retracted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRecord(Record):
+    """A rule that fired: the measured value, the reason, what to do.
+
+    `resolved`: the value is back, or a person resolved it, or a resume superseded its step. `retracted`: with late
+    data the rule does not fire.
+    """
+
+    id: str
+    attempt: int | None = None
+    rule: str
+    step: int
+    severity: Severity
+    value: float
+    threshold: float
+    why: str
+    what_to_do: str
+    moves_learning_rate: bool = False
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    state: AlertState
+    cleared_step: int | None = None
+    """the step at which the rule cleared; null while it fires"""
+    changed_by: Literal["detector", "operator", "rewind"] | None = None
+    opened_at_us: int | None = None
+    changed_at_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertOfRun(AlertRecord):
+    """An alert in a list over runs, with its run."""
+
+    run: str
+    run_key: str
+    project: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiskRecord(Record):
+    """An ordinal level with its reasons; no probability."""
+
+    level: RiskLevel
+    score: int
+    """0 calm, 1 watch, 2 elevated, 3 high, 4 critical"""
+    reasons: tuple[str, ...] = ()
+    note: str = ""
+    """why the level is no probability"""
+    observed_step: int | None = None
+    """the newest closed step that the level is about"""
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceRecord:
+    """The learning-rate advice, the next step at which the service lowers the rate, and what the trainer applied.
+
+    `learning_rate_sum` is Σ η up to the newest closed step, None if no learning rate is logged.
+    """
+
+    advice: Advice
+    advised_scale: float
+    next_decay_step: int | None
+    applied: Applied | None = None
+    learning_rate_sum: float | None = None
+
+
+def advice_record(value: Mapping[str, Any]) -> AdviceRecord:
+    """Parse the advice. Raises KeyError, TypeError or ValueError if it is invalid."""
+    applied = value.get("applied")
+    return AdviceRecord(
+        Advice.from_json(value),
+        number_or_nan(value.get("advised_scale", value.get("scale"))),
+        value.get("next_decay_step"),
+        None if applied is None else Applied.from_json(applied),
+        value.get("learning_rate_sum"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionRecord(Record):
+    """One entry of the append-only log of decisions on the learning rate."""
+
+    revision: int
+    attempt: int
+    kind: Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+    effective_from_step: int
+    reason: str
+    author: Literal["detector", "operator", "trainer"]
+    made_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRecord(Record):
+    """A rule: what it reads, its thresholds and their source; docs/rules.md has the fields."""
+
+    name: str
+    key: str
+    """comparison:measure, or scalars:name"""
+    severity: Severity
+    cause: str
+    """rules that fire for one cause are one episode"""
+    why: str
+    what_to_do: str
+    source: str
+    """where the threshold comes from"""
+    absolute: float | None = None
+    relative: float | None = None
+    """factor on the run's own baseline, or on `reference`"""
+    reference: str | None = None
+    direction: str = ""
+    ideal: float | None = None
+    pooled: str | None = None
+    """null: steps in a row count; else evidence is pooled over steps"""
+    minimum_duration: int | None = None
+    cooldown_steps: int | None = None
+    lag_zero_only: bool = False
+    corroborates_surge: bool = False
+    follows_learning: bool = False
+    """values beyond the threshold enter the baseline while the reward rises"""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesRecord(Record):
+    """The default rules of a kind of model, also as TOML."""
+
+    model_kind: ModelKind | None
+    rules: tuple[RuleRecord, ...]
+    toml: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesVersionRecord(Record):
+    """A change of a run's rules; `toml` is what was sent."""
+
+    version: int
+    effective_from_step: int
+    toml: str
+    made_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRulesRecord(RulesRecord):
+    """The rules that hold for a run at a step, and all versions of its changes."""
+
+    step: int
+    versions: tuple[RulesVersionRecord, ...] = ()
