@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-late-shards bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
 	bench-called-intervals bench-held-processes bench-steps bench-disk bench-truth bench-connect bench-faults bench-ingest bench-queries \
-	bench-bad-input bench-pages bench-dashboards bench-jobs bench-probes bench-closed-loop
+	bench-house bench-bad-input bench-pages bench-dashboards bench-jobs bench-probes bench-closed-loop
 
 .DEFAULT_GOAL := help
 .PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs screenshot clean
@@ -39,9 +39,10 @@ setup:  # programs by apt and the environment by pip, at the same time
 	wait $$programs && exit $$environment
 
 test: setup lint  # types and imports beside the tests, which leave a sixth of two cores idle; what they find comes last
-	@mkdir -p build; nice $(MAKE) --no-print-directory types imports > build/checks.txt 2>&1 & checks=$$!; \
+	@mkdir -p build; date +%s > build/test_started; nice $(MAKE) --no-print-directory types imports > build/checks.txt 2>&1 & checks=$$!; \
 	$(MAKE) --no-print-directory pytest; tests=$$?; \
-	wait $$checks; checks=$$?; cat build/checks.txt; exit $$((tests | checks))
+	wait $$checks; checks=$$?; cat build/checks.txt; \
+	echo $$(($$(date +%s) - $$(cat build/test_started))) > build/test_seconds.txt; exit $$((tests | checks))
 
 docs: setup
 	@$(BIN)/python -m scripts.documentation $(if $(SERVE),--serve)
