@@ -18,7 +18,7 @@ from rich.table import Table
 from examples.closed_loop.__main__ import RESULTS, main
 from examples.closed_loop.outcome import compare, complete_seeds, mismatch_seeds, outcomes, setting_names
 from examples.closed_loop.plan import SEEDS, SETTINGS, Plan
-from examples.collapses.results import Result, read_result, read_results, result_file
+from examples.collapses.results import Result, read_results
 
 FEWEST_SEEDS = 10
 
@@ -67,7 +67,7 @@ def run() -> int:
 def _made_again(plan: Plan) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         main(["--only", plan.name, "--results", folder])
-        return read_result(result_file(Path(folder), plan.name))
+        return read_results(Path(folder), only=plan.name)[plan.name]
 
 
 def _machine(result: Result) -> tuple[str, str]:

@@ -109,12 +109,13 @@ class Recorder:
             "HOUSE_TOP": f"{REPOSITORY}{os.sep}",
         }
 
-    def crossed(self, act: Callable[[], object]) -> tuple[int, int]:
-        """Return the numbers of files and functions of the product that run during `act`."""
+    def crossed(self, act: Callable[[], object], settle_seconds: float = 0.0) -> tuple[int, int]:
+        """Return the numbers of files and functions of the product that run during `act` and some seconds after it."""
         before = self._out.stat().st_size
         self._flag[0] = 1
         try:
             act()
+            time.sleep(settle_seconds)
         finally:
             self._flag[0] = 0
         time.sleep(0.2)
@@ -206,10 +207,10 @@ def paths() -> dict[str, tuple[int, int]]:
                     trainer.say(f"step {step}", "ready")
                     trainer.say("")
                 trainer.say("step 4", "ready")
-                found["step"] = recorder.crossed(lambda: (trainer.say(""), time.sleep(1.0)))
+                found["step"] = recorder.crossed(lambda: trainer.say(""), 1.0)
                 log_history(http, _probed_history())
                 found["page"] = recorder.crossed(lambda: http.get("/runs/default/recorded").raise_for_status())
-                found["poll"] = recorder.crossed(lambda: (trainer.say("feed"), time.sleep(2.0)))
+                found["poll"] = recorder.crossed(lambda: trainer.say("feed"), 2.0)
             finally:
                 trainer.close()
     return found

@@ -4,7 +4,8 @@
     nice -n 19 make closed-loop RUNS=10                 # the next ten
     python -m examples.closed_loop --only lag8-lr0.0001-advice-seed1003 --results FOLDER    # one again
 
-Each finished run is a Parquet file in `examples/closed_loop/results`. One process makes all runs, with one thread.
+The results are one Parquet file, `examples/closed_loop/results/runs.parquet`. One process makes all runs, with one
+thread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from examples.closed_loop.plan import SEEDS, Plan, plans
 from examples.collapses.__main__ import describe_process, result_of, use_one_thread
-from examples.collapses.results import Result, read_result, result_file, write_result
+from examples.collapses.results import (
+    Result,
+    finished_runs,
+    pack_results,
+    read_results,
+    result_file,
+    write_result,
+)
 from foreshock.early_warning.detectors import (
     LEARNING_RATE_KEY,
     LENGTH_KEY,
@@ -50,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"no run is called {options.only!r}; runs are called as {wanted[0].name}", file=sys.stderr)
             return 2
         wanted = [*needed_by(named[0]), *named]
-    missing = [plan for plan in wanted if not result_file(options.results, plan.name).exists()][: options.runs]
+    finished = finished_runs(options.results)
+    missing = [plan for plan in wanted if plan.name not in finished][: options.runs]
     if not missing:
         print("all runs are done")
         return 0
@@ -61,7 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
         except BlockingIOError:
             print(f"another process makes runs in {options.results}", file=sys.stderr)
             return 1
-        _make(missing, options.results)
+        try:
+            _make(missing, options.results)
+        finally:
+            pack_results(options.results)
     return 0
 
 
@@ -88,7 +100,7 @@ def make_run(laboratory: Laboratory, plan: Plan, folder: Path, made_by: dict[str
     """Return the result of one run; the runs that it needs are read from ``folder``."""
     from examples.closed_loop.arms import control_of
 
-    control = control_of(plan, lambda other: read_result(result_file(folder, other.name)))
+    control = control_of(plan, lambda other: read_results(folder, only=other.name)[other.name])
     found = laboratory.run(plan.settings, control=control)
     return only_kept(result_of(found, plan.to_json(), made_by))
 

@@ -3,8 +3,8 @@
     nice -n 19 make collapses             # all of them
     nice -n 19 make collapses RUNS=10     # the next ten
 
-Each finished run is a Parquet file in `examples/collapses/results`. A run that was interrupted leaves nothing behind
-and is made again from its start. One process makes all runs, with one thread.
+The results are one Parquet file, `examples/collapses/results/runs.parquet`. A run that was interrupted leaves
+nothing behind and is made again from its start. One process makes all runs, with one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from examples.collapses.grid import SEEDS, RunSettings, grid
-from examples.collapses.results import RESULTS, Result, columns_of, result_file, write_result
+from examples.collapses.results import (
+    RESULTS,
+    Result,
+    columns_of,
+    finished_runs,
+    pack_results,
+    result_file,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from examples.collapses.run import Laboratory, RunResult
@@ -48,13 +56,17 @@ def main(arguments: list[str] | None = None) -> int:
         except BlockingIOError:
             print(f"another process makes runs in {options.results}", file=sys.stderr)
             return 1
-        make_runs(missing, options.results)
+        try:
+            make_runs(missing, options.results)
+        finally:
+            pack_results(options.results)
     return 0
 
 
 def missing_runs(settings: list[RunSettings], folder: Path) -> list[RunSettings]:
     """Return the runs without a result, in their order."""
-    return [each for each in settings if not result_file(folder, each.name).exists()]
+    finished = finished_runs(folder)
+    return [each for each in settings if each.name not in finished]
 
 
 def make_runs(settings: list[RunSettings], folder: Path) -> None:

@@ -1,4 +1,8 @@
-"""A finished run as one Parquet file: a row a step, a column a quantity, and what made it in the metadata."""
+"""Finished runs on disk: a row a step, a column a quantity, and what made each run in the metadata.
+
+An experiment is one Parquet file, `runs.parquet` in its folder. A run that has just finished is a file of its own beside
+it, until `pack_results` adds it: so that an interrupted experiment loses at most the run that it was making.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -18,7 +23,11 @@ RESULTS: Final = Path(__file__).parent / "results"
 LAYOUT: Final = 1
 """Version of the file's layout and of what the columns mean; runs of different versions are never analysed together."""
 
+PACKED: Final = "runs.parquet"
+"""The file of an experiment's packed runs, in its folder."""
+
 _METADATA: Final = b"foreshock.collapses"
+_RUN: Final = "run"
 
 
 class UnreadableResult(ValueError):
@@ -59,35 +68,95 @@ def result_file(folder: Path, name: str) -> Path:
 
 def write_result(path: Path, result: Result) -> None:
     """Write a result so that the file is there with all of its content or not at all."""
-    names = sorted(result.columns)
-    metadata = {
+    metadata = json.dumps(_metadata_of(result), sort_keys=True)
+    _write(path, _table_of(result).replace_schema_metadata({_METADATA: metadata}))
+
+
+def read_result(path: Path) -> Result:
+    """Read the file of one run. Raises UnreadableResult."""
+    table = pq.read_table(path)
+    found = (table.schema.metadata or {}).get(_METADATA)
+    if found is None:
+        raise UnreadableResult(f"{path} is no result of this benchmark: it has no metadata {_METADATA.decode()!r}")
+    return _result(path, table, json.loads(found))
+
+
+def finished_runs(folder: Path) -> set[str]:
+    """Return the names of the runs that a folder has, packed or not."""
+    packed = folder / PACKED
+    names = {path.stem for path in folder.glob("*.parquet") if path != packed}
+    return names | set(_packed_metadata(packed) if packed.exists() else ())
+
+
+def read_results(folder: Path = RESULTS, only: str | None = None) -> dict[str, Result]:
+    """Return all results of a folder by the runs' names, or one of them. Raises UnreadableResult."""
+    found: dict[str, Result] = {}
+    packed = folder / PACKED
+    if packed.exists():
+        of_run = _packed_metadata(packed)
+        table = pq.read_table(packed, filters=None if only is None else [(_RUN, "=", only)])
+        runs = table[_RUN].combine_chunks()
+        for name in of_run if only is None else {only} & of_run.keys():
+            metadata = of_run[name]
+            rows = table.filter(pc.equal(runs, name)).select(["step", *metadata["columns"]])
+            found[name] = _result(packed, rows, metadata)
+    for path in folder.glob("*.parquet"):
+        if path != packed and only in (None, path.stem):
+            found[path.stem] = read_result(path)
+    return dict(sorted(found.items()))
+
+
+def pack_results(folder: Path) -> None:
+    """Add the files of single runs to the packed file, and remove them."""
+    loose = [path for path in folder.glob("*.parquet") if path.name != PACKED]
+    if not loose:
+        return
+    results = read_results(folder)
+    tables = [
+        _table_of(result).add_column(0, _RUN, pa.array([name] * len(result.steps))) for name, result in results.items()
+    ]
+    metadata = {name: _metadata_of(result) for name, result in results.items()}
+    packed = pa.concat_tables(tables, promote_options="default")
+    _write(folder / PACKED, packed.replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True)}))
+    for path in loose:
+        path.unlink()
+
+
+def _packed_metadata(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(pq.read_schema(path).metadata[_METADATA])
+    return found
+
+
+def _metadata_of(result: Result) -> dict[str, Any]:
+    return {
         "layout": LAYOUT,
         "settings": result.settings,
         "ended": result.ended,
         "cpu_seconds": round(result.cpu_seconds, 3),
         "wall_seconds": round(result.wall_seconds, 3),
         "made_by": result.made_by,
+        "columns": sorted(result.columns),
     }
-    table = pa.table(
-        {"step": pa.array(result.steps, pa.int32())}
-        | {name: pa.array(result.columns[name], pa.float32(), from_pandas=True) for name in names}
-    ).replace_schema_metadata({_METADATA: json.dumps(metadata, sort_keys=True)})
+
+
+def _table_of(result: Result) -> pa.Table:
+    columns = {name: pa.array(result.columns[name], pa.float32(), from_pandas=True) for name in sorted(result.columns)}
+    return pa.table({"step": pa.array(result.steps, pa.int32())} | columns)
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    """Write a table so that the file is there with all of its content or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     # The plain encoding in one row group: dictionaries and statistics would be half of so small a file.
-    pq.write_table(table, part, compression="zstd", use_dictionary=False, write_statistics=False)
+    dictionary = [_RUN] if _RUN in table.column_names else False
+    pq.write_table(table, part, compression="zstd", use_dictionary=dictionary, write_statistics=False)
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(path)
 
 
-def read_result(path: Path) -> Result:
-    """Read a result. Raises UnreadableResult."""
-    table = pq.read_table(path)
-    found = (table.schema.metadata or {}).get(_METADATA)
-    if found is None:
-        raise UnreadableResult(f"{path} is no result of this benchmark: it has no metadata {_METADATA.decode()!r}")
-    metadata = json.loads(found)
+def _result(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> Result:
     if metadata["layout"] != LAYOUT:
         raise UnreadableResult(f"{path} has layout {metadata['layout']}, expected {LAYOUT}: make its run again")
     return Result(
@@ -99,11 +168,6 @@ def read_result(path: Path) -> Result:
         steps=table["step"].to_numpy().astype(np.int32),
         columns={name: table[name].to_numpy().astype(np.float32) for name in table.column_names if name != "step"},
     )
-
-
-def read_results(folder: Path = RESULTS) -> dict[str, Result]:
-    """Return all results of a folder by the runs' names."""
-    return {path.stem: read_result(path) for path in sorted(folder.glob("*.parquet"))}
 
 
 def columns_of(values: Iterable[Mapping[str, float]]) -> dict[str, NDArray[np.float32]]:

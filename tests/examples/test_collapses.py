@@ -24,6 +24,8 @@ from examples.collapses.results import (
     Result,
     UnreadableResult,
     columns_of,
+    finished_runs,
+    pack_results,
     read_result,
     read_results,
     result_file,
@@ -180,6 +182,29 @@ def test_nothing_is_started_if_all_runs_are_there(tmp_path: Path, capsys: pytest
         result_file(tmp_path, run.name).touch()
     assert main(["--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "all runs are done\n"
+
+
+def test_packed_results_are_those_of_the_files_and_one_can_be_read_alone(tmp_path: Path) -> None:
+    names = ("lag8-lr0.0003-seed2", "none-lr0.0004-seed1")
+    results = {name: read_results(RESULTS, only=name)[name] for name in names}
+    for name in names:
+        write_result(result_file(tmp_path, name), results[name])
+    pack_results(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs.parquet"]
+    assert finished_runs(tmp_path) == set(names)
+    for name, expected in results.items():
+        for found in (read_results(tmp_path)[name], read_results(tmp_path, only=name)[name]):
+            assert found.settings == expected.settings
+            assert found.columns.keys() == expected.columns.keys()
+            for column, values in expected.columns.items():
+                np.testing.assert_array_equal(found.columns[column], values)
+
+
+def test_a_new_run_is_added_to_the_packed_ones(tmp_path: Path) -> None:
+    for name in ("lag8-lr0.0003-seed2", "none-lr0.0004-seed1"):
+        write_result(result_file(tmp_path, name), read_results(RESULTS, only=name)[name])
+        pack_results(tmp_path)
+    assert list(read_results(tmp_path)) == ["lag8-lr0.0003-seed2", "none-lr0.0004-seed1"]
 
 
 def steps_of(values: list[float]) -> list[ClosedStep]:

@@ -84,7 +84,7 @@ def _faulty() -> Iterator[Step]:
 
 def _collapse(name: str) -> Iterator[Step]:
     """Yield scalars by the names of the detectors' quantities: such a run has no rollouts any more."""
-    result = read_results()[name]
+    result = read_results(only=name)[name]
     for row, step in enumerate(result.steps.tolist()):
         logged = {key: float(values[row]) for key, values in result.columns.items() if not key.startswith("fixed:")}
         yield Step(step, None, _finite(logged))
