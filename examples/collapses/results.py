@@ -1,7 +1,7 @@
 """Finished runs on disk: a row a step, a column a quantity, and what made each run in the metadata.
 
-An experiment is one Parquet file, `runs.parquet` in its folder. A run that has just finished is a file of its own beside
-it, until `pack_results` adds it: so that an interrupted experiment loses at most the run that it was making.
+An experiment is one Parquet file, `runs.parquet` in its folder. A run that has just finished is a file of its own
+beside it, until `pack_results` adds it: so that an interrupted experiment loses at most the run that it was making.
 """
 
 from __future__ import annotations
