@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.connection import ServiceConnection, wrong_service
 from foreshock.client.deliveries import Registration
 from foreshock.client.log_once import LogOnce
 from foreshock.errors import Rejected
@@ -58,7 +58,7 @@ class Registrar:
         except Rejected as error:
             if path == "/v1/runs" and error.status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
                 # Every Foreshock service has POST /v1/runs.
-                raise connection.wrong_service() from error
+                raise wrong_service(connection.url) from error
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY or body == identity:
                 raise
             self._log.warning(
@@ -70,5 +70,5 @@ class Registrar:
 def _created(connection: ServiceConnection, path: str, body: Any, field: str) -> Any:
     answer = connection.decoded(connection.request("POST", path, json_body=dict(body)))
     if not isinstance(answer, dict) or field not in answer:
-        raise connection.wrong_service()
+        raise wrong_service(connection.url)
     return answer[field]

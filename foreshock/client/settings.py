@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from foreshock.client.exchange import configured
+from foreshock.client.connection import configured
 from foreshock.client.private_files import private_temporary_folder
 from foreshock.errors import ConfigurationError
 

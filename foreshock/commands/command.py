@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from foreshock.client.connection import ServiceConnection
-from foreshock.client.exchange import DEFAULT_URL, configured
+from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configured
 from foreshock.page_addresses import run_page_path
 
 __all__ = ["Command", "add_run_argument", "add_service_options", "connect", "run_url"]

@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx
 
-from foreshock.client.connection import ServiceConnection
-from foreshock.client.exchange import Query, QueryValue
+from foreshock.client.connection import Query, QueryValue, ServiceConnection
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import Rejected, ServiceError, WrongService
 from foreshock.exporters.exporter import StepValues

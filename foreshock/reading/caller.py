@@ -21,9 +21,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
-from foreshock.client.async_connection import AsyncServiceConnection
-from foreshock.client.connection import ServiceConnection
-from foreshock.client.exchange import configured, wrong_service
+from foreshock.client.connection import AsyncServiceConnection, ServiceConnection, configured, wrong_service
 from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.reading.request import ItemPage, Listing, Request
 from foreshock.retry import Backoff, retry, retry_async

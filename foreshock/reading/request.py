@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from foreshock.api.records import parse
-from foreshock.client.exchange import QueryValue
+from foreshock.client.connection import QueryValue
 from foreshock.errors import ConfigurationError
 
 __all__ = [
