@@ -14,12 +14,15 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from foreshock.digests import canonical_json, digest_of_bytes
 from foreshock.errors import ConfigurationError
 
-__all__ = ["Fingerprint"]
+__all__ = ["DTYPES", "Fingerprint", "dtype_name", "with_precision"]
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,28 @@ class Fingerprint:
     def digest(self) -> str:
         """Return the digest `sha256:…` of the canonical JSON."""
         return digest_of_bytes(self.to_json().encode())
+
+
+def with_precision(trainer: Fingerprint | None, precision: Mapping[str, object]) -> Fingerprint | None:
+    """Return a trainer's fingerprint with the fields of `precision` that are not None; unchanged if all are.
+
+    The fields are `master_dtype`, `autocast` and `head_dtype`. Raises ConfigurationError for an unknown dtype.
+    """
+    fields: dict[str, Any] = {}
+    for field_name, value in precision.items():
+        if value is None:
+            continue
+        fields[field_name] = dtype_name(value)
+        if fields[field_name] is None:
+            raise ConfigurationError(f"{field_name} must be one of {', '.join(DTYPES)} or None, got {value!r}")
+    return dataclasses.replace(trainer or Fingerprint(engine="torch"), **fields) if fields else trainer
+
+
+def dtype_name(value: object) -> str | None:
+    """Return the name of a dtype ("bf16", "bfloat16", torch.bfloat16), None if it is none of DTYPES."""
+    name = str(value).removeprefix("torch.")
+    name = _SHORT.get(name, name)
+    return name if name in DTYPES else None
 
 
 @functools.cache

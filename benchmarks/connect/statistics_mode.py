@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreshock.client.capture import prepare_token_pass
 from foreshock.client.settings import ClientSettings
-from foreshock.client.token_pass import prepare_token_pass
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 

@@ -117,15 +117,15 @@ def _environment(kill_at: str) -> dict[str, str]:
 
 def _spooled(spool: Path) -> Iterator[tuple[Spooled, str]]:
     """Yield the complete entries of the spool: what each is, and the digest of its bytes."""
-    for path in spool.glob("*/*.json"):
-        body = path.with_suffix(".body")
-        if path.parent.name == "rejected" or not body.exists():
+    for path in spool.glob("*/*.item"):
+        if path.parent.name == "rejected":
             continue
-        values = json.loads(path.read_text())
+        head, _, body = path.read_bytes().partition(b"\n")
+        values = json.loads(head)
         step = re.search(r"/steps/(\d+)/", values["path"])
         if step is not None:
             key = (str(values["attempt"]["key"]), str(values["kind"]), int(step.group(1)))
-            yield key, digest_of_bytes(body.read_bytes())
+            yield key, digest_of_bytes(body)
 
 
 def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled, str]) -> None:

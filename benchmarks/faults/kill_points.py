@@ -32,7 +32,7 @@ class KillPoint(NamedTuple):
 _INGEST, _STEPS = "foreshock_service.runs.ingest.service", "foreshock_service.runs.steps.closing"
 _STORE, _DATABASE = "foreshock_service.platform.store.local", "foreshock_service.platform.database.session"
 _SCORES, _SHARDS = "foreshock_service.replay.scores.service", "foreshock_service.replay.leases.shard_uploads"
-_SPOOL, _UPLOADER = "foreshock.client.spool", "foreshock.client.uploader"
+_SPOOL, _SENDER, _REGISTRAR = "foreshock.client.spool", "foreshock.client.sender", "foreshock.client.registrar"
 
 SERVICE_POINTS = {
     # In the order of an upload.
@@ -54,11 +54,12 @@ SERVICE_POINTS = {
 }
 CLIENT_POINTS = {
     # In the order of a delivery.
-    "client.body-spooled": KillPoint(_SPOOL, "write_durably", "after"),
+    "client.item-written": KillPoint(_SPOOL, "write_whole", "after"),
     "client.spooled": KillPoint(_SPOOL, "Spool.write", "after"),
-    "client.before-send": KillPoint(_UPLOADER, "Uploader._send", "before"),
-    "client.answered": KillPoint(_UPLOADER, "Uploader._note_success", "before"),
-    "client.metadata-removed": KillPoint(_SPOOL, "Spool.remove", "after"),
+    "client.synced": KillPoint(_SPOOL, "Spool.sync", "after"),
+    "client.before-send": KillPoint(_REGISTRAR, "Registrar.send", "before"),
+    "client.answered": KillPoint(_SENDER, "Sender._note_success", "before"),
+    "client.removed": KillPoint(_SPOOL, "Spool.remove", "after"),
 }
 KILL_POINTS = SERVICE_POINTS | CLIENT_POINTS
 

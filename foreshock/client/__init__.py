@@ -11,8 +11,7 @@ from foreshock.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
-    from foreshock.client.counters import Counters
-    from foreshock.client.status import DeliveryStatus
+    from foreshock.client.reporting import Counters, DeliveryStatus
 
 __all__ = ["Client", "Counters", "DeliveryStatus"]
 
@@ -20,7 +19,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "Client": "foreshock.client.client",
-        "Counters": "foreshock.client.counters",
-        "DeliveryStatus": "foreshock.client.status",
+        "Counters": "foreshock.client.reporting",
+        "DeliveryStatus": "foreshock.client.reporting",
     },
 )

@@ -1,13 +1,14 @@
-"""Capture of a trainer's rollouts in two parts: copy the arrays now, build the RolloutBatch later in the background.
+"""Shards of rollouts in two parts: copy the trainer's arrays now, build and encode them later in the background.
 
-The trainer's thread only copies, so that it can reuse its buffers. Everything that iterates over rollouts or validates
-them happens in `CapturedRollouts.build`.
+The trainer's thread only copies, so that it can reuse its buffers. Everything that iterates over rollouts, validates,
+measures or compresses them happens in `encode_shard`.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,16 +17,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from foreshock.client.deliveries import ATTEMPT, PARQUET, STATISTICS, Delivery, Registration
+from foreshock.client.reporting import LogOnce
+from foreshock.client.settings import ClientSettings
 from foreshock.errors import InvalidRolloutsError
+from foreshock.measures.passes import compiled
+from foreshock.measures.passes.compiling import compile_elsewhere
 from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.padded import Padding, mask_of
-from foreshock.rollouts.parquet import decode_rollouts
+from foreshock.rollouts.parquet import decode_rollouts, encode_rollouts_view
 from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
+from foreshock.rollouts.validation import validate_rollouts
+from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 
-__all__ = ["CapturedRollouts", "Rollouts", "capture_rollouts", "size_of"]
+__all__ = ["CapturedRollouts", "Rollouts", "capture_rollouts", "encode_shard", "prepare_token_pass", "size_of"]
 
 # pyarrow ships no types: its classes are Any to a type checker.
 Rollouts = RolloutBatch | Mapping[str, Any] | Any
@@ -40,7 +48,13 @@ _LAYOUT = ("prompt_offsets", "response_offsets", "prompt_lengths", "response_len
            "response_padding_mask")  # fmt: skip
 _BYTES_PER_LIST_ITEM = 8
 
-CopyArray = Callable[[NDArray[Any]], NDArray[Any]]
+_NUMPY_PASS = (
+    "numba is not installed, so that numpy measures the tokens, which takes several times the CPU; "
+    "it comes with the extra `fast` of Foreshock"
+)
+
+_pass_lock = threading.Lock()
+_pass_failed = False
 
 
 def size_of(rollouts: Rollouts) -> int:
@@ -61,12 +75,11 @@ def _size(value: Any) -> int:
 
 
 def capture_rollouts(
-    rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: CopyArray | None = np.copy
+    rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: bool = True
 ) -> CapturedRollouts:
     """Copy the arrays that the trainer may change. `default_ids` is the prefix of generated sample ids.
 
-    `copy` copies one array; None: nothing is copied. Raises InvalidRolloutsError for unsupported inputs, such as a
-    tensor on a GPU.
+    `copy=False` copies nothing. Raises InvalidRolloutsError for unsupported inputs, such as a tensor on a GPU.
     """
     if isinstance(rollouts, RolloutBatch):
         values = {name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__}
@@ -101,7 +114,8 @@ class CapturedRollouts:
     def build(self) -> RolloutBatch:
         """Build the validated batch. Raises InvalidRolloutsError with row and column."""
         if self.batch is not None:
-            return self._with_attributes(_validated(self.batch))
+            validate_rollouts(self.batch)
+            return self._with_attributes(self.batch)
         if self.table is not None:
             return self._with_attributes(_from_table(self.table, self.default_ids))
         return self._with_attributes(_from_columns(dict(self.columns or {}), self.default_ids))
@@ -115,20 +129,61 @@ class CapturedRollouts:
         return replace(batch, attributes=replace(self.attributes, **own))
 
 
-def _validated(batch: RolloutBatch) -> RolloutBatch:
-    from foreshock.rollouts.validation import validate_rollouts
+def encode_shard(
+    captured: CapturedRollouts,
+    registration: Registration,
+    step: int,
+    rank: tuple[int, int],
+    settings: ClientSettings,
+    log: LogOnce,
+) -> Delivery:
+    """Build and encode one shard as `settings.mode` says; `rank` is its number, and theirs in all.
 
-    validate_rollouts(batch)
-    return batch
+    Call it in the background. Raises InvalidRolloutsError.
+    """
+    step, shard, shards = int(step), int(rank[0]), int(rank[1])
+    query = {**ATTEMPT, "shards": str(shards)}
+    folder = f"/v1/runs/{{run}}/steps/{step}"
+    if settings.mode == "tokens":
+        body = encode_rollouts_view(captured.build())
+        return Delivery("rollouts", registration, "PUT", f"{folder}/rollouts/{shard}", query, PARQUET, body)
+    if not prepare_token_pass():
+        log.warning("numpy pass", _NUMPY_PASS)
+    full = FullRollouts(settings.full_rollouts, settings.worst_rollouts, settings.max_step_bytes)
+    # The sample of full rollouts is that of run, step and shard: the same shard gives the same bytes.
+    seed = "/".join((*registration.run_identity, str(step), str(shard), str(shards)))
+    measured = encode_statistics_shard(captured.build(), seed=seed, full=full.of_shard(shard, shards))
+    return Delivery("statistics", registration, "PUT", f"{folder}/statistics/{shard}", query, STATISTICS, measured)
 
 
-def _copied(name: str, value: Any, copy: CopyArray | None) -> Any:
+def prepare_token_pass() -> bool:
+    """Load the compiled pass over tokens, or compile it in another process first; return False if numpy's is used.
+
+    Later calls return at once: the pass does not change within a process, so that the same shard gives the same bytes.
+    """
+    global _pass_failed
+    with _pass_lock:
+        if compiled.is_prepared():
+            return True
+        if _pass_failed or not compiled.available():
+            return False
+        try:
+            compile_elsewhere()
+            # One thread: the trainer needs the other processors.
+            compiled.prepare(threads=1)
+        except Exception:
+            # Such as a numba that does not support this numpy; numpy's pass gives the same numbers.
+            _pass_failed = True
+        return not _pass_failed
+
+
+def _copied(name: str, value: Any, copy: bool) -> Any:
     """Return a copy of `value` that the trainer cannot change: arrays are copied, lists copied deeply."""
     value = _to_numpy(name, value)
-    if copy is None:
+    if not copy:
         return value
     if isinstance(value, np.ndarray):
-        return copy(value)
+        return value.copy()
     if isinstance(value, list | tuple):
         # One row of numbers or strings: looking at each of 3 M items would take half a second.
         if not any(_is_row(item) for item in value[:1]):

@@ -6,9 +6,9 @@
             client.log_rollouts(step, {...})
             client.log_scalars(step, {"grad_norm": 0.3})
 
-A call copies its arrays (`capture.py`) and puts them into the pipeline (`pipeline.py`): a bounded queue (`queue.py`), a
-thread that encodes (`deliveries.py`) into an outbox (`outbox.py`) which spills to disk (`spool.py`), and a thread that
-sends (`uploader.py`), helped by two that send ahead (`send_ahead.py`).
+A call copies its arrays (`capture.py`) and puts them into a bounded queue in memory (`queues.py`). One thread encodes
+them into the outbox, which is on disk (`spool.py`), and one thread sends them from there in order (`sender.py`).
+`pipeline.py` starts and ends both.
 
 Ranks: every rank that logs has a client, and all clients of a launch log into one attempt, which they find by what the
 launcher gives to all of them (`launch.py`).
@@ -19,7 +19,6 @@ each process that logs.
 
 from __future__ import annotations
 
-import functools
 import os
 import uuid
 from collections.abc import Mapping
@@ -28,24 +27,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from foreshock.changes import ChangeKind
-from foreshock.client import requests
-from foreshock.client.capture import Rollouts, capture_rollouts, size_of
+from foreshock.client import deliveries
+from foreshock.client.capture import Rollouts, capture_rollouts, encode_shard, size_of
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.exports import Exports
-from foreshock.client.failures import Failures, never_raises
 from foreshock.client.launch import find_launch
-from foreshock.client.log_once import LogOnce
-from foreshock.client.making import checkpoint_maker, shard_maker
 from foreshock.client.pipeline import Pipeline
-from foreshock.client.precision import with_precision
-from foreshock.client.queue import Work
+from foreshock.client.queues import Work
+from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOnce, never_raises
 from foreshock.client.settings import ClientSettings
-from foreshock.client.status import DeliveryStatus
+from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
-from foreshock.fingerprint import Fingerprint
-from foreshock.model_kind import ModelKind
+from foreshock.fingerprint import Fingerprint, with_precision
+from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.page_addresses import run_page_path
 from foreshock.projects import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
@@ -53,7 +47,7 @@ from foreshock.setting_names import log_unknown_settings
 
 if TYPE_CHECKING:
     from foreshock.exporters.exporter import ExportedRun
-    from foreshock.exporters.names import Export
+    from foreshock.exporters.exports import Export, Exports
     from foreshock.reading.reader import Reader
 
 __all__ = ["Client"]
@@ -106,8 +100,7 @@ class Client:
         self._attributes = BatchAttributes()
         self._shard: int | None = None
         self._shards: int | None = None
-        self._exports = Exports(self._exported_run, self.new_connection)
-        self._exports.choose(export)
+        self._exports = self._chosen_exports(export)
         self._pipeline = Pipeline(
             self.settings, self.project, self.counters, self._log, block_when_full=block_when_full
         )
@@ -127,11 +120,11 @@ class Client:
     @property
     def want_weights_at_step(self) -> int | None:
         """A step whose weights the service asks to save and announce with `log_checkpoint`, None if there is none."""
-        return self._pipeline.checkpoint_requests.step
+        return self._pipeline.want_weights_at_step
 
     def set_checkpoint_request(self, step: int | None) -> None:
         """Set `want_weights_at_step` from an AdviceFeed's answer."""
-        self._pipeline.checkpoint_requests.set_from_feed(step)
+        self._pipeline.set_checkpoint_request(step)
 
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
         """Return another connection with this client's address and key, for another thread."""
@@ -227,7 +220,7 @@ class Client:
         """
         shard = (self._shard or 0) if shard is None else shard
         shards = (self._shards or 1) if shards is None else shards
-        requests.check_shard(step, shard, shards)
+        deliveries.check_shard(step, shard, shards)
         if shards > 1:
             self._require_shared_launch(shards)
         registration = self._started()
@@ -235,22 +228,21 @@ class Client:
         size = size_of(rollouts)
         if not self._pipeline.reserve(what, size):
             return
-        memory = self._pipeline.copy_memory
-        buffer = memory.borrow(size) if copy else None
         try:
             captured = capture_rollouts(
                 rollouts,
                 default_ids=f"{step}-{shard}",
                 attributes=self._attributes if attributes is None else attributes,
-                copy=buffer.copy_of if buffer is not None else None,
+                copy=copy,
             )
         except BaseException:
             self._pipeline.cancel(size)
             raise
-        make = shard_maker(self.settings, self._log, registration, step, (shard, shards), captured.build)
-        done = functools.partial(memory.give_back, buffer) if buffer is not None else None
-        self._pipeline.put(Work(what, size, make, done))
-        if shard == 0:
+        rank = (shard, shards)
+        self._pipeline.put(
+            Work(what, size, lambda: encode_shard(captured, registration, step, rank, self.settings, self._log))
+        )
+        if shard == 0 and self._exports is not None:
             self._exports.note_step(int(step))
 
     @never_raises
@@ -258,7 +250,7 @@ class Client:
         """Log numbers of a step by name (`grad_norm`, `entropy`, …); NaN and ±inf count as missing."""
         registration = self._started()
         if len(values):
-            self._log_delivery(f"scalars of step {step}", requests.scalars(registration, step, source, values))
+            self._log_delivery(f"scalars of step {step}", deliveries.scalars(registration, step, source, values))
 
     @never_raises
     def log_checkpoint(
@@ -292,7 +284,15 @@ class Client:
             "weights_version": weights_version,
             "expires_at_us": expires_at_us,
         }
-        make = checkpoint_maker(registration, step, announcement, local_folder)
+
+        def make() -> Delivery:
+            body = dict(announcement)
+            if digest is None:
+                body["digest"] = weights_digest(os.fspath(local_folder or ""))
+            if model_kind is None and local_folder is not None:
+                body["model_kind"] = model_kind_of_folder(local_folder)
+            return deliveries.checkpoint(registration, step, body)
+
         if not self._pipeline.reserve(what, 0, needed=True):
             return
         if digest is not None:
@@ -318,21 +318,21 @@ class Client:
         """
         registration = self._started()
         body = {"note": note, "before": before, "after": after}
-        self._log_delivery(f"a change at step {step}", requests.change(registration, step, kind, body))
+        self._log_delivery(f"a change at step {step}", deliveries.change(registration, step, kind, body))
 
     @never_raises
     def acknowledge(
         self, revision: int, step: int, applied_learning_rate: float, applied_scale: float | None = None
     ) -> None:
         """Report the learning rate used at `step`, the scale in it, and the revision of the advice that it followed."""
-        body = requests.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
-        delivery = requests.acknowledgement(self._started(), body)
+        body = deliveries.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
+        delivery = deliveries.acknowledgement(self._started(), body)
         self._log_delivery("an acknowledgement", delivery)
 
     @never_raises
     def finish(self, *, failed: bool = False) -> None:
         """Mark the run as finished or failed."""
-        delivery = requests.state(self._started(), "failed" if failed else "finished")
+        delivery = deliveries.state(self._started(), "failed" if failed else "finished")
         self._log_delivery("the end of the run", delivery, needed=True)
 
     def flush(self, timeout_seconds: float = 30.0) -> DeliveryStatus:
@@ -349,7 +349,8 @@ class Client:
         most, until exported steps are written.
         """
         status = self._pipeline.close(timeout_seconds)
-        self._exports.close(self.settings.exit_seconds if timeout_seconds is None else timeout_seconds, status)
+        if self._exports is not None:
+            self._exports.close(self.settings.exit_seconds if timeout_seconds is None else timeout_seconds, status)
         return status
 
     def __enter__(self) -> Self:
@@ -377,15 +378,17 @@ class Client:
             if (shard is None) != (shards is None):
                 raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
             if shard is not None and shards is not None:
-                requests.check_shard(0, shard, shards)
-            registration = requests.registration(
+                deliveries.check_shard(0, shard, shards)
+            registration = deliveries.registration(
                 self.project, self.run_key, description, self.launch.attempt_key, resume_step, fingerprint
             )
             self._shard, self._shards = rank
-            self._attributes = with_precision(attributes or BatchAttributes(), precision)
-            cap = description.get("length_cap")
-            if self._attributes.length_cap is None and cap is not None:
-                self._attributes = replace(self._attributes, length_cap=cap)
+            known = attributes or BatchAttributes()
+            self._attributes = replace(
+                known,
+                trainer_fingerprint=with_precision(known.trainer_fingerprint, precision),
+                length_cap=description.get("length_cap") if known.length_cap is None else known.length_cap,
+            )
             self._register(registration)
         except Exception as error:
             self.failures.note("start_run", error)
@@ -393,7 +396,7 @@ class Client:
     def _started(self) -> Registration:
         if self._registration is None:
             make_key = self.launch.attempt_key
-            self._register(requests.registration(self.project, self.run_key, {}, make_key, 0, None))
+            self._register(deliveries.registration(self.project, self.run_key, {}, make_key, 0, None))
         assert self._registration is not None
         return self._registration
 
@@ -404,6 +407,14 @@ class Client:
                 "or mpirun, nor MASTER_ADDR and MASTER_PORT. Give all ranks of this launch the same `attempt_key` "
                 "(argument of Client, or FORESHOCK_ATTEMPT_KEY), another one at each start, such as the start time"
             )
+
+    def _chosen_exports(self, export: Export | None) -> Exports | None:
+        """Return the exporters of the argument, else of FORESHOCK_EXPORT; `foreshock.exporters` is imported if used."""
+        if not (os.environ.get("FORESHOCK_EXPORT") if export is None else export):
+            return None
+        from foreshock.exporters.exports import Exports
+
+        return Exports(export, self._exported_run, self.new_connection)
 
     def _exported_run(self) -> ExportedRun | None:
         run_id, attempt = self.run_id, self.attempt

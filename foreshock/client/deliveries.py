@@ -1,25 +1,48 @@
-"""Deliveries: one HTTP request each, complete enough to be sent by another process later."""
+"""Deliveries: one HTTP request each, complete enough to be sent by another process later.
+
+The functions make the deliveries of the client's calls and check their arguments.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
 from foreshock.digests import digest_of_bytes
+from foreshock.early_warning.quantities import check_declared
+from foreshock.errors import ConfigurationError
+from foreshock.fingerprint import Fingerprint
+from foreshock.json_values import finite_or_none
+from foreshock.model_kind import MODEL_KINDS, known_model_kind
 from foreshock.statistics_shards.body import MEDIA_TYPE as STATISTICS
 
-__all__ = ["PARQUET", "STATISTICS", "Delivery", "Registration"]
+__all__ = [
+    "ATTEMPT",
+    "PARQUET",
+    "STATISTICS",
+    "Delivery",
+    "Registration",
+    "acknowledgement",
+    "acknowledgement_body",
+    "change",
+    "check_shard",
+    "checkpoint",
+    "registration",
+    "scalars",
+    "short_digest",
+    "state",
+]
 
 PARQUET = "application/vnd.apache.parquet"
+ATTEMPT = {"attempt": "{attempt}"}
 
 _SLICE_BYTES = 256 * 1024
 
 Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "change", "state", "acknowledgement"]
-
 
 _STEP = r"/v1/runs/\{run\}/steps/\d+"
 _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
@@ -55,16 +78,16 @@ class Registration:
         return str(self.run["project"]), str(self.run["key"])
 
     @property
+    def attempt_identity(self) -> tuple[str, str, str]:
+        """Project, client key of the run, and client key of the attempt."""
+        return (*self.run_identity, str(self.attempt["key"]))
+
+    @property
     def identified(self) -> Registration:
         """Return the registration without what describes run and attempt, which a service may find invalid."""
         run = {name: self.run[name] for name in ("project", "key")}
         attempt = {name: self.attempt[name] for name in ("key", "resume_step", "heartbeats") if name in self.attempt}
         return Registration(run, attempt)
-
-    @property
-    def attempt_key(self) -> str:
-        """The client's key of the attempt, which identifies it within the run."""
-        return str(self.attempt["key"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +122,26 @@ class Delivery:
         """Return a short description for log messages."""
         return f"{self.kind} ({self.method} {self.path})" if self.path else f"{self.kind} of the run"
 
-    def metadata_json(self) -> str:
-        """Return everything except the body as JSON, with the body's digest."""
-        return json.dumps(
-            {
-                "kind": self.kind,
-                "method": self.method,
-                "path": self.path,
-                "query": dict(self.query),
-                "content_type": self.content_type,
-                "run": dict(self.registration.run),
-                "attempt": dict(self.registration.attempt),
-                "digest": digest_of_bytes(self.body),
-                "size": len(self.body),
-            },
-            indent=1,
-        )
+    def metadata(self) -> dict[str, Any]:
+        """Return everything except the body as JSON values, with the body's digest."""
+        return {
+            "kind": self.kind,
+            "method": self.method,
+            "path": self.path,
+            "query": dict(self.query),
+            "content_type": self.content_type,
+            "run": dict(self.registration.run),
+            "attempt": dict(self.registration.attempt),
+            "digest": digest_of_bytes(self.body),
+            "size": len(self.body),
+        }
 
     @classmethod
-    def from_metadata(cls, text: str | bytes, body: bytes) -> Delivery:
-        """Rebuild a delivery from `metadata_json()` and its body. Raises ValueError if they do not match."""
+    def from_metadata(cls, text: str | bytes, body: bytes | memoryview) -> Delivery:
+        """Rebuild a delivery from the JSON of `metadata()` and its body.
+
+        Raises ValueError if they do not match, or if the client itself makes no such request.
+        """
         try:
             values = json.loads(text)
             if values["digest"] != digest_of_bytes(body):
@@ -138,7 +161,6 @@ class Delivery:
         return delivery
 
     def _check_request(self) -> None:
-        """Raise ValueError unless the client itself makes such a request."""
         request = f"{self.method} {self.path}".strip()
         known = _REQUESTS[self.kind].fullmatch(request) is not None and self.content_type in _CONTENT_TYPES
         known = known and all(_QUERY[name].fullmatch(value) is not None for name, value in self.query.items())
@@ -148,3 +170,113 @@ class Delivery:
             or "key" not in self.registration.attempt
         ):
             raise ValueError(f"{request!r} is no request of this client")
+
+
+def short_digest(metadata: Mapping[str, Any]) -> str:
+    """Return the start of the body's digest, for the name of a file."""
+    return str(metadata["digest"]).removeprefix("sha256:")[:16]
+
+
+def registration(
+    project: str,
+    run_key: str,
+    description: Mapping[str, Any],
+    attempt_key: Callable[[int], str],
+    resume_step: int,
+    fingerprint: Fingerprint | Mapping[str, Any] | None,
+) -> Registration:
+    """Return the bodies that get or create run and attempt; None values are omitted. Raises ConfigurationError.
+
+    `attempt_key` returns the key of the attempt that begins at a step.
+    """
+    _check_whole_number("resume_step", resume_step)
+    model_kind = description.get("model_kind")
+    if model_kind is not None and known_model_kind(model_kind) is None:
+        raise ConfigurationError(f"model_kind must be one of {', '.join(MODEL_KINDS)} or None, got {model_kind!r}")
+    if description.get("scalar_names") is not None:
+        try:
+            check_declared(description["scalar_names"])
+        except ValueError as error:
+            raise ConfigurationError(f"scalar_names: {error}") from error
+    run = {"project": project, "key": run_key} | _without_none(description)
+    fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
+    begin = int(resume_step)
+    attempt = {"key": attempt_key(begin), "resume_step": begin, "fingerprint": fingerprint, "heartbeats": True}
+    _json(run), _json(attempt)
+    return Registration(run=run, attempt=attempt)
+
+
+def check_shard(step: int, shard: int, shards: int) -> None:
+    """Raise ConfigurationError unless step >= 0 and 0 <= shard < shards."""
+    _check_whole_number("step", step)
+    _check_whole_number("shard", shard)
+    if not shard < shards:
+        raise ConfigurationError(f"shard must satisfy 0 <= shard < shards, got shard={shard!r}, shards={shards!r}")
+
+
+def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
+    """Return the delivery of numbers by name; NaN and ±inf become null. Raises ConfigurationError for other types."""
+    _check_whole_number("step", step)
+    numbers: dict[str, float | None] = {}
+    for name, value in values.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"scalar {name!r} must be one number, got {value!r}") from error
+        numbers[str(name)] = finite_or_none(number)
+    body = _json({"source": source, "values": numbers})
+    return Delivery("scalars", registration, "PUT", f"/v1/runs/{{run}}/steps/{int(step)}/scalars", ATTEMPT, body=body)
+
+
+def checkpoint(registration: Registration, step: int, announcement: Mapping[str, Any]) -> Delivery:
+    """Return the delivery that announces saved weights; None values are omitted."""
+    _check_whole_number("step", step)
+    body = _json({"format": "hf_safetensors"} | _without_none(announcement))
+    return Delivery("checkpoint", registration, "PUT", f"/v1/runs/{{run}}/checkpoints/{int(step)}", ATTEMPT, body=body)
+
+
+def change(registration: Registration, step: int, kind: str, body: Mapping[str, Any]) -> Delivery:
+    """Return the delivery that announces a change; None values are omitted."""
+    _check_whole_number("step", step)
+    if kind not in CHANGE_KINDS:
+        raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
+    path = f"/v1/runs/{{run}}/changes/{int(step)}/{kind}"
+    return Delivery("change", registration, "PUT", path, ATTEMPT, body=_json(_without_none(body)))
+
+
+def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
+    """Return the delivery that marks the end of the run."""
+    return Delivery("state", registration, "PATCH", "/v1/runs/{run}", body=_json({"state": state}))
+
+
+def acknowledgement_body(
+    revision: int, step: int, learning_rate: float, scale: float | None = None
+) -> dict[str, int | float]:
+    """Return the report of what a trainer applied at a step; without a scale if that is unknown."""
+    body: dict[str, int | float] = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
+    return body if scale is None else body | {"applied_scale": float(scale)}
+
+
+def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:
+    """Return the delivery that reports the applied learning rate, see `acknowledgement_body`."""
+    return Delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body=_json(body))
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error
+
+
+def _check_whole_number(name: str, value: object) -> None:
+    try:
+        fits = int(value) == value and int(value) >= 0  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ConfigurationError(f"{name} must be a whole number >= 0, got {value!r}")

@@ -1,4 +1,6 @@
-"""The background of one client: bounded queue, encoder thread, outbox, spool, sender thread, and their end.
+"""The background of one client: a queue, the encoder's thread, the outbox on disk, the sender's thread, and their end.
+
+Encoding never waits for the service, and sending never waits for the encoder: each has a thread.
 
 `concurrent.futures.thread` is imported for encoding at the end of the process: pyarrow then imports pandas, if it is
 installed, and pandas imports this module, which Python refuses to load so late.
@@ -14,30 +16,24 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
-from foreshock.client.checkpoint_requests import CheckpointRequests
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.copy_memory import CopyMemory
-from foreshock.client.counters import Counters
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.heartbeats import Heartbeats
-from foreshock.client.log_once import LogOnce
-from foreshock.client.outbox import Outbox
-from foreshock.client.queue import BoundedQueue, Work
+from foreshock.client.queues import BoundedQueue, Outbox, Work
 from foreshock.client.registrar import Registrar
-from foreshock.client.sender import DeliverySender
+from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
+from foreshock.client.sender import Heartbeats, Sender
 from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import Spool, SpoolOwner
-from foreshock.client.status import DeliveryStatus
-from foreshock.client.uploader import Uploader
+from foreshock.errors import RolloutsError, ServiceError, WeightsError
 from foreshock.page_addresses import run_page_path
 
 __all__ = ["Pipeline"]
 
-# The rollouts of one step and the scalars of another, beside the sender's own request.
-_CONNECTIONS_AHEAD = 2
+_SECONDS_BETWEEN_ADVICE_POLLS = 5.0
 
 
 class Pipeline:
@@ -46,8 +42,7 @@ class Pipeline:
     def __init__(
         self, settings: ClientSettings, project: str, counters: Counters, log: LogOnce, *, block_when_full: bool
     ) -> None:
-        """Start the threads. Nothing is sent until something is put in."""
-        self.registrar = Registrar(log)
+        """Load what earlier processes left on disk, and start the threads."""
         self._settings = settings
         self._counters = counters
         self._log = log
@@ -55,34 +50,38 @@ class Pipeline:
         self._closed = False
         self._disabled_by_fork = False
         self._address_of: Registration | None = None
+        self._feed_attached = False
+        self._next_advice_poll = 0.0
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
-        self.copy_memory = CopyMemory(settings.max_copy_memory_bytes)
         self._spool = Spool(
             settings.spool_directory,
             owner=SpoolOwner.of(project, settings.api_key),
             max_bytes=settings.max_spool_bytes,
             max_rejected_bytes=settings.max_rejected_bytes,
         )
-        outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
-        self._connection, *self._connections_ahead = (
-            ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
-            for _ in range(1 + _CONNECTIONS_AHEAD)
-        )
+        self._outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
+        self._connection = ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
+        self.registrar = Registrar(self._connection, log)
         self.heartbeats = Heartbeats(self._connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
-        self.checkpoint_requests = CheckpointRequests(self._connection, self.registrar)
-        self._uploader = Uploader(
-            DeliverySender(self._connection, self.registrar),
-            [DeliverySender(connection, self.registrar) for connection in self._connections_ahead],
-            self._queue,
-            outbox,
+        self.want_weights_at_step: int | None = None
+        """The step whose weights the service requests, None if none are."""
+        self._sender = Sender(
+            self._connection,
+            self.registrar,
+            self.heartbeats,
+            self._outbox,
             counters,
             log,
-            heartbeats=self.heartbeats,
-            before_encoding=lambda: self.copy_memory.prepare(settings.copy_memory_bytes),
+            status=self.status,
             after_delivery=self._after_delivery,
         )
+        self._encoder = threading.Thread(target=self._encode_all, name="foreshock-encoder", daemon=True)
         _open_pipelines.add(self)
-        self._uploader.start()
+        recovered = self._outbox.recover()
+        if recovered:
+            counters.add(recovered=recovered)
+        self._encoder.start()
+        self._sender.start()
 
     def reserve(self, what: str, size: int, *, needed: bool = False) -> bool:
         """Reserve room for an item of `size` bytes; without room, count it as dropped and return False.
@@ -102,13 +101,9 @@ class Pipeline:
         )
         return False
 
-    def print_address_of(self, registration: Registration) -> None:
-        """Print the address of the run's page once, to stderr, when the run is registered."""
-        self._address_of = registration
-
     def cancel(self, size: int) -> None:
         """Give back room that was reserved and is not used."""
-        self._queue.cancel(size)
+        self._queue.release(size)
 
     def put(self, work: Work) -> None:
         """Add work whose `size` was reserved."""
@@ -122,43 +117,120 @@ class Pipeline:
         """
         threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
 
+    def print_address_of(self, registration: Registration) -> None:
+        """Print the address of the run's page once, to stderr, when the run is registered."""
+        self._address_of = registration
+
+    def set_checkpoint_request(self, step: int | None) -> None:
+        """Take the requested step from an AdviceFeed, and stop polling."""
+        self._feed_attached = True
+        self.want_weights_at_step = step
+
+    def status(self) -> DeliveryStatus:
+        """Return what the service does not have."""
+        if self._disabled_by_fork:
+            dropped = self._counters.dropped_closed
+            return DeliveryStatus(dropped=dropped, reason="the client belongs to the parent process")
+        now = self._counters.snapshot()
+        undelivered = self._queue.items + len(self._outbox)
+        reason = self._sender.reason if undelivered or now.rejected else None
+        return DeliveryStatus(undelivered, now.rejected, now.dropped, now.invalid, reason)
+
     def flush(self, timeout_seconds: float) -> DeliveryStatus:
         """Wait until everything is delivered, rejected or dropped, or until the timeout; return what is missing."""
-        if self._disabled_by_fork:
-            return self._status_after_fork()
-        return self._uploader.flush(timeout_seconds)
+        if not self._disabled_by_fork:
+            self._sender.wait(self._idle, timeout_seconds)
+        return self.status()
 
     def close(self, timeout_seconds: float | None = None) -> DeliveryStatus:
         """Deliver until the timeout (default: `exit_seconds`), leave the rest on disk, stop; return what is missing.
 
         Prints what is missing, if anything is. Never raises.
         """
-        if self._disabled_by_fork:
-            return self._status_after_fork()
-        if self._closed:
-            return self._uploader.status()
+        if self._disabled_by_fork or self._closed:
+            return self.status()
         self._closed = True
         try:
-            self._uploader.stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
+            self._stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
             self._spool.close()
-            for connection in (self._connection, *self._connections_ahead):
-                connection.close()
-            self.copy_memory.clear()
+            self._connection.close()
         except Exception as error:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)
         _open_pipelines.discard(self)
-        status = self._uploader.status()
+        status = self.status()
         if not status.complete:
             self._print(status)
         return status
 
-    def _status_after_fork(self) -> DeliveryStatus:
-        return DeliveryStatus(dropped=self._counters.dropped_closed, reason="the client belongs to the parent process")
+    def _idle(self) -> bool:
+        return self._queue.empty and not len(self._outbox)
+
+    def _stop(self, timeout_seconds: float) -> None:
+        """Deliver until the timeout, write the rest to disk, end the threads."""
+        failed_before = self._sender.failed_attempts
+        deadline = time.monotonic() + timeout_seconds
+
+        def waiting_gains_nothing() -> bool:
+            # An attempt since the call failed, or the service refused all that is left: the disk keeps the rest.
+            failed = self._sender.failed_attempts > failed_before
+            return self._queue.empty and (failed or self._outbox.next_due(time.monotonic())[0] is None)
+
+        self._sender.wait(lambda: self._idle() or waiting_gains_nothing(), timeout_seconds)
+        self._sender.begin_stop()
+        self._queue.close()
+        # The encoder ends when the queue is empty: the rest of the queue is encoded and written to disk.
+        self._encoder.join(max(1.0, deadline - time.monotonic()))
+        self._sender.stop()
+        self._outbox.sync()
+
+    def _encode_all(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                self._outbox.append(work.make())
+            except (RolloutsError, WeightsError) as error:
+                self._counters.add(invalid=1)
+                self._log.warning(f"invalid {type(error).__name__}", f"{work.what} is invalid and not sent: {error}")
+            except Exception as error:
+                self._counters.add(internal_errors=1, invalid=1)
+                self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
+            finally:
+                self._queue.release(work.size)
+            # Several items that are logged at once are synced together.
+            if self._sender.failing and self._queue.empty:
+                self._outbox.sync()
+            self._sender.wake()
+
+    def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
+        try:
+            delivery = make()
+        except Exception as error:
+            self._queue.release(0)
+            self._counters.add(invalid=1)
+            self._log.warning(f"invalid {what}", f"{what} is not announced: {error}")
+        else:
+            self.put(Work(what, 0, lambda: delivery))
+
+    def _after_delivery(self, delivery: Delivery) -> None:
+        """Print the run's address once; ask for wanted weights after rollouts. Called by the sender's thread."""
+        wanted = self._address_of
+        if wanted is not None and self.registrar.run_id(wanted) is not None:
+            self._address_of = None
+            with contextlib.suppress(OSError, ValueError):
+                address = self._settings.url.rstrip("/") + run_page_path(wanted.run["project"], wanted.run["key"])
+                print(f"foreshock: {address}", file=sys.stderr, flush=True)
+        if self._feed_attached or not delivery.is_shard or time.monotonic() < self._next_advice_poll:
+            return
+        self._next_advice_poll = time.monotonic() + _SECONDS_BETWEEN_ADVICE_POLLS
+        with contextlib.suppress(ServiceError):
+            run = self.registrar.run_id(delivery.registration)
+            answer = self._connection.get_json(f"/v1/runs/{run}/lr-advice")
+            step = answer.get("want_weights_at_step") if isinstance(answer, dict) else None
+            self.want_weights_at_step = step if isinstance(step, int) else None
 
     def _print(self, status: DeliveryStatus) -> None:
         lines = [f"foreshock: {status}"]
-        kept = min(self._uploader.on_disk, status.undelivered)
+        kept = min(self._outbox.on_disk, status.undelivered)
         if kept:
             lines.append(f"  {kept} undelivered items are kept in {self._spool.directory}; the next client sends them")
         if status.undelivered > kept:
@@ -167,29 +239,10 @@ class Pipeline:
                 "process; set FORESHOCK_SPOOL_DIRECTORY to a folder that can be written and has room"
             )
         if status.rejected:
-            lines.append(f"  the rejected items are in {self._spool.directory / 'rejected'}, each with the reason")
+            lines.append(f"  the rejected items are in {self._spool.rejected.folder}, each with the reason")
         with contextlib.suppress(OSError, ValueError):
             # Closed at the end of some processes.
             print("\n".join(lines), file=sys.stderr)
-
-    def _after_delivery(self, delivery: Delivery) -> None:
-        wanted = self._address_of
-        if wanted is not None and self.registrar.run_id(wanted) is not None:
-            self._address_of = None
-            with contextlib.suppress(OSError, ValueError):
-                address = self._settings.url.rstrip("/") + run_page_path(wanted.run["project"], wanted.run["key"])
-                print(f"foreshock: {address}", file=sys.stderr, flush=True)
-        self.checkpoint_requests.after_delivery(delivery)
-
-    def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
-        try:
-            delivery = make()
-        except Exception as error:
-            self._queue.cancel(0)
-            self._counters.add(invalid=1)
-            self._log.warning(f"invalid {what}", f"{what} is not announced: {error}")
-        else:
-            self.put(Work(what, 0, lambda: delivery))
 
     def _disable_after_fork(self) -> None:
         self._disabled_by_fork = True

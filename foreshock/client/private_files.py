@@ -9,6 +9,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from foreshock.errors import SpoolError
 
@@ -16,11 +17,12 @@ __all__ = [
     "as_spool_error",
     "is_private_folder",
     "make_private",
+    "open_own",
     "private_temporary_folder",
     "read_own",
     "require_private",
-    "sync_folder",
-    "write_durably",
+    "sync",
+    "write_whole",
 ]
 
 _OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -84,33 +86,45 @@ def is_private_folder(folder: Path) -> bool:
     return own and not found.st_mode & _WRITABLE_BY_OTHERS
 
 
+def open_own(path: Path) -> BinaryIO:
+    """Open a regular file of this user for reading. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    file = os.fdopen(handle, "rb")
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        file.close()
+        raise PermissionError(f"{path} is not a file of this user")
+    return file
+
+
 def read_own(path: Path) -> bytes:
     """Return the content of a regular file of this user. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise PermissionError(f"{path} is not a file of this user")
+    with open_own(path) as file:
         return file.read()
 
 
-def write_durably(path: Path, data: bytes | memoryview) -> None:
-    """Write a file under a temporary name, sync and rename it. Raises OSError."""
+def write_whole(path: Path, *parts: bytes | memoryview, durable: bool = False) -> None:
+    """Write a file under a temporary name and rename it: it is there whole, or not. Raises OSError.
+
+    `durable`: also after a loss of power.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            for part in parts:
+                file.write(part)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a loss of power. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

@@ -1,23 +1,39 @@
-"""Registration of runs and attempts: asks the service for their ids when something is first sent, and keeps them."""
+"""Registration of runs and attempts, sending of one delivery with their ids, and the scope of a failure."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from foreshock.client.connection import ServiceConnection, wrong_service
-from foreshock.client.deliveries import Registration
-from foreshock.client.log_once import LogOnce
-from foreshock.errors import Rejected
+from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.reporting import LogOnce
+from foreshock.errors import Rejected, ServiceError, ServiceUnavailable
+from foreshock.problem_types import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX
 
-__all__ = ["Registrar"]
+__all__ = ["Registrar", "Scope", "scope_of"]
+
+Scope = Literal["service", "run", "item", "final"]
+
+_HOST_NOT_ALLOWED = PROBLEM_TYPE_PREFIX + HOST_NOT_ALLOWED
+_OF_EVERY_REQUEST = frozenset({401, 421, 502, 503, 504})
+_OF_THE_RUN = frozenset({403, 404})
+_FINAL = frozenset({409, 410})
+_INVALID = 422
 
 
 class Registrar:
-    """Registers runs and attempts. Both calls are get-or-create, so repeating them is harmless."""
+    """Sends deliveries over one connection; used by one thread, except the properties of a registration.
 
-    def __init__(self, log: LogOnce) -> None:
+    Runs and attempts are registered when something of theirs is first sent. Both calls are get-or-create, so repeating
+    them is harmless.
+    """
+
+    def __init__(self, connection: ServiceConnection, log: LogOnce) -> None:
+        self.registering = False
+        """True while, or if the last request failed while, run and attempt were registered."""
+        self._connection = connection
         self._log = log
         self._runs: dict[tuple[str, str], str] = {}
         self._attempts: dict[tuple[str, str, str], int] = {}
@@ -28,47 +44,92 @@ class Registrar:
 
     def attempt_number(self, registration: Registration) -> int | None:
         """Return the attempt's number, None until it is registered."""
-        return self._attempts.get((*registration.run_identity, registration.attempt_key))
+        return self._attempts.get(registration.attempt_identity)
 
-    def register(self, connection: ServiceConnection, registration: Registration) -> tuple[str, int]:
+    def send(self, delivery: Delivery) -> httpx.Response | None:
+        """Send a delivery and return the answer, None for a registration. Raises ServiceError."""
+        registration = delivery.registration
+        known_before = self.run_id(registration) is not None
+        try:
+            return self._send_once(delivery)
+        except Rejected as error:
+            if error.status != httpx.codes.NOT_FOUND or not known_before:
+                raise
+        # The service does not know the run: its database may have been replaced.
+        self._runs.pop(registration.run_identity, None)
+        self._attempts.pop(registration.attempt_identity, None)
+        return self._send_once(delivery)
+
+    def _send_once(self, delivery: Delivery) -> httpx.Response | None:
+        self.registering = True
+        run, attempt = self._register(delivery.registration)
+        self.registering = False
+        if not delivery.path:
+            return None
+        return self._connection.request(
+            delivery.method,
+            delivery.path.format(run=run, attempt=attempt),
+            query={name: value.format(run=run, attempt=attempt) for name, value in delivery.query.items()},
+            content=delivery.slices(),
+            headers={"Content-Type": delivery.content_type, "Content-Length": str(len(delivery.body))},
+        )
+
+    def _register(self, registration: Registration) -> tuple[str, int]:
         """Return the run's id and the attempt's number, registering them if needed. Raises ServiceError."""
-        run = self._runs.get(registration.run_identity)
+        run = self.run_id(registration)
         if run is None:
-            run = str(self._post(connection, "/v1/runs", registration.run, registration.identified.run, "id"))
+            run = str(self._post("/v1/runs", registration.run, registration.identified.run, "id"))
             self._runs[registration.run_identity] = run
-        identity = (*registration.run_identity, registration.attempt_key)
-        attempt = self._attempts.get(identity)
+        attempt = self.attempt_number(registration)
         if attempt is None:
             path = f"/v1/runs/{run}/attempts"
-            attempt = int(
-                self._post(connection, path, registration.attempt, registration.identified.attempt, "attempt")
-            )
-            self._attempts[identity] = attempt
+            attempt = int(self._post(path, registration.attempt, registration.identified.attempt, "attempt"))
+            self._attempts[registration.attempt_identity] = attempt
         return run, attempt
 
-    def forget(self, registration: Registration) -> None:
-        """Register again next time: the service does not know the run (its database may have been replaced)."""
-        self._runs.pop(registration.run_identity, None)
-        self._attempts.pop((*registration.run_identity, registration.attempt_key), None)
-
-    def _post(self, connection: ServiceConnection, path: str, body: Any, identity: Any, field: str) -> Any:
+    def _post(self, path: str, body: Any, identity: Any, field: str) -> Any:
         """Get or create by `body`; by `identity` alone if the service finds the description in `body` invalid."""
         try:
-            return _created(connection, path, body, field)
+            return self._created(path, body, field)
         except Rejected as error:
             if path == "/v1/runs" and error.status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
                 # Every Foreshock service has POST /v1/runs.
-                raise wrong_service(connection.url) from error
+                raise wrong_service(self._connection.url) from error
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY or body == identity:
                 raise
             self._log.warning(
                 f"description {path}", f"the service refused the run's description, which is left out: {error}"
             )
-        return _created(connection, path, identity, field)
+        return self._created(path, identity, field)
+
+    def _created(self, path: str, body: Any, field: str) -> Any:
+        answer = self._connection.decoded(self._connection.request("POST", path, json_body=dict(body)))
+        if not isinstance(answer, dict) or field not in answer:
+            raise wrong_service(self._connection.url)
+        return answer[field]
 
 
-def _created(connection: ServiceConnection, path: str, body: Any, field: str) -> Any:
-    answer = connection.decoded(connection.request("POST", path, json_body=dict(body)))
-    if not isinstance(answer, dict) or field not in answer:
-        raise wrong_service(connection.url)
-    return answer[field]
+def scope_of(error: ServiceError, *, registering: bool) -> Scope:
+    """Return what a failed request concerns, which decides when it is retried; only "final" rejects the item.
+
+        service   no answer, 408, 425, 429, 502 to 504, a redirect; and refusals of every request of this client that a
+                  change of configuration corrects: 400 for its Host, 401, 421
+        run       403 (the key lacks the scope or the project), 404 (no such run or attempt, or another service), and
+                  whatever else is refused when the run is registered
+        item      413 (a limit of the service), other 5xx, and anything else that is no proof of an invalid item
+        final     409 (other bytes are stored), 410 (the run was deleted), 422 (invalid): the same bytes fail again
+
+    `registering`: the request was that of the run or attempt, not of the item.
+    """
+    status = error.status
+    if status is None or status in _OF_EVERY_REQUEST or error.problem.get("type") == _HOST_NOT_ALLOWED:
+        return "service"
+    if status in _OF_THE_RUN:
+        return "run"
+    if status in _FINAL:
+        return "final"
+    if isinstance(error, ServiceUnavailable) and status < 500:
+        return "service"
+    if registering and status < 500:
+        return "run"
+    return "final" if status == _INVALID else "item"

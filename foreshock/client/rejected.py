@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreshock.client.deliveries import Delivery
-from foreshock.client.private_files import as_spool_error, is_private_folder, make_private, read_own, write_durably
+from foreshock.client.deliveries import Delivery, short_digest
+from foreshock.client.private_files import as_spool_error, is_private_folder, make_private, read_own, write_whole
 from foreshock.clock import now_us
-from foreshock.digests import digest_of_bytes
 from foreshock.errors import SpoolError
 
-__all__ = ["DAMAGED", "REJECTED_FOLDER", "RejectedItem", "RejectedItems"]
+__all__ = ["DAMAGED", "ITEM", "REJECTED_FOLDER", "RejectedItem", "RejectedItems"]
 
 REJECTED_FOLDER = "rejected"
 DAMAGED = "damaged-"
+ITEM = ".item"
+"""The ending of an undelivered item, which a damaged one keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ class RejectedItem:
     path: Path
     problem: Mapping[str, Any]
     request: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> RejectedItem:
+        """Read the item of a `.json` file."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = json.loads(read_own(path))
+            if isinstance(record["problem"], dict) and isinstance(record["request"], dict):
+                return cls(path, record["problem"], record["request"])
+        return cls(path, {}, {})
 
     @property
     def name(self) -> str:
@@ -58,7 +68,10 @@ class RejectedItem:
 
 
 class RejectedItems:
-    """The rejected items of a spool directory. Several processes may use it at once."""
+    """The rejected items of a spool directory, kept until a person sends them again or drops them.
+
+    Several processes may use it at once.
+    """
 
     def __init__(self, directory: Path, *, max_bytes: int) -> None:
         """Set the limit of the bodies in bytes. The folder is made by the first item."""
@@ -76,13 +89,12 @@ class RejectedItems:
         """Keep a rejected delivery and its problem; the body only within the size limit. Raises SpoolError."""
         with as_spool_error(self.folder.parent):
             folder = self.make_folder()
-            digest = digest_of_bytes(delivery.body).removeprefix("sha256:")[:16]
-            path = folder / f"{now_us()}-{digest}.body"
+            metadata = delivery.metadata()
+            path = folder / f"{now_us()}-{short_digest(metadata)}.body"
             kept = sum(file.stat().st_size for file in folder.glob("*.body"))
             if kept + len(delivery.body) <= self._max_bytes:
-                write_durably(path, delivery.body)
-            record = {"problem": dict(problem), "request": json.loads(delivery.metadata_json())}
-            write_durably(path.with_suffix(".json"), json.dumps(record, indent=1, default=str).encode())
+                write_whole(path, delivery.body, durable=True)
+            self._write_record(path.with_suffix(".json"), problem, metadata)
         return path
 
     def items(self) -> list[RejectedItem]:
@@ -91,7 +103,8 @@ class RejectedItems:
             if not self.folder.is_dir():
                 return []
             self._require_own()
-            return [_read(path) for path in sorted(self.folder.glob("*.json"))]
+            found = [*self.folder.glob("*.json"), *self.folder.glob(f"{DAMAGED}*{ITEM}")]
+            return [RejectedItem.read(path) for path in sorted(found)]
 
     def drop(self, item: RejectedItem) -> None:
         """Delete an item. Raises SpoolError."""
@@ -102,8 +115,11 @@ class RejectedItems:
     def note_problem(self, item: RejectedItem, problem: Mapping[str, Any]) -> None:
         """Replace the answer of the service after another try. Raises SpoolError."""
         with as_spool_error(self.folder.parent):
-            record = {"problem": dict(problem), "request": dict(item.request)}
-            write_durably(item.path, json.dumps(record, indent=1, default=str).encode())
+            self._write_record(item.path, problem, item.request)
+
+    def _write_record(self, path: Path, problem: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+        record = {"problem": dict(problem), "request": dict(request)}
+        write_whole(path, json.dumps(record, indent=1, default=str).encode(), durable=True)
 
     def _require_own(self) -> None:
         if not is_private_folder(self.folder):
@@ -111,14 +127,3 @@ class RejectedItems:
                 f"{self.folder} is not a folder of this user that only this user may write; remove it, or set "
                 "FORESHOCK_SPOOL_DIRECTORY to a folder of your own"
             )
-
-
-def _read(path: Path) -> RejectedItem:
-    problem: object = None
-    request: object = None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record = json.loads(read_own(path))
-        problem, request = record["problem"], record["request"]
-    if not isinstance(problem, dict) or not isinstance(request, dict):
-        return RejectedItem(path, {}, {})
-    return RejectedItem(path, problem, request)

@@ -1,55 +1,291 @@
-"""Sending of one delivery with the ids of its run and attempt, which are registered again if unknown."""
+"""The thread that sends: each item of the outbox in order, and heartbeats between them.
+
+The answer to a delivery decides what follows (`registrar.scope_of`):
+
+    2xx             delivered
+    service         everything waits and is sent again, with backoff
+    run, item       the run's items, or this item, wait longer and longer; the others are sent meanwhile
+    final           the bytes are kept in the spool's folder `rejected`
+"""
 
 from __future__ import annotations
 
-import httpx
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.deliveries import Delivery
-from foreshock.client.registrar import Registrar
-from foreshock.errors import Rejected
+from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.queues import Outbox, OutboxEntry
+from foreshock.client.registrar import Registrar, scope_of
+from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
+from foreshock.errors import Rejected, ServiceError, Unauthorized
+from foreshock.retry import Backoff
 
-__all__ = ["DeliverySender"]
+__all__ = ["Heartbeats", "Sender"]
+
+_FIRST_RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 30.0
+# A refusal that a person must mend, or an item that the service fails on: asked for slowly, since it is sent again.
+_FIRST_REFUSED_SECONDS = 2.0
+_LONGEST_REFUSED_SECONDS = 300.0
+_LONGEST_WAIT_SECONDS = 60.0
+
+_HEARTBEAT_TIMEOUT_SECONDS = 10.0
+_NOT_THERE = frozenset({404, 405, 410})
 
 
-class DeliverySender:
-    """Sends deliveries over one connection; used by one thread."""
+class Heartbeats:
+    """Tells the service that a trainer lives, and what its client could not deliver, while its run is not finished.
 
-    def __init__(self, connection: ServiceConnection, registrar: Registrar) -> None:
+    Used by one thread, except `start`.
+    """
+
+    def __init__(self, connection: ServiceConnection, registrar: Registrar, *, interval_seconds: float) -> None:
         self._connection = connection
         self._registrar = registrar
-        self.registering = False
-        """True while, or if the last request failed while, run and attempt were registered."""
+        self._interval = interval_seconds
+        self._registration: Registration | None = None
+        self._next = 0.0
+        self._client = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._shard: int | None = None
+        self._finished = False
+        self._reported = DeliveryStatus()
 
-    def send(self, delivery: Delivery) -> httpx.Response | None:
-        """Send a delivery and return the answer, None for a registration. Raises ServiceError."""
-        known_before = self._registrar.run_id(delivery.registration) is not None
+    def start(self, registration: Registration, shard: int | None) -> None:
+        """Send heartbeats for this run and attempt from now on; `shard` names the rank, if it is known."""
+        self._shard = shard
+        self._registration = registration
+        # The registration itself is the first sign of life.
+        self._next = time.monotonic() + self._interval
+
+    def seconds_until_due(self, now: float) -> float | None:
+        """Return the seconds until the next heartbeat; None if there is no run to send it for."""
+        return self._next - now if self._is_registered() and not self._finished else None
+
+    def note_delivery(self, delivery: Delivery) -> None:
+        """Stop when the end of the run was delivered."""
+        registration = self._registration
+        if delivery.kind == "state" and registration is not None:
+            self._finished |= delivery.registration.run_identity == registration.run_identity
+
+    def send_last(self, status: DeliveryStatus) -> None:
+        """Report losses that no heartbeat has reported."""
+        if self._is_registered() and status.counts != self._reported.counts:
+            self.send(status)
+
+    def send(self, status: DeliveryStatus) -> None:
+        """Send one heartbeat. A failure is ignored: the next one follows."""
+        registration = self._registration
+        assert registration is not None
+        self._next = time.monotonic() + self._interval
+        run, attempt = self._registrar.run_id(registration), self._registrar.attempt_number(registration)
+        undelivered, rejected, dropped, invalid = status.counts
+        body = {
+            "shard": self._shard,
+            "undelivered": undelivered,
+            "rejected": rejected,
+            "dropped": dropped,
+            "invalid": invalid,
+            "reason": None if status.reason is None else status.reason[:500],
+        }
         try:
-            return self._send_once(delivery)
+            self._connection.request(
+                "PUT",
+                f"/v1/runs/{run}/attempts/{attempt}/clients/{self._client}",
+                json_body=body,
+                timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
+            )
+            self._reported = status
         except Rejected as error:
-            if error.status != httpx.codes.NOT_FOUND or not known_before:
-                raise
-        self._registrar.forget(delivery.registration)
-        return self._send_once(delivery)
+            if error.status in _NOT_THERE:
+                # An older service, or a run that was deleted.
+                self._registration = None
+        except ServiceError:
+            pass
 
-    def is_registered(self, delivery: Delivery) -> bool:
-        """Return True if the ids of the delivery's run and attempt are known."""
-        return self._registrar.attempt_number(delivery.registration) is not None
+    def _is_registered(self) -> bool:
+        registration = self._registration
+        return registration is not None and self._registrar.attempt_number(registration) is not None
 
-    def interrupt(self) -> None:
-        """Make a request that is waiting in the sending thread fail at once. Safe from any thread."""
+
+class Sender:
+    """Delivers the entries of an outbox in order. All methods are safe from any thread."""
+
+    def __init__(
+        self,
+        connection: ServiceConnection,
+        registrar: Registrar,
+        heartbeats: Heartbeats,
+        outbox: Outbox,
+        counters: Counters,
+        log: LogOnce,
+        *,
+        status: Callable[[], DeliveryStatus],
+        after_delivery: Callable[[Delivery], None],
+    ) -> None:
+        self.reason: str | None = None
+        """The newest refusal or failure."""
+        self.failed_attempts = 0
+        """Failures that concern the whole service, so far."""
+        self._connection = connection
+        self._registrar = registrar
+        self._heartbeats = heartbeats
+        self._outbox = outbox
+        self._counters = counters
+        self._log = log
+        self._status = status
+        self._after_delivery = after_delivery
+        self._may_adopt_other_keys = True
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+        self._next_attempt = 0.0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._send_all, name="foreshock-sender", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def failing(self) -> bool:
+        """True if the last attempt failed, or the sender stops."""
+        return self._backoff.failures > 0 or self._stopping
+
+    def wake(self) -> None:
+        """Look for entries now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, reached: Callable[[], bool], timeout_seconds: float) -> None:
+        """Try the service at once, also with what it refused, and wait until `reached()` or the timeout."""
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
+            self._next_attempt = 0.0
+            self._outbox.try_all_now()
+            self._changed.notify_all()
+            while not reached():
+                left = deadline - time.monotonic()
+                if left <= 0 or self._pid != os.getpid():
+                    return
+                self._changed.wait(min(left, 0.2))
+
+    def begin_stop(self) -> None:
+        """Send nothing more after the request that is under way."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Make the request that is under way fail, and wait for the end of the thread."""
         self._connection.interrupt()
+        self._thread.join(5.0)
 
-    def _send_once(self, delivery: Delivery) -> httpx.Response | None:
-        self.registering = True
-        run, attempt = self._registrar.register(self._connection, delivery.registration)
-        self.registering = False
-        if not delivery.path:
-            return None
-        return self._connection.request(
-            delivery.method,
-            delivery.path.format(run=run, attempt=attempt),
-            query={name: value.format(run=run, attempt=attempt) for name, value in delivery.query.items()},
-            content=delivery.slices(),
-            headers={"Content-Type": delivery.content_type, "Content-Length": str(len(delivery.body))},
-        )
+    def _send_all(self) -> None:
+        while self._wait_for_work():
+            try:
+                self._send_next()
+            except Exception as error:
+                self._counters.add(internal_errors=1)
+                self._log.exception(f"sending {type(error).__name__}", "sending failed and is retried", error)
+                self._schedule_retry(None)
+            self.wake()
+        if not self._backoff.failures:
+            self._heartbeats.send_last(self._status())
+
+    def _wait_for_work(self) -> bool:
+        """Wait until an entry or a heartbeat is due; False when stopping."""
+        with self._changed:
+            while not self._stopping:
+                now = time.monotonic()
+                _, wait = self._outbox.next_due(now)
+                if wait is not None:
+                    wait = max(wait, self._next_attempt - now)
+                beat = self._heartbeats.seconds_until_due(now)
+                left = min(each for each in (wait, beat, _LONGEST_WAIT_SECONDS) if each is not None)
+                if left <= 0.0:
+                    return True
+                self._changed.wait(left)
+            return False
+
+    def _send_next(self) -> None:
+        now = time.monotonic()
+        if (self._heartbeats.seconds_until_due(now) or 1.0) <= 0.0:
+            self._heartbeats.send(self._status())
+        entry = self._outbox.next_due(now)[0] if self._next_attempt <= now else None
+        delivery = None if entry is None else self._outbox.load(entry)
+        if entry is None or delivery is None:
+            return
+        try:
+            response = self._registrar.send(delivery)
+        except ServiceError as error:
+            self._refused(entry, delivery, error)
+            return
+        self._note_success(entry)
+        duplicate = response is not None and _reports_duplicate(response.content)
+        self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
+        self._outbox.done(entry)
+        self._heartbeats.note_delivery(delivery)
+        if not self._stopping:
+            self._after_delivery(delivery)
+
+    def _refused(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
+        scope = scope_of(error, registering=self._registrar.registering)
+        self.reason = str(error)
+        if scope == "final":
+            self._backoff.reset()
+            self._counters.add(rejected=1)
+            key = f"rejected {delivery.kind} {error.status}"
+            self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
+            self._outbox.reject(entry, delivery, {"status": error.status, **error.problem})
+            return
+        self._counters.add(failed_requests=1)
+        if self._stopping:
+            return
+        self._warn(error)
+        if scope == "service" or (error.status is not None and error.status >= 500):
+            self._schedule_retry(error)
+        if scope == "run" and self._outbox.leave_to_others(entry):
+            return
+        if scope != "service":
+            self._outbox.set_back(entry, time.monotonic(), _refused_backoff, whole_run=scope == "run")
+        self._outbox.sync()
+
+    def _warn(self, error: ServiceError) -> None:
+        if isinstance(error, Unauthorized):
+            self._log.warning("key", f"the service refuses the API key; data is kept until the key is valid: {error}")
+        elif error.status is None or error.status >= 500:
+            self._log.warning("away", f"{error}; data is kept and sent later")
+        else:
+            text = f"{error}; the data is kept and sent again when the configuration is corrected"
+            self._log.warning(f"refused {error.status}", text)
+
+    def _note_success(self, entry: OutboxEntry) -> None:
+        if self._backoff.failures:
+            self._log.info("the service is back; sending the kept data")
+            self._log.forget("away")
+        self._backoff.reset()
+        self._outbox.accepts(entry)
+        if self._may_adopt_other_keys:
+            # The service accepts this client's key: what the project's other keys left behind can be sent with it.
+            self._may_adopt_other_keys = False
+            self._counters.add(recovered=self._outbox.recover(other_keys=True))
+
+    def _schedule_retry(self, error: ServiceError | None) -> None:
+        delay = self._backoff.next_delay(error.retry_after_seconds if error is not None else None)
+        with self._changed:
+            self.failed_attempts += 1
+            self._next_attempt = time.monotonic() + delay
+
+
+def _refused_backoff() -> Backoff:
+    return Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+
+
+def _reports_duplicate(body: bytes) -> bool:
+    # No JSON parsing: this only feeds a counter.
+    return len(body) < 4096 and b'"duplicate"' in body

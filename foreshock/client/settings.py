@@ -33,12 +33,9 @@ class ClientSettings:
     max_queue_items: int = 10_000
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
-    copy_memory_bytes: int = 64 * _MEBIBYTE
-    """Memory made ready at the start for the copies of logged arrays: with it the first copy is as fast as others."""
-    max_copy_memory_bytes: int = _GIBIBYTE
-    """Bound on idle memory that is kept for the next copies."""
     max_outbox_bytes: int = 256 * _MEBIBYTE
-    """Bound on encoded, undelivered items in memory; further ones go to disk."""
+    """Bound on undelivered items that a loss of power would lose: in the system's cache, or in memory if the spool
+    cannot take them. Beyond it, items on disk are synced, and others dropped."""
     max_spool_bytes: int = 16 * _GIBIBYTE
     """Bound on undelivered items on disk; further ones are dropped and counted."""
     max_rejected_bytes: int = _GIBIBYTE

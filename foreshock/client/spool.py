@@ -1,15 +1,16 @@
 """The spool: undelivered items on disk.
 
-    <directory>/<process>/lock                       held while its process lives
-    <directory>/<process>/000000000012-<digest>.body the bytes of the request
-    <directory>/<process>/000000000012-<digest>.json the rest of the request; written last, it makes the entry valid
-    <directory>/rejected/…                           items that the service rejected (`rejected.py`)
+    <directory>/<process>/lock                        held while its process lives
+    <directory>/<process>/000000000012-<digest>.item  a line of JSON, then the bytes of the request
+    <directory>/rejected/…                            items that the service rejected (`rejected.py`)
 
-Every file is written under a temporary name, synced and renamed, so that a crash leaves complete entries or none. The
-numbers give the order of sending. The name of a folder ends with digests of the project and the API key of its process
-(`SpoolOwner`). A folder whose lock is free belonged to a process that has ended: the next client of the same project
-and key adopts it, those of the project's other keys once the service has accepted something from that client. Use one
-spool directory per service.
+A file is written under a temporary name and renamed, so that a killed process leaves complete items or none. `sync`
+makes items survive a loss of power. The numbers give the order of sending. Releases up to 0.1.0 wrote an item as two
+files, `….body` and `….json`; these are still read.
+
+The name of a folder ends with digests of the project and the API key of its process (`SpoolOwner`). A folder whose lock
+is free belonged to a process that has ended: the next client of the same project and key adopts it, those of the
+project's other keys once the service has accepted something from that client. Use one spool directory per service.
 
 Files in it are sent with the API key, so only folders and files of this user that no one else may write are read.
 """
@@ -23,27 +24,33 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from foreshock.client.deliveries import Delivery
+from foreshock.client.deliveries import Delivery, short_digest
 from foreshock.client.private_files import (
     as_spool_error,
     is_private_folder,
     make_private,
+    open_own,
     read_own,
     require_private,
-    sync_folder,
-    write_durably,
+    sync,
+    write_whole,
 )
-from foreshock.client.rejected import DAMAGED, REJECTED_FOLDER, RejectedItems
+from foreshock.client.rejected import DAMAGED, ITEM, REJECTED_FOLDER, RejectedItems
 from foreshock.clock import now_us
-from foreshock.digests import digest_of_bytes
 from foreshock.errors import SpoolError
 
-__all__ = ["Spool", "SpoolFullError", "SpoolOwner", "SpooledEntry", "WaitingFolder", "waiting_folders"]
+__all__ = [
+    "Spool",
+    "SpoolFullError",
+    "SpoolOwner",
+    "SpooledEntry",
+    "WaitingFolder",
+    "waiting_folders",
+]
 
 _LOCK = "lock"
 _TEMPORARY = ".new-"
@@ -77,22 +84,22 @@ class SpoolOwner:
 
 @dataclass(frozen=True, slots=True)
 class SpooledEntry:
-    """One delivery on disk. `size` is the size of the body in bytes, `run` its run's project and key."""
+    """One delivery on disk. `size` is the size of its body in bytes, `run` its run's project and key."""
 
-    body_path: Path
+    path: Path
     size: int
     kind: str
     run: tuple[str, str]
 
     @property
-    def metadata_path(self) -> Path:
-        """The file that makes the entry valid."""
-        return self.body_path.with_suffix(".json")
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold it; the first one makes it valid."""
+        return (self.path,) if self.path.suffix == ITEM else (self.path, self.path.with_suffix(".body"))
 
     @property
     def folder(self) -> Path:
         """The folder of the process that wrote it."""
-        return self.body_path.parent
+        return self.path.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +116,13 @@ def waiting_folders(directory: Path) -> list[WaitingFolder]:
     """Return the folders with undelivered entries, oldest first, whoever wrote them. Raises SpoolError."""
     found: list[WaitingFolder] = []
     with as_spool_error(directory):
-        if not directory.is_dir():
-            return found
-        for folder in sorted(directory.iterdir()):
-            if folder.name == REJECTED_FOLDER or folder.name.startswith(".") or not is_private_folder(folder):
-                continue
-            entries = [path.with_suffix(".body") for path in folder.glob("*.json")]
+        for folder in _process_folders(directory):
+            entries = list(_entries_of(folder))
             if entries:
-                size = sum(path.stat().st_size for path in entries if path.exists())
                 lock = _lock_of(folder)
                 if lock is not None:
                     os.close(lock)
+                size = sum(entry.size for entry in entries)
                 found.append(WaitingFolder(folder, len(entries), size, in_use=lock is None))
     return found
 
@@ -131,8 +134,8 @@ class Spool:
         """Set the limits in bytes. The directory is created by the first write."""
         self.directory = directory
         self.owner = owner
+        self.rejected = RejectedItems(directory, max_bytes=max_rejected_bytes)
         self._max_bytes = max_bytes
-        self._rejected = RejectedItems(directory, max_bytes=max_rejected_bytes)
         self._bytes = 0
         self._own: Path | None = None
         self._locks: dict[Path, int] = {}
@@ -153,13 +156,15 @@ class Spool:
             if not self.directory.is_dir():
                 return []
             require_private(self.directory)
-            for folder in sorted(self.directory.iterdir()):
-                skipped = folder.name == REJECTED_FOLDER or folder.name.startswith(".") or folder in self._released
+            for folder in _process_folders(self.directory):
                 wanted = self.owner.owns(folder) or (other_keys and self.owner.may_adopt(folder))
-                if skipped or not wanted or folder in self._locks or not is_private_folder(folder):
+                if not wanted or folder in self._released or folder in self._locks:
                     continue
-                if self._lock(folder):
-                    entries += self._entries_of(folder)
+                lock = _lock_of(folder)
+                if lock is not None:
+                    self._locks[folder] = lock
+                    _remove_incomplete(folder)
+                    entries += _entries_of(folder)
         self._bytes += sum(entry.size for entry in entries)
         return entries
 
@@ -172,44 +177,54 @@ class Spool:
             os.close(lock)
 
     def write(self, sequence: int, delivery: Delivery) -> SpooledEntry:
-        """Write a delivery durably. Raises SpoolFullError at the size limit, SpoolError if the disk fails."""
+        """Write a delivery, which then survives this process; `sync` makes it survive a loss of power.
+
+        Raises SpoolFullError at the size limit, SpoolError if the disk fails.
+        """
         size = len(delivery.body)
         if self._bytes + size > self._max_bytes and not delivery.needed:
             raise SpoolFullError(
                 f"the spool {self.directory} is full: it holds {self._bytes:,} of at most {self._max_bytes:,} bytes"
             )
         with as_spool_error(self.directory):
-            folder = self._own_folder()
-            digest = digest_of_bytes(delivery.body).removeprefix("sha256:")[:16]
-            body_path = folder / f"{sequence:012d}-{digest}.body"
-            write_durably(body_path, delivery.body)
-            write_durably(body_path.with_suffix(".json"), delivery.metadata_json().encode())
-            sync_folder(folder)
+            metadata = delivery.metadata()
+            path = self._own_folder() / f"{sequence:012d}-{short_digest(metadata)}{ITEM}"
+            write_whole(path, json.dumps(metadata).encode() + b"\n", delivery.body)
         self._bytes += size
-        return SpooledEntry(body_path, size, delivery.kind, delivery.registration.run_identity)
+        return SpooledEntry(path, size, delivery.kind, delivery.registration.run_identity)
+
+    def sync(self, entries: Iterable[SpooledEntry]) -> None:
+        """Make written entries survive a loss of power: one sync an entry, one a folder. Raises SpoolError."""
+        with as_spool_error(self.directory):
+            folders = set()
+            for entry in entries:
+                sync(entry.path)
+                folders.add(entry.folder)
+            for folder in folders:
+                sync(folder)
 
     def load(self, entry: SpooledEntry) -> Delivery:
         """Read a delivery. Raises ValueError if it is damaged or no request of a client, SpoolError if unreadable."""
         with as_spool_error(self.directory):
-            return Delivery.from_metadata(read_own(entry.metadata_path), read_own(entry.body_path))
+            if entry.path.suffix != ITEM:
+                metadata, body = entry.files
+                return Delivery.from_metadata(read_own(metadata), read_own(body))
+            data = read_own(entry.path)
+            end = data.find(b"\n")
+            return Delivery.from_metadata(data[: max(end, 0)], memoryview(data)[end + 1 :])
 
     def remove(self, entry: SpooledEntry) -> None:
         """Delete a delivered entry. Raises SpoolError."""
         with as_spool_error(self.directory):
-            # The metadata first: a body without metadata is not a valid entry.
-            entry.metadata_path.unlink(missing_ok=True)
-            entry.body_path.unlink(missing_ok=True)
+            for path in entry.files:
+                path.unlink(missing_ok=True)
         self._bytes -= entry.size
-
-    def reject(self, delivery: Delivery, problem: Mapping[str, Any]) -> Path:
-        """Keep a rejected delivery and its problem; the body only within the size limit. Raises SpoolError."""
-        return self._rejected.keep(delivery, problem)
 
     def set_aside(self, entry: SpooledEntry) -> None:
         """Move a damaged entry into the folder `rejected`. Raises SpoolError."""
         with as_spool_error(self.directory):
-            folder = self._rejected.make_folder()
-            for path in (entry.metadata_path, entry.body_path):
+            folder = self.rejected.make_folder()
+            for path in entry.files:
                 if path.exists() or path.is_symlink():
                     path.replace(folder / f"{DAMAGED}{path.name}")
         self._bytes -= entry.size
@@ -217,7 +232,7 @@ class Spool:
     def close(self) -> None:
         """Unlock the folders and remove the empty ones; the next client adopts the remaining entries."""
         for folder, lock in self._locks.items():
-            if not any(folder.glob("*.json")):
+            if not any(_valid_paths(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
         self._locks.clear()
@@ -242,32 +257,39 @@ class Spool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._own = temporary.rename(self.directory / name)
             self._locks[self._own] = lock
-            sync_folder(self.directory)
+            sync(self.directory)
         return self._own
 
-    def _lock(self, folder: Path) -> bool:
-        """Lock a folder; False if its process is still running."""
-        lock = _lock_of(folder)
-        if lock is None:
-            return False
-        self._locks[folder] = lock
-        return True
 
-    def _entries_of(self, folder: Path) -> Iterator[SpooledEntry]:
-        for body_path in folder.glob("*.body"):
-            if not body_path.with_suffix(".json").exists():
-                body_path.unlink()
-        for leftover in folder.glob("*.partial"):
-            leftover.unlink()
-        for metadata_path in sorted(folder.glob("*.json")):
-            body_path = metadata_path.with_suffix(".body")
-            try:
-                values = json.loads(read_own(metadata_path))
-                kind, run = str(values["kind"]), (str(values["run"]["project"]), str(values["run"]["key"]))
-            except (OSError, ValueError, KeyError, TypeError):
-                kind, run = "unreadable", ("", "")
-            size = body_path.stat().st_size if body_path.exists() else 0
-            yield SpooledEntry(body_path, size, kind, run)
+def _process_folders(directory: Path) -> Iterator[Path]:
+    """Yield the folders of processes, oldest first, that are this user's alone."""
+    for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if folder.name != REJECTED_FOLDER and not folder.name.startswith(".") and is_private_folder(folder):
+            yield folder
+
+
+def _valid_paths(folder: Path) -> Iterator[Path]:
+    """Yield the files that make an entry valid."""
+    return (path for path in folder.iterdir() if path.suffix in (ITEM, ".json"))
+
+
+def _entries_of(folder: Path) -> Iterator[SpooledEntry]:
+    """Yield the entries of a folder in the order of sending; damaged ones have the kind "unreadable"."""
+    for path in sorted(_valid_paths(folder)):
+        size, kind, run = 0, "unreadable", ("", "")
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open_own(path) as file:
+                values = json.loads(file.readline() if path.suffix == ITEM else file.read())
+            size = int(values["size"])
+            kind, run = str(values["kind"]), (str(values["run"]["project"]), str(values["run"]["key"]))
+        yield SpooledEntry(path, size, kind, run)
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Remove what a killed process left of items that it had not written, or had delivered."""
+    for path in list(folder.iterdir()):
+        if path.suffix == ".partial" or (path.suffix == ".body" and not path.with_suffix(".json").exists()):
+            path.unlink()
 
 
 def _lock_of(folder: Path) -> int | None:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.log_once import LogOnce
 from foreshock.client.registrar import Registrar
 from foreshock.client.rejected import DAMAGED, RejectedItem, RejectedItems
-from foreshock.client.sender import DeliverySender
+from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import waiting_folders
 from foreshock.commands.command import add_service_options
@@ -82,7 +81,7 @@ def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: Cl
     """Send the items in order, each one once; keep what is refused with the new answer. Return the exit status."""
     sent = 0
     with ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds) as connection:
-        sender = DeliverySender(connection, Registrar(LogOnce("foreshock.commands")))
+        registrar = Registrar(connection, LogOnce("foreshock.commands"))
         for item in items:
             try:
                 delivery = item.delivery()
@@ -90,7 +89,7 @@ def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: Cl
                 print(f"{item.name}: cannot be sent: {error}", file=sys.stderr)
                 continue
             try:
-                sender.send(delivery)
+                registrar.send(delivery)
             except ServiceUnavailable:
                 print(f"{sent} of {len(items)} items sent; the others are kept", file=sys.stderr)
                 raise

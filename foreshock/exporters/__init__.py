@@ -9,8 +9,8 @@ exporter waits in, or raises into, the training thread. docs/exporters.md has th
 from __future__ import annotations
 
 from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues
+from foreshock.exporters.exports import NAMES, make_exporters
 from foreshock.exporters.mlflow import MlflowExporter
-from foreshock.exporters.names import NAMES, make_exporters
 from foreshock.exporters.otlp import OtlpExporter
 from foreshock.exporters.tensorboard import TensorBoardExporter
 from foreshock.exporters.trackio import TrackioExporter

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 
 __all__ = ["guard", "is_number", "is_observed", "mark_observed", "observe"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 from foreshock.integrations.hooks import guard, observe
 from foreshock.integrations.slime_framework import FRAMEWORKS, Framework, find_framework, place_of
 from foreshock.integrations.slime_run import SlimeRun

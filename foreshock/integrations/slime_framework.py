@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 
 __all__ = ["FRAMEWORKS", "Framework", "Place", "find_framework", "place_of", "warn_of_options"]
 

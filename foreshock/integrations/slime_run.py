@@ -12,7 +12,7 @@ from typing import Any
 
 from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 from foreshock.integrations.context_parallel import gather_slices
 from foreshock.integrations.hooks import is_number
 from foreshock.integrations.slime_columns import attributes_of, columns_of, flat, model_kind_of, precision_of

@@ -20,8 +20,8 @@ from typing import Any, Literal
 from transformers import TrainerCallback
 
 from foreshock.client.client import Client
-from foreshock.client.log_once import LogOnce
-from foreshock.client.precision import dtype_name
+from foreshock.client.reporting import LogOnce
+from foreshock.fingerprint import dtype_name
 from foreshock.integrations.hooks import guard
 from foreshock.integrations.trl_generations import Generations
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import Fingerprint
 from foreshock.integrations.hooks import observe
 from foreshock.process_fingerprint import process_fingerprint

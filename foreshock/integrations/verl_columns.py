@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreshock.client.precision import dtype_name
+from foreshock.fingerprint import dtype_name
 from foreshock.rollouts.attributes import BatchAttributes
 
 __all__ = ["attributes_of", "columns_of", "precision_of"]

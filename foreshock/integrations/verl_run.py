@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.client.client import Client
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 from foreshock.integrations.hooks import guard, is_observed, mark_observed
 from foreshock.integrations.verl_columns import attributes_of, precision_of
 from foreshock.learning_rate.feed import AdviceFeed

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foreshock.client.precision import with_precision
+from foreshock.fingerprint import with_precision
 from foreshock.integrations.hooks import observe
 from foreshock.integrations.verl_columns import attributes_of, precision_of
 from foreshock.integrations.verl_run import ACTIVE, SCALE_KEY, VerlRun, announce_checkpoint, log, missing, observe_fit
@@ -67,7 +67,9 @@ def _log_batch(run: VerlRun, trainer: Any, batch: Any) -> None:
         run.response_mask = None
     columns = _columns_of(data, _versions(batch))
     run.warn_of_missing_log_probs(columns)
-    attributes = with_precision(attributes_of(trainer.config), precision_of(trainer.config.actor_rollout_ref.actor))
+    attributes = attributes_of(trainer.config)
+    precision = precision_of(trainer.config.actor_rollout_ref.actor)
+    attributes = replace(attributes, trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision))
     run.client.log_rollouts(
         step,
         columns,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.log_once import LogOnce
-from foreshock.client.requests import acknowledgement_body
+from foreshock.client.deliveries import acknowledgement_body
+from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, WrongService
 from foreshock.learning_rate.advice import Advice, AdviceAlert

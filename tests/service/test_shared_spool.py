@@ -47,13 +47,13 @@ def test_spool_of_another_projects_key_holds_nothing_up(
     assert status.complete, status
     assert ours.counters.snapshot().rejected == 0
     ours.close()
-    assert list(spool.glob("*/*.body")), "what the other project left is still there"
+    assert list(spool.glob("*/*.item")), "what the other project left is still there"
     if not revoked:
         theirs = client(server.url, spool, "theirs", left_key)
         assert theirs.flush(60).complete
         assert theirs.counters.snapshot().recovered > 0
         theirs.close()
-        assert not list(spool.glob("*/*.body"))
+        assert not list(spool.glob("*/*.item"))
 
 
 def test_next_key_of_the_project_sends_what_a_revoked_one_left(
@@ -67,4 +67,4 @@ def test_next_key_of_the_project_sends_what_a_revoked_one_left(
     assert again.flush(60).complete
     assert again.counters.snapshot().recovered > 0
     again.close()
-    assert not list((tmp_path / "spool").glob("*/*.body"))
+    assert not list((tmp_path / "spool").glob("*/*.item"))

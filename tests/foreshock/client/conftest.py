@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreshock.client import Client, uploader
+from foreshock.client import Client, sender
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 
 
@@ -20,10 +20,10 @@ def service() -> Iterator[FaultyService]:
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "_FIRST_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(uploader, "_LONGEST_RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(uploader, "_FIRST_REFUSED_SECONDS", 0.05)
-    monkeypatch.setattr(uploader, "_LONGEST_REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(sender, "_FIRST_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(sender, "_FIRST_REFUSED_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "_LONGEST_REFUSED_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
-from tests.foreshock.client.trainer import rollouts, wait_until
+from tests.foreshock.client.trainer import rollouts, spooled_bodies, wait_until
 from tests.ports import free_port
 
 
@@ -35,9 +35,7 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
     client.finish()
     assert client.flush(60)
     sent = [item for item in service.received if "lr-advice" not in item.path or item.method == "POST"]
-    run, attempt, *of_step, checkpoint, ack, state = sent
-    # The requests of one step may be under way together.
-    batch, scalars = sorted(of_step, key=lambda item: item.path)
+    run, attempt, batch, scalars, checkpoint, ack, state = sent
     assert (run.path, run.json()) == (
         "/v1/runs", {"project": "team", "key": "run", "model": "M", "length_cap": 9, "advice_mode": "apply"}
     )  # fmt: skip
@@ -76,8 +74,7 @@ def test_client_started_without_service_delivers_later_in_order(make: Any, tmp_p
         client.log_rollouts(step, rollouts(step))
         client.log_scalars(step, {"step": step})
     wait_until(lambda: client.counters.spooled == 13)
-    kept = sorted((tmp_path / "spool").glob("*/*.body"))
-    bytes_on_disk = [path.read_bytes() for path in kept if path.stat().st_size > 1000]
+    bytes_on_disk = [body for body in spooled_bodies(tmp_path / "spool") if len(body) > 1000]
     assert len(bytes_on_disk) == 6
     with faulty_service(port=port) as service:
         assert client.flush(60)
@@ -138,7 +135,7 @@ def test_refusal_that_a_configuration_mends_keeps_the_bytes(
     assert not refused
     assert (refused.undelivered, refused.rejected, refused.dropped) == (3, 0, 0)
     assert f"injected {status}" in str(refused)
-    assert len([path for path in (tmp_path / "spool").glob("*/*.body") if path.stat().st_size]) == 3
+    assert len(spooled_bodies(tmp_path / "spool")) == 3
     service.always = None
     assert client.flush(60)
     assert len(service.bodies("rollouts")) == 3
@@ -266,10 +263,10 @@ def test_retry_after_is_respected(make: Any, service: FaultyService) -> None:
 def test_full_queue_drops_and_counts(
     make: Any, service: FaultyService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from foreshock.client import requests
+    from foreshock.client import capture
 
     encode, all_logged = encode_rollouts_view, threading.Event()
-    monkeypatch.setattr(requests, "encode_rollouts_view", lambda batch: (all_logged.wait(), encode(batch))[1])
+    monkeypatch.setattr(capture, "encode_rollouts_view", lambda batch: (all_logged.wait(), encode(batch))[1])
     client = make(max_queue_items=3)
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
@@ -301,7 +298,7 @@ def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) 
         assert client.flush(60).undelivered == 0
         steps = [int(path.split("/")[5]) for path in service.paths() if "rollouts" in path]
     assert steps == list(range(10 - lost))
-    assert sum(path.stat().st_size for path in (tmp_path / "spool").glob("*/*.body")) == 0
+    assert spooled_bodies(tmp_path / "spool") == []
 
 
 def test_unusable_spool_keeps_items_in_memory(make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -388,8 +385,8 @@ def test_api_key_is_sent_with_every_request(make: Any, service: FaultyService) -
     assert {item.headers["Authorization"] for item in service.received} == {"Bearer fsk_secret"}
 
 
-def test_reused_memory_keeps_each_step_as_it_was_logged(make: Any, service: FaultyService) -> None:
-    client = make(copy_memory_bytes=1 << 16)
+def test_each_step_is_delivered_as_it_was_logged(make: Any, service: FaultyService) -> None:
+    client = make()
     client.start_run()
     tokens = np.zeros(600, np.int32)
     for step in range(8):
@@ -397,10 +394,21 @@ def test_reused_memory_keeps_each_step_as_it_was_logged(make: Any, service: Faul
         columns = {"prompt_token_ids": tokens[:3], "prompt_offsets": np.arange(4), "response_token_ids": tokens}
         client.log_rollouts(step, columns | {"response_offsets": np.array([0, 100, 300, 600])})
     assert client.flush(60)
-    # Two steps are under way at once, so they may arrive in another order.
-    for step in range(8):
-        (body,) = service.bodies(f"/steps/{step}/rollouts/")
-        assert set(decode_rollouts(body).response_token_ids.tolist()) == {step}
+    sent = [set(decode_rollouts(body).response_token_ids.tolist()) for body in service.bodies("/rollouts/")]
+    assert sent == [{step} for step in range(8)]
+
+
+def test_items_are_on_disk_before_they_are_sent(make: Any, service: FaultyService, tmp_path: Path) -> None:
+    on_disk: list[list[bytes]] = []
+    service.always = lambda received: (
+        on_disk.append(spooled_bodies(tmp_path / "spool")) if "/scalars" in received.path else None
+    )
+    client = make()
+    client.log_scalars(1, {"x": 1})
+    assert client.flush(60)
+    assert service.bodies("/scalars") == [body for body in on_disk[0] if body]
+    assert client.counters.spooled == 0
+    assert spooled_bodies(tmp_path / "spool") == []
 
 
 def test_encoding_does_not_import_pandas(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
-from tests.foreshock.client.trainer import rollouts
+from tests.foreshock.client.trainer import rollouts, spooled_bodies
 from tests.paths import REPOSITORY
 from tests.ports import free_port
 
@@ -34,7 +34,7 @@ def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_pa
     spool = tmp_path / "spool"
     arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{port}", str(spool)]
     assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
-    kept = [path.read_bytes() for path in sorted(spool.glob("*/*.body")) if path.stat().st_size]
+    kept = spooled_bodies(spool)
     with faulty_service(port=port) as service:
         client = make(url=service.url, attempt_key="next")
         client.start_run(resume_step=5)
@@ -45,6 +45,24 @@ def test_next_client_sends_spooled_items_of_a_killed_one_first(make: Any, tmp_pa
         attempts = [item.query["attempt"] for item in service.received if "rollouts" in item.path]
         assert attempts == ["1"] * 5 + ["2"]
         assert client.counters.recovered == 6
+
+
+def test_items_of_a_killed_process_are_kept_without_a_failed_request(service: FaultyService, tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import os, signal, sys, time
+        from pathlib import Path
+        from foreshock import Client
+        from tests.foreshock.client.trainer import rollouts, spooled_bodies
+        client = Client(sys.argv[1], run_key="run", spool_directory=sys.argv[2])
+        client.log_rollouts(0, rollouts())
+        while not spooled_bodies(Path(sys.argv[2])):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    service.always = "held"
+    arguments = [sys.executable, "-c", program, service.url, str(tmp_path)]
+    assert subprocess.run(arguments, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    assert len(spooled_bodies(tmp_path)) == 1
 
 
 def test_process_exit_delivers_pending_items(service: FaultyService, tmp_path: Path) -> None:
@@ -73,7 +91,7 @@ def test_process_exit_does_not_wait_for_a_service_that_is_down(tmp_path: Path) -
     arguments = [sys.executable, "-c", program, f"http://127.0.0.1:{free_port()}", str(tmp_path)]
     done = subprocess.run(arguments, cwd=REPOSITORY, check=True, timeout=300, capture_output=True, text=True)
     assert time.monotonic() - float(done.stdout) < 60
-    assert len([path for path in tmp_path.glob("*/*.body") if path.stat().st_size]) == 5
+    assert len(spooled_bodies(tmp_path)) == 5
 
 
 def test_forked_child_logs_nothing_and_parent_continues(make: Any, service: FaultyService) -> None:

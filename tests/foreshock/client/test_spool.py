@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.spool import Spool, SpoolFullError, SpoolOwner
+from foreshock.client.deliveries import Delivery, Registration, short_digest
+from foreshock.client.spool import Spool, SpoolFullError, SpoolOwner, WaitingFolder, waiting_folders
 from foreshock.errors import SpoolError
 from tests.paths import REPOSITORY
 
@@ -65,11 +65,40 @@ def test_written_entries_are_read_back_by_the_next_process(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_items_of_an_older_release_are_sent_in_order(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path)
+    folder = spool.write(3, delivery(b"new")).folder
+    for sequence in (1, 2):
+        old = delivery(f"old {sequence}".encode())
+        path = folder / f"{sequence:012d}-{short_digest(old.metadata())}.body"
+        path.write_bytes(old.body)
+        path.with_suffix(".json").write_text(json.dumps(old.metadata(), indent=1))
+    spool.close()
+    again = spool_in(tmp_path)
+    entries = again.adopt()
+    assert [bytes(again.load(entry).body) for entry in entries] == [b"old 1", b"old 2", b"new"]
+    assert again.size == 13
+    assert waiting_folders(tmp_path) == [WaitingFolder(folder, 3, 13, in_use=True)]
+    again.remove(entries[0])
+    again.set_aside(entries[1])
+    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".item"]
+    assert sorted(path.suffix for path in (tmp_path / "rejected").iterdir()) == [".body", ".json"]
+
+
+def test_sync_is_one_call_an_item_and_one_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = spool_in(tmp_path)
+    entries = [spool.write(sequence, delivery(b"x")) for sequence in range(5)]
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    spool.sync(entries)
+    assert len(synced) == 6
+
+
 def test_file_name_holds_the_digest(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     entry = spool.write(7, delivery(b"abc"))
-    assert entry.body_path.name == "000000000007-ba7816bf8f01cfea.body"
-    assert entry.body_path.read_bytes() == b"abc"
+    assert entry.path.name == "000000000007-ba7816bf8f01cfea.item"
+    assert entry.path.read_bytes().endswith(b"\nabc")
 
 
 def test_locked_folder_is_not_adopted(tmp_path: Path) -> None:
@@ -99,33 +128,32 @@ def test_entries_of_killed_processes_are_adopted_oldest_first(tmp_path: Path) ->
 def test_incomplete_entry_is_ignored(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     whole = spool.write(1, delivery(b"whole"))
-    without_metadata = spool.write(2, delivery(b"without metadata"))
-    without_metadata.metadata_path.unlink()
-    (whole.body_path.parent / "000000000003-x.body.partial").write_bytes(b"half")
+    (whole.folder / "000000000002-x.body").write_bytes(b"without metadata, of an older release")
+    (whole.folder / "000000000003-x.item.partial").write_bytes(b"half")
     spool.close()
     again = spool_in(tmp_path)
     assert bodies(again) == [b"whole"]
-    assert {path.suffix for path in whole.body_path.parent.iterdir()} == {".body", ".json", ""}
+    assert {path.suffix for path in whole.folder.iterdir()} == {".item", ""}
 
 
-@pytest.mark.parametrize("damage", ["body", "metadata", "no body"])
+@pytest.mark.parametrize("damage", ["body", "metadata", "empty"])
 def test_damaged_entry_raises_and_can_be_set_aside(tmp_path: Path, damage: str) -> None:
     spool = spool_in(tmp_path)
     entry = spool.write(1, delivery(b"abc"))
     spool.close()
     if damage == "body":
-        entry.body_path.write_bytes(b"abd")
+        entry.path.write_bytes(entry.path.read_bytes()[:-1] + b"d")
     elif damage == "metadata":
-        entry.metadata_path.write_bytes(b"{")
+        entry.path.write_bytes(b"{" + entry.path.read_bytes())
     else:
-        entry.body_path.unlink()
+        entry.path.write_bytes(b"")
     again = spool_in(tmp_path)
     (found,) = again.adopt()
     with pytest.raises((ValueError, SpoolError)):
         again.load(found)
     again.set_aside(found)
     again.close()
-    assert not entry.metadata_path.exists()
+    assert not entry.path.exists()
     assert any(path.name.startswith("damaged-") for path in (tmp_path / "rejected").iterdir())
     assert spool_in(tmp_path).adopt() == []
 
@@ -142,10 +170,10 @@ def test_size_limit_applies_except_to_needed_deliveries(tmp_path: Path) -> None:
 
 def test_rejected_delivery_is_kept_with_its_problem_within_the_limit(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
-    path = spool.reject(delivery(b"x" * 60), {"detail": "no such column", "row": 3})
+    path = spool.rejected.keep(delivery(b"x" * 60), {"detail": "no such column", "row": 3})
     assert path.read_bytes() == b"x" * 60
     assert '"row": 3' in path.with_suffix(".json").read_text()
-    beyond = spool.reject(delivery(b"y" * 60), {"detail": "no"})
+    beyond = spool.rejected.keep(delivery(b"y" * 60), {"detail": "no"})
     assert not beyond.exists()
     assert beyond.with_suffix(".json").exists()
     assert spool.adopt() == []
@@ -183,7 +211,7 @@ def test_folder_of_an_older_release_is_adopted_with_other_keys(tmp_path: Path) -
 
 def test_files_are_readable_by_their_user_only(tmp_path: Path) -> None:
     entry = spool_in(tmp_path / "spool").write(1, delivery(b"x"))
-    for path in (tmp_path / "spool", entry.folder, entry.body_path, entry.metadata_path):
+    for path in (tmp_path / "spool", entry.folder, entry.path):
         assert path.stat().st_mode & 0o077 == 0
     opened = tmp_path / "opened"
     opened.mkdir()
@@ -212,8 +240,8 @@ def test_request_that_no_client_makes_is_set_aside(tmp_path: Path, change: dict[
     spool = spool_in(tmp_path)
     entry = spool.write(1, delivery(b"x"))
     spool.close()
-    values = json.loads(entry.metadata_path.read_text())
-    entry.metadata_path.write_text(json.dumps(values | change))
+    head, _, body = entry.path.read_bytes().partition(b"\n")
+    entry.path.write_bytes(json.dumps(json.loads(head) | change).encode() + b"\n" + body)
     (found,) = spool_in(tmp_path).adopt()
     with pytest.raises(ValueError):
         spool.load(found)
@@ -223,9 +251,8 @@ def test_link_in_the_spool_is_not_followed(tmp_path: Path) -> None:
     spool = spool_in(tmp_path / "spool")
     entry = spool.write(1, delivery(b"secret"))
     spool.close()
-    (tmp_path / "elsewhere").write_bytes(b"secret")
-    entry.body_path.unlink()
-    entry.body_path.symlink_to(tmp_path / "elsewhere")
+    entry.path.rename(tmp_path / "elsewhere")
+    entry.path.symlink_to(tmp_path / "elsewhere")
     (found,) = spool_in(tmp_path / "spool").adopt()
     with pytest.raises(SpoolError):
         spool.load(found)

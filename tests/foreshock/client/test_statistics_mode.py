@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 
 from foreshock import Client, RolloutBatch
-from foreshock.client import uploader
-from foreshock.client.requests import registration, statistics
-from foreshock.statistics_shards import FullRollouts, StatisticsShard
+from foreshock.client import sender
+from foreshock.client.capture import capture_rollouts, encode_shard
+from foreshock.client.deliveries import registration
+from foreshock.client.reporting import LogOnce
+from foreshock.client.settings import ClientSettings
+from foreshock.statistics_shards import StatisticsShard
 from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
 
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "_LONGEST_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def make(
     real_service: RunningService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Client]]:
     # The compiled pass is tested with the passes; compiling takes half a minute of a first run.
-    monkeypatch.setattr("foreshock.client.making.prepare_token_pass", lambda: True)
+    monkeypatch.setattr("foreshock.client.capture.prepare_token_pass", lambda: True)
     made: list[Client] = []
 
     def make_client(run_key: str, **options: Any) -> Client:
@@ -109,14 +112,16 @@ def test_statistics_are_delivered_after_the_service_was_away(
     assert later.counters.recovered >= 1
 
 
-def test_the_sample_is_of_run_step_and_shard() -> None:
+def test_the_sample_is_of_run_step_and_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock.client.capture.prepare_token_pass", lambda: True)
     one = registration("project", "key", {}, lambda _: "attempt", 0, None)
     other = registration("project", "another", {}, lambda _: "attempt", 0, None)
-    batch, full = random_batch(6, 60), FullRollouts(6, 0)
+    captured = capture_rollouts(random_batch(6, 60), default_ids="r", attributes=None)
+    settings = ClientSettings.resolve(mode="statistics", full_rollouts=6, worst_rollouts=0)
 
     def sample(*arguments: Any) -> bytes | memoryview:
         registered, step, shard, shards = arguments
-        delivery = statistics(registered, step, shard, shards, lambda: batch, full)
+        delivery = encode_shard(captured, registered, step, (shard, shards), settings, LogOnce("test"))
         return StatisticsShard.from_bytes(bytes(delivery.body)).full
 
     assert sample(one, 1, 0, 1) == sample(one, 1, 0, 1)

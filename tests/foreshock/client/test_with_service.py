@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from foreshock import AdviceFeed, Client, RolloutBatch
-from foreshock.client import uploader
+from foreshock.client import sender
 from foreshock.errors import ConfigurationError
 from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
@@ -24,7 +24,7 @@ PAGE = DOCS / "connect-a-trainer.md"
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "_LONGEST_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.5)
 
 
 @pytest.fixture

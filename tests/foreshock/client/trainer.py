@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,9 @@ def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     while not reached():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def spooled_bodies(spool: Path) -> list[bytes]:
+    """Return the bytes of the undelivered requests in a spool, without those of registrations, in order."""
+    bodies = (path.read_bytes().partition(b"\n")[2] for path in sorted(spool.glob("*/*.item")))
+    return [body for body in bodies if body]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 from foreshock.integrations.hooks import is_observed, observe
 
 

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import LogOnce
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations.slime import apply_advice, log_rollouts
 from foreshock.integrations.slime_columns import columns_of

@@ -1,4 +1,4 @@
-"""The thread of one exporter: waits for logged steps to close at the service, reads them and writes each once.
+"""The exporters of a client, and the thread of each: it waits for logged steps to close and writes each once.
 
 Steps that the trainer has logged are pending until they are written. While any is pending, the service is asked after
 1 s, then after 2, 4, … at most 30 s; nothing is asked otherwise. A step that closes late is written when it has closed,
@@ -7,18 +7,25 @@ after newer ones. A step that is still open after an hour is given up.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.client.log_once import LogOnce
+from foreshock.client.reporting import DeliveryStatus, LogOnce
+from foreshock.errors import ConfigurationError
 from foreshock.exporters.exporter import ExportedRun, Exporter
+from foreshock.exporters.mlflow import MlflowExporter
+from foreshock.exporters.otlp import OtlpExporter
 from foreshock.exporters.step_values import StepSource
+from foreshock.exporters.tensorboard import TensorBoardExporter
+from foreshock.exporters.trackio import TrackioExporter
+from foreshock.exporters.wandb import WandbExporter
 
-__all__ = ["ExportThread"]
+__all__ = ["NAMES", "Export", "ExportThread", "Exports", "make_exporters"]
 
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 30.0
@@ -27,6 +34,91 @@ _GIVE_UP_SECONDS = 3600.0
 _MOST_PENDING = 10_000
 _STEPS_PER_READ = 200
 _LEAST_CLOSE_SECONDS = 1.0
+_VARIABLE = "FORESHOCK_EXPORT"
+
+Export = str | Exporter | Iterable[str | Exporter]
+
+_EXPORTERS: dict[str, type[Exporter]] = {
+    each.name: each for each in (WandbExporter, TensorBoardExporter, MlflowExporter, TrackioExporter, OtlpExporter)
+}
+NAMES = tuple(_EXPORTERS)
+
+
+class Exports:
+    """The exporters of one client: started by the first step, and closed with it."""
+
+    def __init__(
+        self,
+        export: Export | None,
+        find_run: Callable[[], ExportedRun | None],
+        connect: Callable[[], ServiceConnection],
+    ) -> None:
+        """Make the exporters of the argument, or of FORESHOCK_EXPORT if it is None.
+
+        Raises ConfigurationError for the argument; an error in the environment is logged, since rollouts matter more.
+        """
+        self._find_run = find_run
+        self._connect = connect
+        self._log = LogOnce("foreshock.exporters")
+        self._exporters: list[Exporter] = []
+        self._threads: list[ExportThread] = []
+        try:
+            self._exporters = make_exporters(os.environ.get(_VARIABLE, "") if export is None else export)
+        except ConfigurationError as error:
+            if export is not None:
+                raise
+            self._log.warning("environment", f"{_VARIABLE} is ignored, nothing is exported: {error}")
+
+    def note_step(self, step: int) -> None:
+        """Export `step` once it has closed; returns at once."""
+        if self._exporters and not self._threads:
+            self._start()
+        for thread in self._threads:
+            thread.note_step(step)
+
+    def close(self, timeout_seconds: float, status: DeliveryStatus) -> None:
+        """Write the steps that the service has, at most for so long; do not wait for steps it will not get now."""
+        threads, self._threads, self._exporters = self._threads, [], []
+        if not threads:
+            return
+        atexit.unregister(self._close_at_exit)
+        seconds = 0.0 if status.undelivered else timeout_seconds
+        for thread in threads:
+            thread.begin_close(seconds)
+        for thread in threads:
+            thread.join()
+
+    def _start(self) -> None:
+        self._threads = [ExportThread(each, self._find_run, self._connect, self._log) for each in self._exporters]
+        atexit.register(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        self.close(2.0, DeliveryStatus())
+
+
+def make_exporters(export: Export) -> list[Exporter]:
+    """Return the exporters of a name, of comma-separated names, of an Exporter, or of several of these.
+
+    Raises ConfigurationError for an unknown name, for one that is named twice, and if a package is missing.
+    """
+    entries = [export] if isinstance(export, str | Exporter) else list(export)
+    made: list[Exporter] = []
+    for entry in entries:
+        if isinstance(entry, Exporter):
+            made.append(entry)
+        else:
+            made += [_named(name.strip()) for name in entry.split(",") if name.strip()]
+    names = [each.name for each in made]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"export names {name!r} twice; each step would be written twice")
+    return made
+
+
+def _named(name: str) -> Exporter:
+    if name not in _EXPORTERS:
+        raise ConfigurationError(f"unknown exporter {name!r}; exporters: {', '.join(NAMES)}")
+    return _EXPORTERS[name]()
 
 
 class ExportThread:

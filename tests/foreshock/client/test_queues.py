@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.queue import BoundedQueue, Work
+from foreshock.client.queues import BoundedQueue, Work
 
 DELIVERY = Delivery("register", Registration(run={"project": "p", "key": "k"}, attempt={"key": "a"}))
 
@@ -39,7 +39,7 @@ def test_reserved_room_stays_within_bounds(max_items: int, max_bytes: int, actio
             assert queue.get() is waiting[0]
             taken.append(waiting.pop(0))
         elif action == "release" and taken:
-            queue.release(taken.pop())
+            queue.release(taken.pop().size)
         assert queue.empty == (not waiting and not taken)
 
 
@@ -53,7 +53,7 @@ def test_needed_item_exceeds_bounds() -> None:
 def test_cancelled_room_is_free_again() -> None:
     queue = BoundedQueue(max_items=1, max_bytes=10)
     assert queue.reserve(10)
-    queue.cancel(10)
+    queue.release(10)
     assert queue.empty
     assert queue.reserve(10)
 
@@ -65,7 +65,7 @@ def test_full_queue_refuses_at_once_or_after_waiting() -> None:
     started = time.perf_counter()
     assert not queue.reserve(1)
     assert time.perf_counter() - started < 1.0
-    threading.Timer(0.1, lambda: queue.release(queue.get() or work(1))).start()
+    threading.Timer(0.1, lambda: queue.release((queue.get() or work(1)).size)).start()
     assert queue.reserve(1, wait_seconds=10)
 
 
@@ -78,10 +78,10 @@ def test_closed_queue_accepts_no_work_and_hands_out_the_rest() -> None:
     queue.close()
     assert not queue.reserve(1, wait_seconds=5)
     assert queue.get() is first
-    queue.release(first)
+    queue.release(first.size)
     # One item is still being copied: the queue does not end before its `put`.
     late = work(1)
     threading.Timer(0.1, queue.put, (late,)).start()
     assert queue.get() is late
-    queue.release(late)
+    queue.release(late.size)
     assert queue.get() is None

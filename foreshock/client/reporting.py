@@ -1,0 +1,193 @@
+"""What the client reports: counters, the result of `flush` and `close`, and log messages that cannot flood a log."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import ParamSpec, Protocol, cast
+
+from foreshock.errors import ForeshockError
+
+__all__ = ["Counters", "CountersSnapshot", "DeliveryStatus", "Failures", "LogOnce", "never_raises"]
+
+Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True, slots=True)
+class CountersSnapshot:
+    """Counts since the client was created. An item is one call: a shard, a set of scalars, a checkpoint, …"""
+
+    accepted: int = 0
+    """Items that entered the queue."""
+    delivered: int = 0
+    """Items that the service confirmed, including those recovered from an earlier process."""
+    delivered_bytes: int = 0
+    duplicates: int = 0
+    """Delivered items that the service already had."""
+    spooled: int = 0
+    """Items that waited on disk because the service was unavailable or slow."""
+    spooled_bytes: int = 0
+    recovered: int = 0
+    """Items found on disk from an earlier process."""
+    rejected: int = 0
+    """Items that are invalid for the service; their bytes are kept in the spool's folder `rejected`."""
+    invalid: int = 0
+    """Calls with invalid arguments, or that could not be encoded; nothing was sent."""
+    dropped_queue_full: int = 0
+    """Items dropped because the queue was full: encoding is slower than logging."""
+    dropped_spool_full: int = 0
+    """Items dropped because the disk was full, or `max_spool_bytes` was reached."""
+    dropped_closed: int = 0
+    """Items dropped because the client was closed, or belongs to the parent of a fork."""
+    dropped_bytes: int = 0
+    """Bytes of all dropped items: encoded, or in memory if they were never encoded."""
+    failed_requests: int = 0
+    """Requests that are retried: no connection, a timeout, 5xx, 429, 401, …"""
+    internal_errors: int = 0
+    """Unexpected exceptions in the client; each kind is logged once."""
+
+    @property
+    def dropped(self) -> int:
+        """Dropped items, for any reason."""
+        return self.dropped_queue_full + self.dropped_spool_full + self.dropped_closed
+
+
+class Counters:
+    """Thread-safe counters. Read them as attributes, or all at one moment with `snapshot()`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = CountersSnapshot()
+
+    def add(self, **amounts: int) -> None:
+        """Add to the named counters."""
+        with self._lock:
+            self._now = replace(
+                self._now, **{name: getattr(self._now, name) + amount for name, amount in amounts.items()}
+            )
+
+    def replace_lock(self) -> None:
+        """Replace the lock in a forked child: a lock that another thread held is never released there."""
+        self._lock = threading.Lock()
+
+    def snapshot(self) -> CountersSnapshot:
+        """Return all counters at one moment."""
+        return self._now
+
+    def __getattr__(self, name: str) -> int:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value: int = getattr(self._now, name)
+        return value
+
+    def __repr__(self) -> str:
+        now = self._now
+        shown = [f"{item.name}={getattr(now, item.name)}" for item in fields(now) if getattr(now, item.name)]
+        return f"Counters({', '.join(shown)})"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStatus:
+    """The items of a client that the service does not have. True in a condition only if it has everything.
+
+    `undelivered` items are kept, in memory or in the spool, and are sent again; the other kinds are not.
+    """
+
+    undelivered: int = 0
+    """Items that wait: the service is away, or refuses them for a reason that a change of configuration mends."""
+    rejected: int = 0
+    """Items that are invalid for the service; their bytes are in the spool's folder `rejected`."""
+    dropped: int = 0
+    """Items dropped because a limit of the client was reached, or it was closed."""
+    invalid: int = 0
+    """Calls with invalid arguments, or that could not be encoded: nothing was sent."""
+    reason: str | None = None
+    """The newest refusal or failure that keeps items from being delivered."""
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Undelivered, rejected, dropped and invalid items."""
+        return self.undelivered, self.rejected, self.dropped, self.invalid
+
+    @property
+    def complete(self) -> bool:
+        """True if the service has every item that was logged."""
+        return not any(self.counts)
+
+    def __bool__(self) -> bool:
+        return self.complete
+
+    def __str__(self) -> str:
+        names = ("not delivered", "rejected", "dropped", "invalid")
+        text = ", ".join(f"{count:,} {name}" for count, name in zip(self.counts, names, strict=True) if count)
+        if not text:
+            return "everything was delivered"
+        return f"{text} ({self.reason})" if self.reason else text
+
+
+class LogOnce:
+    """A logger that logs one message per key."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._seen: set[str] = set()
+
+    def warning(self, key: str, message: str) -> None:
+        """Log `message` unless `key` was used before."""
+        if key not in self._seen:
+            self._seen.add(key)
+            self._logger.warning("%s", message)
+
+    def exception(self, key: str, message: str, error: BaseException) -> None:
+        """Log `message` with the error's traceback unless `key` was used before."""
+        if key not in self._seen:
+            self._seen.add(key)
+            self._logger.error("%s", message, exc_info=error)
+
+    def info(self, message: str) -> None:
+        """Log `message` every time."""
+        self._logger.info("%s", message)
+
+    def forget(self, key: str) -> None:
+        """Log the next message of `key` again."""
+        self._seen.discard(key)
+
+
+class Failures:
+    """Counts every exception and logs each kind once; raises them if `strict`."""
+
+    def __init__(self, counters: Counters, log: LogOnce, *, strict: bool) -> None:
+        self._counters = counters
+        self._log = log
+        self._strict = strict
+
+    def note(self, name: str, error: Exception) -> None:
+        """Note that the method `name` failed: by its arguments, or by a fault of this library."""
+        if self._strict:
+            raise error
+        if isinstance(error, ForeshockError | ValueError | TypeError):
+            self._counters.add(invalid=1)
+            self._log.warning(f"invalid {name}", f"{name} was called with invalid arguments, nothing is sent: {error}")
+        else:
+            self._counters.add(internal_errors=1)
+            self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, nothing is sent", error)
+
+
+class _HasFailures(Protocol):
+    failures: Failures
+
+
+def never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Give the exceptions of a method to its object's `failures` instead of raising them."""
+
+    @functools.wraps(method)
+    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> None:
+        try:
+            method(*arguments, **keywords)
+        except Exception as error:
+            cast(_HasFailures, arguments[0]).failures.note(method.__name__, error)
+
+    return call
