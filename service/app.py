@@ -111,7 +111,7 @@ from foreshock_service.runs.scalars.endpoints import router as scalars
 from foreshock_service.runs.steps.closing import close_waiting_steps
 from foreshock_service.runs.steps.endpoints import router as steps
 from foreshock_service.runs.theory.endpoints import router as theory
-from foreshock_service.watch.advice.decision_log import decide_after_replay, record_mode, rewind_log
+from foreshock_service.watch.advice.decision_log import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.advice.endpoints import router as advice
 from foreshock_service.watch.advice.poll_route import AdvicePollRoute
 from foreshock_service.watch.alerts.delivery import (
@@ -126,12 +126,12 @@ from foreshock_service.watch.alerts.endpoints import of_runs as alerts_of_runs
 from foreshock_service.watch.alerts.endpoints import router as alerts
 from foreshock_service.watch.alerts.poll_route import AlertPollRoute
 from foreshock_service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
-from foreshock_service.watch.detection.events import DetectorsReplayed, ReplayDue
-from foreshock_service.watch.detection.late_replays import make_due_replays, replay_after_commit
-from foreshock_service.watch.detection.replay_detectors import (
-    observe_changed_step,
-    replay_all,
-    restart_from_resume,
+from foreshock_service.watch.detection.background import DerivationThread
+from foreshock_service.watch.detection.derivation import (
+    DetectionDerived,
+    derive_after_resume,
+    derive_all,
+    derive_changed_step,
 )
 from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
 from foreshock_service.watch.long_polls.turns import PollTurns
@@ -140,7 +140,7 @@ from foreshock_service.watch.notifications.service import Notifier
 from foreshock_service.watch.risk.endpoints import router as risk
 from foreshock_service.watch.rules.endpoints import defaults as default_rules
 from foreshock_service.watch.rules.endpoints import router as rules
-from foreshock_service.watch.rules.events import RulesChanged
+from foreshock_service.watch.rules.service import RulesChanged
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
@@ -254,27 +254,26 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
 def subscribe_handlers(events: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
     for changed in (StepClosed, ScalarsChanged, MeasurementsChanged, ChangeAnnounced):
-        events.subscribe(changed, partial(observe_changed_step, events))
+        events.subscribe(changed, partial(derive_changed_step, events))
     events.subscribe(ScalarsLogged, partial(observe_scalars, events))
     events.subscribe(ScalarsLogged, retract_silence)
     events.subscribe(AttemptStarted, resolve_superseded)
     events.subscribe(AttemptStarted, forget_superseded)
     events.subscribe(AttemptStarted, forget_superseded_findings)
     events.subscribe(AttemptStarted, rewind_log)
-    # After the rewind: the replay appends decisions to the new attempt's log.
-    events.subscribe(AttemptStarted, partial(restart_from_resume, events))
+    # After the rewind: detection appends decisions to the new attempt's log.
+    events.subscribe(AttemptStarted, partial(derive_after_resume, events))
     events.subscribe(StepClosed, alert_of_incomplete_step)
     events.subscribe(StepClosed, retract_silence)
     events.subscribe(RunBecameStale, alert_of_silence)
     events.subscribe(RanksCompared, alert_of_split)
     events.subscribe(ItemsLost, alert_of_losses)
-    events.subscribe(ReplayDue, partial(replay_after_commit, events))
-    events.subscribe(DetectorsReplayed, reconcile_alerts)
-    events.subscribe(DetectorsReplayed, decide_after_replay)
+    events.subscribe(DetectionDerived, reconcile_alerts)
+    events.subscribe(DetectionDerived, decide_after_detection)
     events.subscribe(AdviceModeChanged, record_mode)
     events.subscribe(StepClosed, mark_stale_after_late_rollouts)
     for reread in (ModelKindChanged, ScalarNamesChanged, RulesChanged):
-        events.subscribe(reread, partial(replay_all, events))
+        events.subscribe(reread, partial(derive_all, events))
     events.subscribe(ScoresPublished, mark_attribution_stale)
     events.subscribe(RunRemoved, cancel_jobs_of_run)
     events.subscribe_after_commit(ScoresPublished, attribute_published_scores)
@@ -287,7 +286,6 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("close_waiting_steps", lambda: close_waiting_steps(context)),
         Job("close_scalar_tails", lambda: close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: mark_stale_runs(context, started)),
-        Job("make_due_replays", lambda: make_due_replays(context)),
         Job("expire_leases", lambda: sweep_leases(context)),
         Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),
         Job("make_automatic_probes", lambda: make_automatic_probes(context)),
@@ -319,10 +317,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
         ],
         context.settings.sweep_interval_seconds,
     )
-    notifier = Notifier(context)
+    notifier, derivations = Notifier(context), DerivationThread(context)
     jobs.start()
     cleaning.start()
     notifier.start()
+    derivations.start()
     polls: LongPolls = app.state.long_polls
     polls.start()
     figures = ServiceFigures(context, (jobs, cleaning), polls, app.version)
@@ -345,6 +344,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
         await run_in_threadpool(context.key_uses.write, context.database)
         await run_in_threadpool(cleaning.stop)
         await run_in_threadpool(notifier.stop)
+        await run_in_threadpool(derivations.stop)
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)

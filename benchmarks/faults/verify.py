@@ -23,8 +23,8 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
 from foreshock_service.platform.database.tables.exact import ExactShard
 from foreshock_service.platform.database.tables.probes import Attribution, ProbeJob, Score, ScoreShard
-from foreshock_service.watch.detection.service import newest_state
-from foreshock_service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from foreshock_service.watch.detection.states import newest_state
+from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _SETTLE_SECONDS = 60.0
 # Whether they fire depends on when messages arrive, not on the data:

@@ -7,7 +7,6 @@ reward         the detector of a falling reward
 collapse       the definition of a collapse and of a hit
 rules          threshold rules; ``default_rules`` has their numbers
 detectors      one step of all detectors: ``advance(state, closed step, configuration) -> (state', events)``
-stretches      the same for many steps at once, by arrays: ``advance_over``
 advice_state   the append-only log of decisions, and the state that it folds to
 decisions      new decisions by detectors, operators and resumed trainers
 """

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from foreshock.retry import Backoff, retry
 from foreshock_service.platform.database.dialect import is_retryable
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
-from foreshock_service.platform.database.hooks import run_after_commit, run_in_caller
+from foreshock_service.platform.database.hooks import run_after_commit
 from foreshock_service.platform.database.writer import GroupCommitWriter
 from foreshock_service.platform.logs.tracing import span
 
@@ -76,20 +76,12 @@ class Database:
         SQLite. So it changes nothing but the session.
         Raises what `work` raises, after rolling back.
         """
-        used: list[Session] = []
-
-        def noted(session: Session) -> Result:
-            used[:] = [session]
-            return work(session)
-
         begin = time.perf_counter()
         try:
             with span("database.write"):
-                result = self._write(noted, on_queued)
+                return self._write(work, on_queued)
         finally:
             self.write_seconds.append(time.perf_counter() - begin)
-        run_in_caller(used[0], self)
-        return result
 
     def _write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None) -> Result:
         if self._writer is not None:

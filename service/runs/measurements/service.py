@@ -6,8 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -97,24 +95,6 @@ def measures_of_active_steps(
                 if value is not None:
                     values[step][comparison, column] = value
     return values
-
-
-def measure_columns_of_active_steps(
-    session: Session,
-    run_id: str,
-    attempts: Sequence[AttemptStart],
-    comparison: str,
-    columns: Sequence[str],
-    steps: tuple[int, int],
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
-    """Return the active steps with `steps[0]` ≤ step ≤ `steps[1]` that have the comparison, shape [R], and the values
-    of each column at them, shape [R], NaN for NULL. For a long history: a dict for each step takes three times as long.
-    """
-    ranges = active_ranges(attempts, *steps)
-    rows = [row for each in ranges for row in repository.rows_in_range(session, run_id, each, [comparison], columns)]
-    numbers, _, *values = zip(*rows, strict=True) if rows else [()] * (2 + len(columns))
-    found = {name: np.array(column, dtype=np.float64) for name, column in zip(columns, values, strict=True)}
-    return np.array(numbers, dtype=np.int64), found
 
 
 def newest_steps(

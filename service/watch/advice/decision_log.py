@@ -1,4 +1,4 @@
-"""The log of advice: decisions after a replay of the detectors, a resume, or a change of mode.
+"""The log of advice: decisions after detection, a resume, or a change of mode.
 
 Everything runs in the publisher's transaction with the run locked, so revisions are consecutive.
 """
@@ -14,23 +14,23 @@ from foreshock.early_warning.detectors import holding_signals, open_signals
 from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
 from foreshock_service.watch.advice import repository
-from foreshock_service.watch.detection.events import DetectorsReplayed
-from foreshock_service.watch.detection.service import observed_steps
+from foreshock_service.watch.detection.derivation import DetectionDerived
+from foreshock_service.watch.detection.states import observed_steps
 
 
-def decide_after_replay(session: Session, replayed: DetectorsReplayed) -> None:
+def decide_after_detection(session: Session, derived: DetectionDerived) -> None:
     """Append the decisions that follow from the detectors' state after the newest active step."""
-    run_id, state = replayed.run_id, replayed.state
-    attempt = max((each.attempt for each in replayed.attempts), default=1)
+    run_id, state = derived.run_id, derived.state
+    attempt = max((each.attempt for each in derived.attempts), default=1)
     observation = Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,
         trainer_step=repository.trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
-        signals=open_signals(state, replayed.configuration),
+        signals=open_signals(state, derived.configuration),
         at_us=now_us(),
-        schedule=replayed.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
-        holds=holding_signals(state, replayed.configuration),
+        schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
+        holds=holding_signals(state, derived.configuration),
     )
     decisions = decide(repository.log_of(session, run_id), observation)
     for decision in decisions:

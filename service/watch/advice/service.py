@@ -33,8 +33,8 @@ from foreshock_service.watch.advice.schemas import (
     ScheduleRead,
 )
 from foreshock_service.watch.alerts import service as alerts
-from foreshock_service.watch.detection.configurations import watched_as
-from foreshock_service.watch.detection.service import newest_state
+from foreshock_service.watch.detection.history import watched_as
+from foreshock_service.watch.detection.states import newest_state
 from foreshock_service.watch.long_polls.answers import Answer
 from foreshock_service.watch.long_polls.versions import read_versions
 

@@ -35,7 +35,7 @@ from foreshock_service.runs.steps.service import (
     shards_in_words,
 )
 from foreshock_service.watch.alerts import repository
-from foreshock_service.watch.rules.delivery_rules import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
 _MOST_STEPS = 100

@@ -1,4 +1,4 @@
-"""Reconcile alerts with a replay: new ones open, cleared ones resolve, those that no longer fire are retracted."""
+"""Bring alerts in line with detection: new ones open, cleared ones resolve, those that no longer fire are retracted."""
 
 from __future__ import annotations
 
@@ -14,44 +14,39 @@ from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.events import AttemptStarted
 from foreshock_service.watch.alerts import repository
-from foreshock_service.watch.detection.events import DetectorsReplayed
+from foreshock_service.watch.detection.derivation import DetectionDerived
 
 
-def reconcile_alerts(session: Session, replay: DetectorsReplayed) -> None:
-    """Bring the run's alerts in line with a replay of the detectors. The run is locked."""
-    fired = {(event.rule, event.step): (event, attempt) for event, attempt in replay.events if event.change == "fired"}
-    cleared = {(event.rule, event.fired_step): event.step for event, _ in replay.events if event.change == "cleared"}
+def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
+    """Bring the run's alerts in line with what the detectors found. The run is locked."""
+    fired = {(event.rule, event.step): (event, attempt) for event, attempt in derived.events if event.change == "fired"}
+    cleared = {(event.rule, event.fired_step): event.step for event, _ in derived.events if event.change == "cleared"}
     known = {
         (alert.rule, alert.step): alert
-        for alert in repository.active_touching(session, replay.run_id, replay.attempts, replay.from_step)
-        if replay.until_step is None or alert.step <= replay.until_step
+        for alert in repository.active_touching(session, derived.run_id, derived.attempts, derived.from_step)
     }
     for rule, step in cleared:
-        # It may have fired before the replay's first step.
+        # It may have fired before the first step that was derived.
         if (rule, step) not in known and (rule, step) not in fired:
-            alert = repository.standing(session, replay.run_id, replay.attempts, rule, step)
+            alert = repository.standing(session, derived.run_id, derived.attempts, rule, step)
             if alert is not None:
                 known[rule, step] = alert
-    for key, alert in known.items():
-        # Beyond the last step of the replay nothing has changed: what cleared there has cleared.
-        if replay.until_step is not None and alert.cleared_step is not None and alert.cleared_step > replay.until_step:
-            cleared.setdefault(key, alert.cleared_step)
     changes = {
-        key: _changes(known.get(key), fired.get(key), cleared.get(key), replay.from_step)
+        key: _changes(known.get(key), fired.get(key), cleared.get(key), derived.from_step)
         for key in sorted(known.keys() | fired.keys(), key=lambda each: (each[1], each[0]))
     }
     changes = {key: values for key, values in changes.items() if values}
     if not changes:
         return
-    version = repository.version(session, replay.run_id)
+    version = repository.version(session, derived.run_id)
     for number, (key, values) in enumerate(changes.items(), start=1):
         stamp = {"version": version + number, "changed_at_us": now_us(), "changed_by": "detector"}
         if key in known:
             _set(known[key], values | stamp)
         else:
-            _add(session, replay.run_id, values | stamp)
+            _add(session, derived.run_id, values | stamp)
     session.flush()
-    wake_after_commit(session, replay.run_id)
+    wake_after_commit(session, derived.run_id)
 
 
 def resolve_superseded(session: Session, started: AttemptStarted) -> None:

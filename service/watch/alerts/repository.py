@@ -12,7 +12,7 @@ from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
 from foreshock_service.watch.alerts.schemas import AlertFilter
-from foreshock_service.watch.rules.delivery_rules import DELIVERY_RULES
+from foreshock_service.watch.rules.service import DELIVERY_RULES
 
 # Read whenever a step closes: each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.

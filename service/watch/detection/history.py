@@ -1,37 +1,85 @@
-"""The history that the detectors replay: measures and scalars of the active closed steps, in order."""
+"""What the detectors read of a run: its closed steps, in order, with the measures and scalars that are watched.
+
+A run is watched by its closed steps. As long as it has no rollouts, its steps are those of its scalars: a step that
+has a scalar that is watched closes when a later step of its attempt has one, when a newer attempt begins, or after a
+grace time (`scalar_tails.py`). So which steps are closed, and their values, do not depend on the order of arrival.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.detectors import ClosedStep
-from foreshock.early_warning.quantities import SCALARS, quantities_of
-from foreshock.early_warning.stretches import ClosedSteps
+from foreshock.digests import digest_of_json
+from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration
+from foreshock.early_warning.quantities import SCALARS, names_of, quantities_of
 from foreshock.measures.registry import MEASURES
-from foreshock_service.runs.attempts.active_attempts import AttemptStart
+from foreshock.model_kind import ModelKind
+from foreshock_service.platform.database.tables import Run, ScalarTail, Step
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
 from foreshock_service.runs.changes.service import rebaselined_steps
-from foreshock_service.runs.measurements.service import measure_columns_of_active_steps, measures_of_active_steps
-from foreshock_service.runs.scalars.service import scalars_of_active_steps
-from foreshock_service.watch.detection import repository
-from foreshock_service.watch.detection.configurations import WatchedRun
-from foreshock_service.watch.detection.scalar_steps import closed_scalar_steps
+from foreshock_service.runs.measurements.service import measures_of_active_steps
+from foreshock_service.runs.runs.service import find_run
+from foreshock_service.runs.scalars.service import (
+    newest_step_with_scalars,
+    scalars_of_active_steps,
+    steps_with_scalars,
+)
+from foreshock_service.watch.rules.service import configuration_with, rule_files_of
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
 
+_KEPT = 256
+"""Configurations that are kept: one for each kind of model, and those of runs with rules or names of their own."""
+
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Closed steps as columns, and the attempt of each."""
+class WatchedRun:
+    """The configuration of a run's detectors; snapshots are of one digest.
 
-    closed: ClosedSteps
-    attempts: Sequence[int]
+    `keys` are the quantities that are read, as `comparison:measure`, and `names` the scalars that they may be.
+    """
+
+    configuration: WarningConfiguration
+    digest: str
+    keys: tuple[str, ...]
+    scalars_only: bool
+    declared: Mapping[str, str]
+    names: tuple[str, ...]
+
+
+def watched_run(session: Session, run_id: str) -> WatchedRun:
+    """Return how the run is watched; a run that does not exist, as one of an unknown kind of model."""
+    run = find_run(session, run_id)
+    return _watched(None, (), True, ()) if run is None else watched_as(session, run)
+
+
+def watched_as(session: Session, run: Run) -> WatchedRun:
+    """Return how the run is watched."""
+    declared = tuple(sorted((run.scalar_names or {}).items()))
+    return _watched(run.model_kind, rule_files_of(session, run), run.last_step is None, declared)
+
+
+@lru_cache(maxsize=_KEPT)
+def _watched(
+    model_kind: ModelKind | None,
+    rule_files: tuple[str, ...],
+    scalars_only: bool,
+    declared_names: tuple[tuple[str, str], ...],
+) -> WatchedRun:
+    configuration = configuration_with(model_kind, rule_files)
+    declared = dict(declared_names)
+    digest = configuration.digest()
+    if scalars_only or declared:
+        digest = digest_of_json({"configuration": digest, "scalars_only": scalars_only, "declared": declared})
+    read = [key for key in configuration.keys if scalars_only or key.startswith(f"{SCALARS}:")]
+    return WatchedRun(configuration, digest, configuration.keys, scalars_only, declared, names_of(read, declared))
 
 
 def closed_steps_after(
@@ -40,7 +88,7 @@ def closed_steps_after(
     attempts: Sequence[AttemptStart],
     after: int,
     watched: WatchedRun,
-    limit: int = repository.ALL_STEPS,
+    limit: int,
 ) -> list[tuple[ClosedStep, int]]:
     """Return the first `limit` active closed steps beyond `after`, each with the values that are watched and its
     attempt. A value that a step does not have is absent. Without rollouts, the steps and values are those of scalars.
@@ -62,37 +110,37 @@ def closed_steps_after(
     return [(ClosedStep(step, values[step], step in rebaselined), attempt) for step, attempt in steps]
 
 
-def history_after(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, watched: WatchedRun, limit: int
-) -> History | None:
-    """Return what `closed_steps_after` returns, as columns; None if there are no steps."""
-    steps = _steps_after(session, run_id, attempts, after, watched, limit)
-    if not steps:
-        return None
-    bounds = (steps[0][0], steps[-1][0])
-    numbers = np.array([step for step, _ in steps], dtype=np.int64)
-    columns: dict[str, NDArray[np.float64]] = {}
-    for step, scalars in _scalars(session, run_id, attempts, watched, bounds).items():
-        place = int(np.searchsorted(numbers, step))
-        if place < len(numbers) and numbers[place] == step:
-            for key, value in scalars.items():
-                columns.setdefault(key, np.full(len(numbers), np.nan))[place] = value
-    for comparison, names in _measured(watched).items():
-        found = measure_columns_of_active_steps(session, run_id, attempts, comparison, names, bounds)
-        _, places, rows = np.intersect1d(numbers, found[0], assume_unique=True, return_indices=True)
-        for name, values in found[1].items():
-            column = columns.setdefault(f"{comparison}:{name}", np.full(len(numbers), np.nan))
-            column[places] = values[rows]
-    rebaselined = _first_at_or_after(rebaselined_steps(session, run_id, attempts), after, steps)
-    return History(ClosedSteps(numbers, columns, frozenset(rebaselined)), [attempt for _, attempt in steps])
-
-
 def _steps_after(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, watched: WatchedRun, limit: int
 ) -> list[tuple[int, int]]:
     if watched.scalars_only:
-        return closed_scalar_steps(session, run_id, attempts, after, watched.names, limit)
-    return repository.closed_steps(session, run_id, attempts, after, limit)
+        return _closed_scalar_steps(session, run_id, attempts, after, watched.names, limit)
+    query = (
+        select(Step.step, Step.attempt)
+        .where(
+            Step.run_id == run_id,
+            is_active(attempts, Step.attempt, Step.step, first=after + 1),
+            Step.closed_at_us.is_not(None),
+        )
+        .order_by(Step.step)
+        .limit(limit)
+    )
+    return [(step, attempt) for step, attempt in session.execute(query)]
+
+
+def _closed_scalar_steps(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], after: int, names: Sequence[str], limit: int
+) -> list[tuple[int, int]]:
+    """Return (step, attempt) of the first `limit` active steps beyond `after` that scalars have closed, in order."""
+    steps = steps_with_scalars(session, run_id, attempts, names, after, limit)
+    if not steps or steps[-1][1] != (newest := max(each.attempt for each in attempts)):
+        return steps
+    last = steps[-1][0]
+    if last != newest_step_with_scalars(session, run_id, newest, names):
+        return steps
+    tail = session.get(ScalarTail, run_id)
+    closed = tail is not None and tail.closed and tail.attempt == newest and tail.step >= last
+    return steps if closed else steps[:-1]
 
 
 def _scalars(

@@ -1,103 +1,153 @@
-"""The states of the detectors: those of milestones are stored, passing ones stay in the memory of the process that made
-them, and their rows name them by a random identity.
+"""The stored states of the detectors, and the runs whose detection is due to be derived again.
 
-A state is a function of the history. A process that does not have a passing one derives it from the newest state before
-that it has, or that is stored: some MILESTONE_STEPS steps at most.
+A state is a function of the history, so any of them may be deleted or be of another release: it is derived again.
+Kept are the newest states, since scalars come just after their step and scores some steps later, and one state in
+every block of steps, so that late data of any step derives few steps before it.
 """
 
 from __future__ import annotations
 
-import secrets
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
+from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.detectors import WarningState, advance
-from foreshock_service.runs.attempts.active_attempts import AttemptStart
-from foreshock_service.watch.detection import repository
-from foreshock_service.watch.detection.configurations import WatchedRun
-from foreshock_service.watch.detection.history import closed_steps_after
-from foreshock_service.watch.detection.repository import Snapshot
+from foreshock.early_warning.detectors import WarningState
+from foreshock_service.platform.database.dialect import insert_rows, upsert
+from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
 
-MILESTONE_STEPS = 25
-"""A state is kept for good in every block of so many steps: a late shard replays at most one block before it."""
+STEPS_OF_A_BLOCK = 25
+"""A state is kept in every block of so many steps. It takes about 5 kB."""
 
-RECENT_STATES = 4
-"""The newest states are kept as well: scalars come just after their step, and scores some steps later."""
+NEWEST_STATES = 4
+"""The newest states that are kept as well."""
 
-_STATES_IN_MEMORY = 1024
-"""Of some 9 kB each: RECENT_STATES of each of the 256 runs that closed steps last."""
+NOT_CHANGED = 2**62
 
-
-class _Memory:
-    """States by identity; those that were not used for longest are forgotten. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[int, WarningState] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def put(self, identity: int, state: WarningState) -> None:
-        """Remember a state."""
-        with self._lock:
-            self._states[identity] = state
-            self._states.move_to_end(identity)
-            if len(self._states) > _STATES_IN_MEMORY:
-                self._states.popitem(last=False)
-
-    def get(self, identity: int) -> WarningState | None:
-        """Return the state of an identity, None if it is not known here."""
-        with self._lock:
-            if identity in self._states:
-                self._states.move_to_end(identity)
-            return self._states.get(identity)
-
-    def clear(self) -> None:
-        """Forget all states, as a process that starts has none."""
-        with self._lock:
-            self._states.clear()
+_logger = logging.getLogger(__name__)
 
 
-MEMORY = _Memory()
+class StoredState(NamedTuple):
+    """The detectors' state after a step, as `WarningState.to_bytes`; `milestone`: the one of its block."""
+
+    attempt: int
+    step: int
+    configuration_digest: str
+    milestone: bool
+    state: bytes
+
+    def read(self) -> WarningState | None:
+        """Return the state; None if it is of a release whose states had another form."""
+        try:
+            return WarningState.from_bytes(self.state)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            _logger.warning("the detectors' state after step %d is of another release; it is derived again", self.step)
+            return None
 
 
-def remember(state: WarningState) -> int:
-    """Keep a state in memory and return its new identity."""
-    identity = secrets.randbits(62)
-    MEMORY.put(identity, state)
-    return identity
+class Due(NamedTuple):
+    """A derivation that is due from `from_step` on. `changed_step`: the first step that changed since one began."""
+
+    from_step: int
+    changed_step: int
 
 
-def state_of(
-    session: Session, snapshot: Snapshot, run_id: str, attempts: Sequence[AttemptStart], watched: WatchedRun
-) -> WarningState:
-    """Return the state of a snapshot of an active step."""
-    known = _known(snapshot)
-    if known is not None:
-        return known
-    state = newest_before(session, run_id, attempts, snapshot.step, snapshot.configuration_digest)
-    after = -1 if state.step is None else state.step
-    for closed, _ in closed_steps_after(session, run_id, attempts, after, watched):
-        if closed.step > snapshot.step:
-            break
-        state, _ = advance(state, closed, watched.configuration)
-    MEMORY.put(snapshot.identity, state)
-    return state
+def newest_state(session: Session, run_id: str) -> WarningState:
+    """Return the detectors' state after the newest active closed step; the initial state before any.
+
+    Without a state that can be read it is the initial state at that step, until the state is derived again.
+    """
+    stored = newest(session, run_id)
+    if stored is None:
+        return WarningState()
+    return stored.read() or WarningState(step=stored.step)
+
+
+def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
+    """Return the newest step that the detectors have seen of each run; runs without one are absent."""
+    query = select(DetectorSnapshot.run_id, func.max(DetectorSnapshot.step))
+    query = query.where(DetectorSnapshot.run_id.in_(run_ids)).group_by(DetectorSnapshot.run_id)
+    return dict(session.execute(query).all())
+
+
+def newest(session: Session, run_id: str) -> StoredState | None:
+    """Return the newest stored state; those of superseded steps are deleted when an attempt starts."""
+    found = session.execute(_states_of(run_id).limit(1)).first()
+    return None if found is None else StoredState(*found)
+
+
+def watched_runs(session: Session) -> list[Run]:
+    """Return the runs that have a state."""
+    having = select(DetectorSnapshot.run_id).where(DetectorSnapshot.run_id == Run.id)
+    return list(session.scalars(select(Run).where(Run.deleted_at_us.is_(None), having.exists())))
 
 
 def newest_before(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], before: int, configuration_digest: str
 ) -> WarningState:
-    """Return the newest state, in memory or stored, of the active steps before `before`; the initial one if none is."""
-    # All but RECENT_STATES are milestones.
-    found = repository.snapshots_before(session, run_id, attempts, before, configuration_digest, RECENT_STATES + 1)
-    return next((state for snapshot in found if (state := _known(snapshot)) is not None), WarningState())
+    """Return the newest state of an active step before `before`; the initial state if none can be read."""
+    query = _states_of(run_id).where(
+        is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step, last=before - 1),
+        DetectorSnapshot.configuration_digest == configuration_digest,
+    )
+    readable = (StoredState(*row).read() for row in session.execute(query.limit(NEWEST_STATES)))
+    return next((state for state in readable if state is not None), WarningState())
 
 
-def _known(snapshot: Snapshot) -> WarningState | None:
-    state = MEMORY.get(snapshot.identity)
-    if state is None and snapshot.state is not None:
-        state = WarningState.from_bytes(snapshot.state)
-        MEMORY.put(snapshot.identity, state)
-    return state
+def _states_of(run_id: str) -> Select[Any]:
+    columns = (getattr(DetectorSnapshot, name) for name in StoredState._fields)
+    return select(*columns).where(DetectorSnapshot.run_id == run_id).order_by(DetectorSnapshot.step.desc())
+
+
+def store(session: Session, run_id: str, states: Sequence[StoredState]) -> None:
+    """Insert states after those that are stored; of the latter, keep the newest and one of each block."""
+    insert_rows(session, DetectorSnapshot, [{"run_id": run_id, **state._asdict()} for state in states])
+    oldest_kept = (
+        select(DetectorSnapshot.step)
+        .where(DetectorSnapshot.run_id == run_id)
+        .order_by(DetectorSnapshot.step.desc())
+        .offset(NEWEST_STATES - 1)
+        .limit(1)
+        .scalar_subquery()
+    )
+    passed = delete(DetectorSnapshot).where(
+        DetectorSnapshot.run_id == run_id, DetectorSnapshot.milestone.is_(False), DetectorSnapshot.step < oldest_kept
+    )
+    session.execute(passed, execution_options={"synchronize_session": False})
+
+
+def drop(session: Session, run_id: str, from_step: int) -> None:
+    """Delete the states from `from_step` on, those of superseded steps included."""
+    states = delete(DetectorSnapshot).where(DetectorSnapshot.run_id == run_id, DetectorSnapshot.step >= from_step)
+    session.execute(states, execution_options={"synchronize_session": False})
+
+
+def due(session: Session, run_id: str) -> Due | None:
+    """Return the derivation that is due; None if there is none."""
+    query = select(DueReplay.from_step, DueReplay.changed_step).where(DueReplay.run_id == run_id)
+    found = session.execute(query).first()
+    return None if found is None else Due(*found)
+
+
+def runs_due(session: Session) -> list[str]:
+    """Return the runs of which a derivation is due."""
+    return list(session.scalars(select(DueReplay.run_id).order_by(DueReplay.run_id)))
+
+
+def put_due(session: Session, run_id: str, due: Due) -> None:
+    """Note that a derivation is due."""
+    upsert(session, DueReplay, [{"run_id": run_id, **due._asdict()}], ("run_id",))
+
+
+def note_change(session: Session, run_id: str, step: int) -> None:
+    """Note that a derivation is due from a step on, also if one is under way."""
+    known = due(session, run_id) or Due(step, step)
+    put_due(session, run_id, Due(min(known.from_step, step), min(known.changed_step, step)))
+
+
+def drop_due(session: Session, run_id: str) -> None:
+    """Note that no derivation is due."""
+    session.execute(delete(DueReplay).where(DueReplay.run_id == run_id))

@@ -12,7 +12,7 @@ from foreshock.severity import Severity
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.watch.alerts.service import standing_of_runs
-from foreshock_service.watch.detection.service import observed_steps
+from foreshock_service.watch.detection.states import observed_steps
 from foreshock_service.watch.risk import repository
 from foreshock_service.watch.risk.schemas import RiskRead
 

@@ -19,8 +19,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
-from foreshock_service.watch.rules import repository
-from foreshock_service.watch.rules.service import RulesInvalid, configuration_with, set_rules
+from foreshock_service.watch.rules.service import RulesInvalid, configuration_with, set_rules, versions_of
 
 
 class RuleNotFound(ProblemError):
@@ -65,7 +64,7 @@ class RulesOfRun:
 def rules_of_run(session: Session, principal: Principal, run_id: str) -> RulesOfRun:
     """Return the run's rules with their changes. Raises RunNotFound or RunDeleted."""
     run = get_run(session, principal, run_id)
-    versions = tuple(repository.versions_of(session, run_id))
+    versions = tuple(versions_of(session, run_id))
     configuration = configuration_with(run.model_kind, [version.toml for version in versions])
     # The rules change at these steps only.
     bounds = sorted({0, *(version.effective_from_step for version in versions)})

@@ -7,9 +7,10 @@ version, so alerts change; the advice is a log of decisions, so the learning rat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -24,13 +25,24 @@ from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
-from foreshock_service.watch.rules import repository
-from foreshock_service.watch.rules.delivery_rules import DELIVERY_RULES
-from foreshock_service.watch.rules.events import RulesChanged
 from foreshock_service.watch.rules.schemas import RuleRead, RulesRead, RulesVersionRead, RunRulesRead
+
+SPLIT_RANKS = "split_ranks"
+INCOMPLETE_STEP = "incomplete_step"
+CLIENT_LOSSES = "client_losses"
+STALE_RUN = "stale_run"
+DELIVERY_RULES = (SPLIT_RANKS, INCOMPLETE_STEP, CLIENT_LOSSES, STALE_RUN)
+"""The alert rules on delivery. Deriving detection again does not touch their alerts."""
 
 MOST_VERSIONS = 100
 """Versions of a run's rules: each is a set of rules that a replay reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class RulesChanged:
+    """Event: a run has other rules from a step on. Published with the run locked."""
+
+    run_id: str
 
 
 class RulesInvalid(ProblemError):
@@ -49,7 +61,7 @@ def read_default_rules(model_kind: ModelKind | None) -> RulesRead:
 def read_rules(session: Session, principal: Principal, run_id: str, step: int) -> RunRulesRead:
     """Return the run's rules at a step, and every version."""
     run = get_run(session, principal, run_id)
-    versions = repository.versions_of(session, run_id)
+    versions = versions_of(session, run_id)
     configuration = configuration_with(run.model_kind, rule_files_of(session, run))
     rules = configuration.rules_at(step)
     return RunRulesRead(
@@ -92,11 +104,17 @@ def set_rules(session: Session, events: EventBus, principal: Principal, run_id: 
     return row
 
 
+def versions_of(session: Session, run_id: str) -> Sequence[RulesVersion]:
+    """Return the versions of a run's rules, oldest first."""
+    query = select(RulesVersion).where(RulesVersion.run_id == run_id).order_by(RulesVersion.version)
+    return session.scalars(query).all()
+
+
 def rule_files_of(session: Session, run: Run) -> tuple[str, ...]:
     """Return the files of the run's versions, oldest first."""
     if run.rules_version is None:
         return ()
-    return tuple(version.toml for version in repository.versions_of(session, run.id))
+    return tuple(version.toml for version in versions_of(session, run.id))
 
 
 def configuration_with(model_kind: ModelKind | None, files: Iterable[str]) -> WarningConfiguration:

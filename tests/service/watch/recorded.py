@@ -28,7 +28,6 @@ from foreshock_service.runs.scalars.schemas import ScalarsPut
 from foreshock_service.runs.scalars.service import put_scalars
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.watch.advice import repository as advice
-from foreshock_service.watch.detection import service as detection
 from foreshock_service.watch.detection import states
 
 LENGTH = "rollout:response_length_mean"
@@ -125,9 +124,8 @@ class RecordedRun:
 
     def newest_state(self) -> bytes:
         """Return the detectors' state after the newest step, derived from what is stored."""
-        states.MEMORY.clear()
         with self.database.read() as session:
-            return detection.newest_state(session, self.run).to_bytes()
+            return states.newest_state(session, self.run).to_bytes()
 
     def advice(self) -> AdviceState:
         """The state that the log of decisions folds to."""

@@ -49,9 +49,9 @@ class Alert(Base):
 
 
 class DetectorSnapshot(Base):
-    """The detectors' state after a step of the active history; those with `milestone` are never deleted.
+    """The detectors' state after a step of the active history; those with `milestone` are kept.
 
-    Without a `state` it is in the memory of a process, under `identity`.
+    A state is derived again if it is missing, or of another release.
     """
 
     __tablename__ = "detector_snapshots"
@@ -66,5 +66,4 @@ class DetectorSnapshot(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     configuration_digest: Mapped[str]
     milestone: Mapped[bool]
-    identity: Mapped[int]
-    state: Mapped[bytes | None] = mapped_column(PackedBytes)
+    state: Mapped[bytes] = mapped_column(PackedBytes)

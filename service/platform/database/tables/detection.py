@@ -9,17 +9,16 @@ from foreshock_service.platform.database.tables.base import Base
 
 
 class DueReplay(Base):
-    """The history of a run changed from `from_step` to `through_step`, and more steps follow than are replayed at once.
+    """The detection of a run is to be derived again from `from_step` on.
 
-    `changes` grows with every change, so that a replay of an older history is not stored.
+    `changed_step` is the first step that changed since a derivation began, so that an older history is not stored.
     """
 
     __tablename__ = "due_replays"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
     from_step: Mapped[int]
-    through_step: Mapped[int]
-    changes: Mapped[int]
+    changed_step: Mapped[int]
 
 
 class ScalarTail(Base):

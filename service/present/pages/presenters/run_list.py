@@ -28,7 +28,7 @@ from foreshock_service.runs.runs.schemas import RunFilter, RunRead, ShownRunStat
 from foreshock_service.runs.runs.service import list_runs
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.alerts.service import open_counts
-from foreshock_service.watch.detection.service import observed_steps
+from foreshock_service.watch.detection.states import observed_steps
 from foreshock_service.watch.risk.service import MOST_SEARCHED, risks_of_runs, runs_at_risk
 
 RUNS_ON_A_PAGE = 25

@@ -18,8 +18,7 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.events import ScalarsChanged, StepClosed, StepEvent
-from foreshock_service.watch.detection.configurations import WatchedRun
-from foreshock_service.watch.detection.history import closed_steps_after
+from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 
@@ -49,7 +48,7 @@ def sender(settings: Settings, decoders: DecoderPool, seen: list[Seen]) -> Itera
 
     def note(session: Session, event: StepEvent) -> None:
         attempts = attempts_of_run(session, event.run_id)
-        history = closed_steps_after(session, event.run_id, attempts, event.step - 1, WATCHED)
+        history = closed_steps_after(session, event.run_id, attempts, event.step - 1, WATCHED, 10)
         seen.append(Seen(event, history[0][0].values))
 
     app = create_app(settings, decoders)

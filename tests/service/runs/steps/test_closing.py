@@ -27,7 +27,7 @@ from foreshock_service.runs.rollouts.shards import decode_shard
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps import closing
 from foreshock_service.runs.steps.closing import close_waiting_steps
-from foreshock_service.watch.detection.states import RECENT_STATES
+from foreshock_service.watch.detection.states import NEWEST_STATES
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
@@ -257,9 +257,9 @@ def test_closing_compiles_no_statement_anew(http: httpx.Client, monkeypatch: pyt
 
     sender = start_run(http)
     # More than the newest states that are kept: later steps use the same statements.
-    for step in range(2 * RECENT_STATES):
+    for step in range(2 * NEWEST_STATES):
         sender.put_shard(step, encode_rollouts(make_batch(seed=step))).raise_for_status()
     monkeypatch.setattr(prepared, "_compile", counted)
-    for step in range(2 * RECENT_STATES, 2 * RECENT_STATES + 3):
+    for step in range(2 * NEWEST_STATES, 2 * NEWEST_STATES + 3):
         assert sender.put_shard(step, encode_rollouts(make_batch(seed=step))).json()["step_closed"]
     assert not compiled

@@ -8,8 +8,7 @@ from fastapi import FastAPI
 
 from foreshock.early_warning.detectors import WarningConfiguration
 from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.watch.detection.configurations import watched_run
-from foreshock_service.watch.detection.history import closed_steps_after
+from foreshock_service.watch.detection.history import closed_steps_after, watched_run
 from tests.service.sending import make_batch, start_run
 
 KEYS = WarningConfiguration().keys
@@ -30,7 +29,7 @@ def test_history_equals_the_api(http: httpx.Client, app: FastAPI) -> None:
                 expected[step][key] = values[row]
     with app.state.context.database.read() as session:
         attempts = attempts_of_run(session, run.run)
-        history = closed_steps_after(session, run.run, attempts, -1, watched_run(session, run.run))
+        history = closed_steps_after(session, run.run, attempts, -1, watched_run(session, run.run), 10)
     assert [(closed.step, attempt) for closed, attempt in history] == [(3, 1), (5, 1)]
     for closed, _ in history:
         assert "trainer/rollout:k3_kl" in closed.values

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 
 import pytest
 
-from foreshock.early_warning.detectors import WarningState
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.watch.alerts import service as alerts
-from foreshock_service.watch.detection.states import MEMORY, MILESTONE_STEPS, RECENT_STATES
+from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 SURGE = [100.0] * 10 + [260.0] * 8
@@ -44,67 +42,6 @@ def test_order_of_arrival_does_not_change_detectors_or_alerts(recorded: Recorded
     alerts = [(a.rule, a.step, a.value, a.evidence) for a in recorded.alerts()]
     assert alerts
     assert [(a.rule, a.step, a.value, a.evidence) for a in other.alerts() if a.state != "retracted"] == alerts
-
-
-def test_states_that_are_not_in_memory_go_on_as_those_that_are(
-    recorded: RecordedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = {LENGTH: SURGE, K3: [0.2] * 9 + [1e-4] * 9}
-    recorded.close_all(values, STEPS)
-    read_again = RecordedRun(recorded.database).begin("read again")
-    read: list[bytes] = []
-    from_bytes = WarningState.from_bytes
-
-    def noted(data: bytes) -> WarningState:
-        read.append(data)
-        return from_bytes(data)
-
-    monkeypatch.setattr(MEMORY, "get", lambda identity: None)
-    monkeypatch.setattr(WarningState, "from_bytes", noted)
-    read_again.close_all(values, STEPS)
-    assert len(read) >= len(STEPS) - 1
-    assert stored_of(read_again) == stored_of(recorded)
-    assert read_again.newest_state() == recorded.newest_state()
-    assert [(each.rule, each.step, each.state) for each in read_again.alerts()] == [
-        (each.rule, each.step, each.state) for each in recorded.alerts()
-    ]
-
-
-def stored_of(run: RecordedRun) -> list[tuple[int, int, bool, bytes | None]]:
-    """Return the stored snapshots but for their identities."""
-    return [(each.attempt, each.step, each.milestone, each.state) for each in run.snapshots()]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_several_processes_with_memories_of_their_own_make_what_one_makes(recorded: RecordedRun, seed: int) -> None:
-    """Steps close in some order, some twice, and the run is rewound; each change is made by any of three processes."""
-    random_changes, lengths = random.Random(seed), dict(zip(STEPS, SURGE, strict=True))
-    steps = [*STEPS]
-    for place in range(0, len(steps), 6):
-        steps[place : place + 6] = random_changes.sample(steps[place : place + 6], len(steps[place : place + 6]))
-    memories: list[OrderedDict[int, WarningState]] = [OrderedDict() for _ in range(3)]
-
-    def play(run: RecordedRun, *, processes: int) -> None:
-        choice = random.Random(seed + 1)
-        for change, step in enumerate([*steps, *STEPS[12:], *STEPS[14:16]]):
-            if processes > 1:
-                MEMORY._states = memories[choice.randrange(processes)]
-            if change == len(steps):
-                run.resume(STEPS[12])
-            run.close(step, {LENGTH: lengths[step] * (1.0 + 0.01 * (change % 5)), K3: 0.2 if step % 7 < 4 else 1e-4})
-
-    own, other = MEMORY._states, RecordedRun(recorded.database).begin("several")
-    play(recorded, processes=1)
-    try:
-        play(other, processes=3)
-    finally:
-        MEMORY._states = own
-    assert stored_of(other) == stored_of(recorded)
-    assert other.newest_state() == recorded.newest_state()
-    assert [(a.rule, a.attempt, a.step, a.state, a.evidence) for a in other.alerts()] == [
-        (a.rule, a.attempt, a.step, a.state, a.evidence) for a in recorded.alerts()
-    ]
-    assert recorded.alerts()
 
 
 def test_announced_change_is_no_surge_whether_it_is_announced_before_or_afterwards(recorded: RecordedRun) -> None:
@@ -188,17 +125,17 @@ def test_alert_version_grows_with_changes_only(recorded: RecordedRun) -> None:
 
 @pytest.mark.slow
 def test_late_step_replays_from_the_snapshot_before_it(recorded: RecordedRun) -> None:
-    steps = 3 * MILESTONE_STEPS
+    steps = 3 * STEPS_OF_A_BLOCK
     recorded.close_all({LENGTH: [100.0] * steps}, range(1, steps + 1))
     kept = [(snapshot.step, snapshot.milestone) for snapshot in recorded.snapshots()]
     assert [step for step, milestone in kept if milestone] == [1, 25, 50, 75]
-    assert len(kept) <= 4 + RECENT_STATES
-    assert [each.step for each in recorded.snapshots() if each.state is not None] == [1, 25, 50, 75]
-    untouched = {snapshot.step: snapshot.identity for snapshot in recorded.snapshots() if snapshot.step < 60}
+    assert [step for step, _ in kept[-NEWEST_STATES:]] == [72, 73, 74, 75]
+    assert len(kept) < 4 + NEWEST_STATES
+    before = {snapshot.step: snapshot.state for snapshot in recorded.snapshots()}
     recorded.close(60, {LENGTH: 101.0})
-    again = {snapshot.step: snapshot.identity for snapshot in recorded.snapshots()}
-    assert {step: again[step] for step in untouched} == untouched
-    assert max(again) == steps
+    again = {snapshot.step: snapshot.state for snapshot in recorded.snapshots()}
+    assert again.keys() == before.keys()
+    assert [step for step in before if again[step] != before[step]] == [72, 73, 74, 75]
 
 
 def test_resume_supersedes_alerts_and_decisions(

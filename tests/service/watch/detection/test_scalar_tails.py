@@ -17,6 +17,7 @@ from foreshock_service.platform.database.tables import Run, ScalarTail
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs.schemas import RunUpdate
 from foreshock_service.runs.runs.service import update_run
+from foreshock_service.watch.detection.background import derive_due
 from foreshock_service.watch.detection.scalar_tails import close_scalar_tails
 from tests.service.sending import make_batch, start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
@@ -84,11 +85,8 @@ def test_any_order_of_arrival_gives_the_same_state_and_alerts(recorded: Recorded
 
 
 def make_due(run: RecordedRun) -> None:
-    """Late scalars are replayed by their transaction's caller; nothing may be due afterwards."""
-    from foreshock_service.watch.detection import repository
-
-    with run.database.read() as session:
-        assert repository.runs_with_due_replay(session, 10) == []
+    """Derive what late scalars left to the background."""
+    derive_due(run.events, run.database)
 
 
 @settings(

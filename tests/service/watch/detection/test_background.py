@@ -1,0 +1,305 @@
+"""Detection that many steps follow is derived in the background, as if the history had never been different."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import event, select, update
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import Session
+
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.runs.schemas import RunUpdate
+from foreshock_service.runs.runs.service import update_run
+from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
+from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION
+from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
+from foreshock_service.watch.rules.service import set_rules
+from tests.service.watch.recorded import K3, LENGTH, RecordedRun
+
+STEPS = 3 * STEPS_IN_TRANSACTION
+
+
+def values_at(step: int) -> dict[str, float]:
+    """Return a history with a surge of the lengths, and a critical mismatch for a while."""
+    surge = 2.5 if step > STEPS // 2 else 1.0
+    return {LENGTH: surge * (100.0 + math.sin(step)), K3: 2e-2 if 60 < step < 90 else 1e-4 * (1 + step % 3)}
+
+
+def outcome(run: RecordedRun) -> tuple[list[Any], list[Any]]:
+    """Return what the detectors made of a run: its alerts, and its snapshots with the newest state."""
+    alerts = [
+        (alert.rule, alert.step, alert.value, alert.evidence, alert.cleared_step, alert.state)
+        for alert in run.alerts()
+        if alert.state != "retracted"
+    ]
+    snapshots = [(each.step, each.attempt, each.milestone, each.state) for each in run.snapshots()]
+    return alerts, [*snapshots, run.newest_state()]
+
+
+def due(database: Database) -> list[str]:
+    with database.read() as session:
+        return list(session.scalars(select(DueReplay.run_id)))
+
+
+def closed_run(
+    database: Database, key: str, changed: Mapping[int, Mapping[str, float]], steps: int = STEPS
+) -> RecordedRun:
+    """Return a run that closed every step, in which some first had other values."""
+    run = RecordedRun(database).begin(key)
+    for step in range(1, steps + 1):
+        run.close(step, changed.get(step) or values_at(step))
+    return run
+
+
+def test_late_data_gives_the_result_of_a_history_that_was_never_different(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0, K3: 3e-2}, 3: {LENGTH: 900.0, K3: 3e-2}})
+    before = outcome(late)
+    assert before != expected
+    for step in (3, 2):
+        late.close(step, values_at(step))
+    assert due(database) == [late.run]
+    assert outcome(late) == before, "the transaction of late data leaves it to the background"
+    assert derive_due(late.events, database) == 1
+    assert outcome(late) == expected
+    assert due(database) == []
+    late.close(STEPS + 1, values_at(STEPS + 1))
+    assert late.snapshots()[-1].step == STEPS + 1
+
+
+def test_steps_go_on_from_the_newest_state_while_a_derivation_is_due(database: Database) -> None:
+    late = closed_run(database, "late", {2: {LENGTH: 103.0}})
+    late.close(2, values_at(2))
+    late.close(STEPS + 1, values_at(STEPS + 1))
+    assert (late.snapshots()[-1].step, due(database)) == (STEPS + 1, [late.run])
+    derive_due(late.events, database)
+    assert outcome(late) == outcome(closed_run(database, "in order", {}, STEPS + 1))
+
+
+def test_change_during_a_derivation_is_taken_in(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}, 4: {LENGTH: 900.0}, 140: {LENGTH: 900.0}})
+    late.close(2, values_at(2))
+    racing = Racing(database, [lambda: late.close(140, values_at(140)), lambda: late.close(4, values_at(4))])
+    assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
+    assert racing.writes == 6, "three derivations, each with a transaction before and after"
+    assert outcome(late) == expected
+    assert due(database) == []
+
+
+def test_steps_that_close_during_a_derivation_are_derived_with_it(database: Database) -> None:
+    expected = outcome(closed_run(database, "in order", {}, STEPS + 2))
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
+    late.close(2, values_at(2))
+
+    def close_two() -> None:
+        for step in (STEPS + 1, STEPS + 2):
+            late.close(step, values_at(step))
+
+    racing = Racing(database, [close_two])
+    assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
+    assert racing.writes == 2
+    assert outcome(late) == expected
+
+
+def test_resume_during_a_derivation_takes_back_what_it_superseded(database: Database) -> None:
+    straight = closed_run(database, "in order", {})
+    straight.resume(100)
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
+    late.close(2, values_at(2))
+    racing = Racing(database, [lambda: late.resume(100)])
+    assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
+    assert outcome(late)[1] == outcome(straight)[1]
+    assert due(database) == []
+
+
+def test_derivation_that_is_stopped_stays_due(database: Database) -> None:
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
+    late.close(2, values_at(2))
+    assert derive_due(late.events, database, lambda: True) == 0
+    assert due(database) == [late.run]
+    assert derive_due(late.events, database) == 1
+    assert outcome(late) == outcome(closed_run(database, "in order", {}))
+
+
+def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database) -> None:
+    def values(step: int) -> dict[str, float]:
+        return {LENGTH: 100.0, K3: 2e-2 if 60 < step < 130 else 1e-4}
+
+    outcomes = []
+    for key, first in (("in order", 100.0), ("late", 140.0)):
+        run = RecordedRun(database).begin(key)
+        for step in range(1, 151):
+            run.close(step, values(step) | ({LENGTH: first} if step == 50 else {}))
+        run.close(50, values(50))
+        derive_due(run.events, database)
+        outcomes.append(outcome(run))
+    assert outcomes[0] == outcomes[1]
+    assert ("mismatch_critical", 75, "resolved") in [(each[0], each[1], each[5]) for each in outcomes[0][0]]
+
+
+def test_changed_rules_of_a_long_run_hold_from_its_first_step(database: Database) -> None:
+    def disable(run: RecordedRun) -> None:
+        text = "version = 1\neffective_from_step = 0\n[rules.mismatch_critical]\nenabled = false\n"
+        database.write(lambda session: set_rules(session, run.events, UNRESTRICTED, run.run, text))
+
+    changed = closed_run(database, "changed", {})
+    assert ("mismatch_critical", 75) in changed.states()
+    disable(changed)
+    assert due(database) == [changed.run]
+    # A step that closes meanwhile cannot go on from a state of other rules.
+    changed.close(STEPS + 1, values_at(STEPS + 1))
+    derive_due(changed.events, database)
+    from_the_first = RecordedRun(database).begin("from the first")
+    disable(from_the_first)
+    for step in range(1, STEPS + 2):
+        from_the_first.close(step, values_at(step))
+    assert outcome(changed) == outcome(from_the_first)
+    assert changed.states()["mismatch_critical", 75] == "retracted"
+
+
+@pytest.mark.parametrize("form", ["fewer values", "other names", "no JSON", "a list"])
+def test_state_of_another_release_is_derived_again_and_never_an_error(
+    http: httpx.Client, app: FastAPI, form: str
+) -> None:
+    database: Database = app.state.context.database
+    run = closed_run(database, "a-run", {}, 60)
+    expected = outcome(run)
+    advice = http.get(f"/v1/runs/{run.run}/lr-advice").json()
+
+    def damage(session: Session) -> None:
+        for row in session.scalars(select(DetectorSnapshot)):
+            state = json.loads(row.state)
+            state["rules"]["rules"] = {name: values[:4] for name, values in state["rules"]["rules"].items()}
+            forms = {"fewer values": state, "other names": {"step": row.step}, "a list": [1, 2]}
+            row.state = b"\x00" if form == "no JSON" else json.dumps(forms[form]).encode()
+
+    database.write(damage)
+    meanwhile = http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()
+    assert (meanwhile["observed_step"], meanwhile["scale"]) == (60, advice["scale"])
+    assert note_outdated(database) == 1
+    derive_due(run.events, database)
+    assert outcome(run) == expected
+    assert http.get(f"/v1/runs/{run.run}/lr-advice").json() == advice
+    assert note_outdated(database) == 0
+
+
+def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Database) -> None:
+    run = closed_run(database, "a-run", {}, STEPS)
+    database.write(lambda session: session.execute(update(DetectorSnapshot).values(configuration_digest="older")))
+    run.close(STEPS + 1, values_at(STEPS + 1))
+    assert due(database) == [run.run]
+    derive_due(run.events, database)
+    assert outcome(run) == outcome(closed_run(database, "in order", {}, STEPS + 1))
+
+
+@pytest.mark.parametrize(("state", "outdated"), [("running", 1), ("finished", 0)])
+def test_upgrade_derives_the_runs_that_go_on(database: Database, state: str, outdated: int) -> None:
+    run = closed_run(database, "a-run", {}, 5)
+    assert note_outdated(database) == 0
+    changes = RunUpdate(state=state)  # type: ignore[arg-type]
+    database.write(lambda session: update_run(session, run.events, UNRESTRICTED, run.run, changes))
+    database.write(lambda session: session.execute(update(DetectorSnapshot).values(configuration_digest="older")))
+    assert note_outdated(database) == outdated
+
+
+def test_writer_does_no_more_for_late_data_of_a_longer_run(sqlite_template: Path, tmp_path: Path) -> None:
+    shutil.copy(sqlite_template, tmp_path / "foreshock.db")
+    database = Database(f"sqlite:///{tmp_path}/foreshock.db")
+    try:
+        counts = {}
+        for steps in (STEPS, 2 * STEPS):
+            run = closed_run(database, str(steps), {1: {LENGTH: 103.0}}, steps)
+            with writes() as seen:
+                run.close(1, values_at(1))
+                derive_due(run.events, database)
+            counts[steps] = seen
+        short, long = counts[STEPS], counts[2 * STEPS]
+        assert len(short) == len(long)
+        for (statement, rows), (of_long, rows_of_long) in zip(short, long, strict=True):
+            assert of_long == statement
+            # States are kept once in a block of steps.
+            assert rows_of_long - rows <= STEPS // STEPS_OF_A_BLOCK + NEWEST_STATES, statement
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("attempts", [50])
+def test_closing_a_step_takes_no_more_statements_after_many_resumes(database: Database, attempts: int) -> None:
+    once = closed_run(database, "once", {}, 60)
+    often = RecordedRun(database).begin("often")
+    for number in range(1, attempts):
+        often.close(number, values_at(number))
+        often.resume(number + 1)
+    for step in range(attempts, 61):
+        often.close(step, values_at(step))
+    counts = []
+    for run in (once, often):
+        with statements() as seen:
+            run.database.write(lambda session, run=run: publish(run, session))  # type: ignore[misc]
+        counts.append(len(seen))
+    assert counts[0] == counts[1], counts
+
+
+def publish(run: RecordedRun, session: Session) -> None:
+    """Publish that the newest step changed."""
+    from foreshock_service.runs.events import StepClosed
+
+    run.events.publish(session, StepClosed(run.run, run.attempt, 60))
+
+
+class Racing:
+    """A database in which something else is written before each second write: the one that stores a derivation."""
+
+    def __init__(self, database: Database, others: list[Callable[[], object]]) -> None:
+        self.read = database.read
+        self.writes = 0
+        self._database, self._others = database, others
+
+    def write(self, work: Callable[[Session], Any]) -> Any:
+        """Run the work, after what comes before it."""
+        self.writes += 1
+        if self.writes % 2 == 0 and self._others:
+            self._others.pop(0)()
+        return self._database.write(work)
+
+
+@contextmanager
+def statements() -> Iterator[list[tuple[str, int]]]:
+    """Collect the SQL statements that any engine executes, each with its number of rows of parameters."""
+    seen: list[tuple[str, int]] = []
+
+    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        seen.append((statement, len(parameters) if many else 1))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+@contextmanager
+def writes() -> Iterator[list[tuple[str, int]]]:
+    """Collect the statements of transactions that write, on SQLite."""
+    found: list[tuple[str, int]] = []
+    with statements() as seen:
+        yield found
+    writing = False
+    for statement, rows in seen:
+        if statement.startswith("BEGIN"):
+            writing = statement == "BEGIN IMMEDIATE"
+        if writing:
+            found.append((statement, rows))
