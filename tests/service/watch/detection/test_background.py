@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, DueRepl
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs.schemas import RunUpdate
 from foreshock_service.runs.runs.service import update_run
-from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
+from foreshock_service.watch.detection.background import DerivationThread, derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from foreshock_service.watch.rules.service import set_rules
@@ -203,6 +204,20 @@ def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Datab
     assert due(database) == [run.run]
     derive_due(run.events, database)
     assert outcome(run) == outcome(closed_run(database, "in order", {}, STEPS + 1))
+
+
+def test_service_derives_what_is_due_by_itself(app: FastAPI) -> None:
+    database: Database = app.state.context.database
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}})
+    late.close(2, values_at(2))
+    thread = DerivationThread(app.state.context)
+    thread.start()
+    deadline = time.monotonic() + 120.0
+    while due(database):
+        assert time.monotonic() < deadline, "it is still due"
+        time.sleep(0.05)
+    thread.stop()
+    assert outcome(late) == outcome(closed_run(database, "in order", {}))
 
 
 @pytest.mark.parametrize(("state", "outdated"), [("running", 1), ("finished", 0)])
