@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
-from foreshock.early_warning.events import Event
-from foreshock.early_warning.schedule import LengthDecaySchedule
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.rule import Event
+from foreshock.learning_rate.schedule import LengthDecaySchedule
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 LENGTH = "rollout:response_length_mean"

@@ -26,8 +26,8 @@ from benchmarks.detector.curves import (
 from benchmarks.detector.held_out_report import measure_held_out
 from benchmarks.detector.shared_logs import SURGES, Judgement, judge
 from benchmarks.early_warning import SHARED, real_curves
-from foreshock.early_warning.exact_intervals import poisson_interval, proportion_interval
-from foreshock.early_warning.schedule import DECAY_MULTIPLIER, ScheduleSettings
+from foreshock.diagnosis.statistics import poisson_interval, proportion_interval
+from foreshock.learning_rate.schedule import DECAY_MULTIPLIER, ScheduleSettings
 
 LARGEST_HEALTHY_SHARE = 0.01
 LEAST_PUBLISHED = 95

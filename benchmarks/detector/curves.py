@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.early_warning.detectors import (
+from foreshock.diagnosis.detectors import (
     LENGTH_KEY,
     LONGEST_KEY,
     TRUNCATED_KEY,
@@ -17,7 +17,7 @@ from foreshock.early_warning.detectors import (
     WarningState,
     advance,
 )
-from foreshock.early_warning.events import Event
+from foreshock.diagnosis.rule import Event
 
 DEVIATIONS = (0.05, 0.10, 0.15, 0.20, 0.25)
 AUTOCORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.detector.curves import HEALTHY_STEPS, HealthyCurve, healthy_curves
 from benchmarks.early_warning import Curve
-from foreshock.early_warning.detectors import LENGTH_KEY, ClosedStep
-from foreshock.early_warning.noise import residuals_of
+from foreshock.diagnosis.detectors import LENGTH_KEY, ClosedStep
+from foreshock.diagnosis.statistics import residuals_of
 
 RULE_TEXT = "foreshock held-out curves"
 HELD_OUT_SEED = int(hashlib.sha256(RULE_TEXT.encode()).hexdigest()[:8], 16)

@@ -23,9 +23,9 @@ from benchmarks.detector.held_out import (
 )
 from benchmarks.early_warning import Curve
 from foreshock.backtest.applied import lost_learning_rate, scales_under_apply
-from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration
-from foreshock.early_warning.exact_intervals import proportion_interval
-from foreshock.early_warning.schedule import DECAY_MULTIPLIER, ScheduleSettings
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.statistics import proportion_interval
+from foreshock.learning_rate.schedule import DECAY_MULTIPLIER, ScheduleSettings
 
 EARLIEST, LATEST = 0.65, 1.03
 STATED_RUN_LENGTHS = (1e3, 1e4, 1e5)

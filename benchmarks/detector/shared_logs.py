@@ -11,10 +11,10 @@ from functools import cache
 
 from benchmarks.detector.curves import watch
 from benchmarks.early_warning import SHARED, Curve
-from foreshock.early_warning.collapse import BASELINE_OBSERVATIONS, collapse_step, hit_window
-from foreshock.early_warning.detectors import LENGTH_KEY, REWARD_KEY
-from foreshock.early_warning.events import Event
-from foreshock.early_warning.robust import median
+from foreshock.diagnosis.detectors import LENGTH_KEY, REWARD_KEY
+from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, collapse_step, hit_window
+from foreshock.diagnosis.rule import Event
+from foreshock.diagnosis.statistics import median
 
 SURGES = ("length_surge", "length_surge_early", "length_surge_again")
 ALARMS = ("warning", "critical")

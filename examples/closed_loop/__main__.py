@@ -27,7 +27,7 @@ from examples.collapses.results import (
     result_file,
     write_result,
 )
-from foreshock.early_warning.detectors import (
+from foreshock.diagnosis.detectors import (
     LEARNING_RATE_KEY,
     LENGTH_KEY,
     LONGEST_KEY,
@@ -35,7 +35,7 @@ from foreshock.early_warning.detectors import (
     TRUNCATED_KEY,
     WarningConfiguration,
 )
-from foreshock.early_warning.rules import LAG_KEY
+from foreshock.diagnosis.rules import LAG_KEY
 
 if TYPE_CHECKING:
     from examples.collapses.run import Laboratory

@@ -14,7 +14,7 @@ from examples.collapses.run import Control
 from examples.tiny_rl.rollouts import StepRollouts
 from examples.tiny_rl.trainer import Correction
 from foreshock.backtest.applied import AppliedAdvice
-from foreshock.early_warning.detectors import LEARNING_RATE_KEY, ClosedStep, WarningConfiguration
+from foreshock.diagnosis.detectors import LEARNING_RATE_KEY, ClosedStep, WarningConfiguration
 
 
 def control_of(plan: Plan, finished: Callable[[Plan], Result]) -> Control:

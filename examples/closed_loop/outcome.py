@@ -13,8 +13,8 @@ from examples.closed_loop.arms import scales_of
 from examples.closed_loop.plan import ARMS, SETTINGS, Arm, Plan, plans
 from examples.collapses.labels import label
 from examples.collapses.results import Result
-from foreshock.early_warning.detectors import REWARD_KEY
-from foreshock.early_warning.exact_intervals import proportion_interval
+from foreshock.diagnosis.detectors import REWARD_KEY
+from foreshock.diagnosis.statistics import proportion_interval
 
 SAVED_SHARE: Final = 0.9
 """A run is saved if its reward is at least this share of the best safe arm's."""

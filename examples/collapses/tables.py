@@ -16,8 +16,8 @@ from examples.collapses.pairs import PAIRED, best_alarm, scores_of
 from examples.collapses.summary import Summary
 from foreshock.backtest.replay import RecordedRun
 from foreshock.backtest.scoring import Score
-from foreshock.early_warning.detectors import ClosedStep
-from foreshock.early_warning.exact_intervals import proportion_interval
+from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.statistics import proportion_interval
 
 RATES: Final = tuple(sorted(LEARNING_RATES))
 NOTHING: Final = "–"

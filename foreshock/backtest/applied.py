@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from foreshock.early_warning.advice_state import Decision, fold
-from foreshock.early_warning.decisions import Observation, decide
-from foreshock.early_warning.detectors import (
+from foreshock.diagnosis.detectors import (
     LEARNING_RATE_KEY,
     ClosedStep,
     WarningConfiguration,
@@ -15,6 +13,7 @@ from foreshock.early_warning.detectors import (
     advance,
     open_signals,
 )
+from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
 
 
 class AppliedAdvice:

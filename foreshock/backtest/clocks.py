@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from foreshock.backtest.replay import Episode, RecordedRun
 from foreshock.backtest.scoring import ALL_WARNINGS, LOWERS_RATE, Score, lowering_of, score, warnings_of
-from foreshock.early_warning.detectors import LENGTH_KEY, ClosedStep
+from foreshock.diagnosis.detectors import LENGTH_KEY, ClosedStep
 
 SHIFTS = 20
 BASELINE_STEPS = 50

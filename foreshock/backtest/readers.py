@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.backtest.event_files import event_files, scalars_of
-from foreshock.early_warning.detectors import ClosedStep
-from foreshock.early_warning.quantities import STEP_NAMES, quantities_of
+from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.quantities import STEP_NAMES, quantities_of
 from foreshock.errors import ForeshockError
 
 _VERL_STEP = re.compile(r"\bstep:(\d+) - (.+)")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from foreshock.early_warning.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
-from foreshock.early_warning.detectors import REWARD_KEY, ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.detectors import REWARD_KEY, ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, collapse_step, floor_of
 from foreshock.severity import Severity
 
 SURGE_STEPS = 50

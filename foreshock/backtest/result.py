@@ -11,7 +11,7 @@ from foreshock.backtest.clocks import compared
 from foreshock.backtest.replay import RecordedRun, replay_run
 from foreshock.backtest.roc import RocPoint, roc_points
 from foreshock.backtest.scoring import Score, scores_of
-from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from foreshock.backtest.replay import replay_run
 from foreshock.backtest.scoring import Score, scores_of
-from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration
-from foreshock.early_warning.threshold_rule import ThresholdRule
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.rule import ThresholdRule
 
 STRICTNESS = (0.4, 0.6, 0.8, 1.0, 1.5, 2.5)
 """Distance of a threshold from what is normal, in units of the default's: below 1 a rule fires more easily."""

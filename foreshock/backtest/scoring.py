@@ -1,6 +1,6 @@
 """What a rule's alarms were worth on recorded runs: hits, misses, lead times and false alarms, with exact intervals.
 
-Definitions are those of `foreshock.early_warning.collapse`. An alarm from three steps before a collapse on is neither a
+Definitions are those of `foreshock.diagnosis.reward`. An alarm from three steps before a collapse on is neither a
 hit nor false: it is late. Runs whose collapse leaves no baseline count for nothing after it, and are no miss.
 """
 
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from foreshock.backtest.replay import Episode, RecordedRun
-from foreshock.early_warning.collapse import HitWindow, hit_window
-from foreshock.early_warning.exact_intervals import poisson_interval, proportion_interval
-from foreshock.early_warning.robust import median
+from foreshock.diagnosis.reward import HitWindow, hit_window
+from foreshock.diagnosis.statistics import median, poisson_interval, proportion_interval
 
 RESAMPLES = 2_000
 

@@ -168,7 +168,7 @@ class Client:
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: derived
         from a logged checkpoint. `scalar_names` names logged scalars that are watched and have names of their own:
-        `{"reward": "my/score"}` (`foreshock.early_warning.quantities` has the names that are known).
+        `{"reward": "my/score"}` (`foreshock.diagnosis.quantities` has the names that are known).
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
         trainer's precision, with which probes replay it: the dtype of the weights that its forward pass reads, that of

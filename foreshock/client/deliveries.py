@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
 from foreshock.digests import digest_of_bytes
-from foreshock.early_warning.quantities import check_declared
+from foreshock.diagnosis.quantities import check_declared
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none

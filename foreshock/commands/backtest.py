@@ -57,8 +57,8 @@ class BacktestCommand:
         from foreshock.backtest.page import render_page
         from foreshock.backtest.readers import read_run
         from foreshock.backtest.result import backtest
-        from foreshock.early_warning.detectors import WarningConfiguration
-        from foreshock.early_warning.schedule import ScheduleSettings
+        from foreshock.diagnosis.detectors import WarningConfiguration
+        from foreshock.learning_rate.schedule import ScheduleSettings
 
         progress, steps = Progress("reading runs", len(arguments.files)), []
         for path in arguments.files:

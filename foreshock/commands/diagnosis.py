@@ -15,7 +15,7 @@ from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import RunQueries
 from foreshock.commands.records import Bucket, Curve
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.conclusions.health import HealthVerdict
+from foreshock.diagnosis.health import HealthVerdict
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind

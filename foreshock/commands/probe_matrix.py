@@ -15,7 +15,6 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import connect
 from foreshock.commands.queries import find_run
 from foreshock.commands.text import table, wrap
-from foreshock.conclusions.configurations import in_words
 from foreshock.configuration_grid import (
     MATRIX_KIND,
     MATRIX_ROLLOUTS,
@@ -26,6 +25,7 @@ from foreshock.configuration_grid import (
     parse_variation,
     product_of,
 )
+from foreshock.diagnosis.configurations import in_words
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 
 __all__ = ["add_matrix_arguments", "run_matrix"]

@@ -20,7 +20,7 @@ from foreshock.commands.text import (
     wrap,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.conclusions.health import step_verdict
+from foreshock.diagnosis.health import step_verdict
 from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY

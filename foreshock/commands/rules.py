@@ -11,8 +11,8 @@ from foreshock.errors import ConfigurationError
 from foreshock.model_kind import MODEL_KINDS, ModelKind
 
 if TYPE_CHECKING:
-    from foreshock.early_warning.rule_files import RuleChanges
-    from foreshock.early_warning.threshold_rule import ThresholdRule
+    from foreshock.diagnosis.rule import ThresholdRule
+    from foreshock.diagnosis.rule_files import RuleChanges
 
 __all__ = ["command"]
 
@@ -34,8 +34,8 @@ class RulesCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the rules or the changes. Raises InvalidRules for a file that is not valid."""
-        from foreshock.early_warning.default_rules import default_rules
-        from foreshock.early_warning.rule_files import DEFAULT_SCHEDULE, to_toml
+        from foreshock.diagnosis.default_rules import default_rules
+        from foreshock.diagnosis.rule_files import DEFAULT_SCHEDULE, to_toml
 
         model_kind: ModelKind | None = arguments.model_kind
         before = default_rules(model_kind)
@@ -66,8 +66,8 @@ class RulesCommand:
 
 
 def _changed(path: Path, model_kind: ModelKind | None) -> tuple[RuleChanges, tuple[ThresholdRule, ...]]:
-    from foreshock.early_warning.default_rules import default_rules
-    from foreshock.early_warning.rule_files import InvalidRules, parse_rules
+    from foreshock.diagnosis.default_rules import default_rules
+    from foreshock.diagnosis.rule_files import InvalidRules, parse_rules
 
     try:
         text = path.read_text(encoding="utf-8")

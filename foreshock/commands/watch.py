@@ -14,7 +14,7 @@ from foreshock.commands.command import add_run_argument, add_service_options, co
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.conclusions.health import JUDGED_MEASURES, step_verdict
+from foreshock.diagnosis.health import JUDGED_MEASURES, step_verdict
 from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from foreshock.early_warning.schedule import DECAY_FACTOR, DECAY_FLOOR, LengthDecaySchedule, scale_at
+from foreshock.learning_rate.schedule import DECAY_FACTOR, DECAY_FLOOR, LengthDecaySchedule, scale_at
 
 __all__ = ["Advice", "AdviceAlert"]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from foreshock.early_warning.rule_files import LARGEST_TEXT
-from foreshock.early_warning.threshold_rule import Effect
+from foreshock.diagnosis.rule import Effect
+from foreshock.diagnosis.rule_files import LARGEST_TEXT
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext

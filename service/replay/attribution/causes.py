@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from foreshock.conclusions import AttributionEvidence, Conclusion, ConclusionKind, conclude_attribution
+from foreshock.diagnosis.attribution import conclude_attribution
+from foreshock.diagnosis.conclusion import AttributionEvidence, Conclusion, ConclusionKind
 from foreshock.interval_names import interval_name
 from foreshock.json_values import finite_or_none
 from foreshock_service.replay.attribution import repository

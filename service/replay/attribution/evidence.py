@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from foreshock.conclusions import (
+from foreshock.diagnosis.conclusion import (
     AttributionEvidence,
     DriftPoint,
     EnvironmentLinkEvidence,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
-from foreshock.conclusions import Conclusion
+from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.environment import Environment
 from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.conclusions import conclude_attribution
+from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock.digests import digest_of_json
 from foreshock.scorers import CHAIN, score_name
 from foreshock_service.platform.context import ServiceContext

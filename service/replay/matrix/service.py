@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import comparison_name
-from foreshock.conclusions.configurations import MeasuredSetting, Setting, recommend
 from foreshock.configuration_grid import MOST_CELLS
+from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock.interval_names import interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.scorers import REFERENCE, SCORERS

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from foreshock.conclusions.health import WINDOW_STEPS, conclude_health
+from foreshock.diagnosis.health import WINDOW_STEPS, conclude_health
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.security import Reader

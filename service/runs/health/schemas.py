@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import BaseModel, Field
 
-from foreshock.conclusions.health import Health, HealthEvidence, HealthVerdict, JudgedMeasure
+from foreshock.diagnosis.health import Health, HealthEvidence, HealthVerdict, JudgedMeasure
 from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none
 

@@ -11,7 +11,7 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.conclusions.health import JUDGED_MEASURES, WINDOW_STEPS, HealthEvidence, PooledMeasure
+from foreshock.diagnosis.health import JUDGED_MEASURES, WINDOW_STEPS, HealthEvidence, PooledMeasure
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.reliability import interval_warning
 from foreshock.measures.pooling import CLUSTERED_BY_PROMPT, PooledMean, pool_over_steps, pool_summaries

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
-from foreshock.conclusions.health import WINDOW_STEPS
+from foreshock.diagnosis.health import WINDOW_STEPS
 from foreshock.lint import CHECKS, CheckResult, LintWarning
 from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION

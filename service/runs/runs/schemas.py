@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from foreshock.early_warning.quantities import check_declared
+from foreshock.diagnosis.quantities import check_declared
 from foreshock.model_kind import ModelKind
 from foreshock.projects import DEFAULT_PROJECT
 from foreshock_service.platform.schemas import Name

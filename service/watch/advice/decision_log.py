@@ -8,9 +8,8 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.advice_state import Mode, fold
-from foreshock.early_warning.decisions import Observation, decide, rewind, set_mode
-from foreshock.early_warning.detectors import holding_signals, open_signals
+from foreshock.diagnosis.detectors import holding_signals, open_signals
+from foreshock.learning_rate.decisions import Mode, Observation, decide, fold, rewind, set_mode
 from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
 from foreshock_service.watch.advice import repository

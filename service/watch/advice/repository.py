@@ -7,7 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.advice_state import Decision
+from foreshock.learning_rate.decisions import Decision
 from foreshock_service.platform.database.dialect import insert_rows, table_of, upsert
 from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress

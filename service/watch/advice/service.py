@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.advice_state import AdviceState, Mode, fold
-from foreshock.early_warning.advice_text import RUN_HAS_ENDED, advice_reason
-from foreshock.early_warning.decisions import AdviceConflictError, OperatorKind, decide_as_operator
-from foreshock.early_warning.detectors import WarningConfiguration, WarningState
+from foreshock.diagnosis.detectors import WarningConfiguration, WarningState
+from foreshock.learning_rate.decisions import (
+    AdviceConflictError,
+    AdviceState,
+    Mode,
+    OperatorKind,
+    decide_as_operator,
+    fold,
+)
+from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.database.tables import Alert, Run

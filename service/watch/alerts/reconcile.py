@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.events import Event
+from foreshock.diagnosis.rule import Event
 from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.identifiers import new_identifier

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration, WarningState, advance
-from foreshock.early_warning.events import Event
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.rule import Event
 from foreshock_service.platform.events import EventBus
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run

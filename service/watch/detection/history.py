@@ -16,9 +16,9 @@ from functools import lru_cache
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.quantities import SCALARS, names_of, quantities_of
 from foreshock.digests import digest_of_json
-from foreshock.early_warning.detectors import ClosedStep, WarningConfiguration
-from foreshock.early_warning.quantities import SCALARS, names_of, quantities_of
 from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.detectors import WarningState
+from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.database.dialect import insert_rows, upsert
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active

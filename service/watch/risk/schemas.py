@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from foreshock.early_warning.risk import RiskLevel
+from foreshock.diagnosis.risk import RiskLevel
 
 
 class RiskRead(BaseModel):

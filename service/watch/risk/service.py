@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, cast
 
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.risk import LEVELS, NO_PROBABILITY, Risk, RiskLevel, StandingAlert, assess
+from foreshock.diagnosis.risk import LEVELS, NO_PROBABILITY, Risk, RiskLevel, StandingAlert, assess
 from foreshock.severity import Severity
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.rule_files import RuleChanges, changes_to_toml, parse_rules
-from foreshock.early_warning.threshold_rule import ThresholdRule
+from foreshock.diagnosis.rule import ThresholdRule
+from foreshock.diagnosis.rule_files import RuleChanges, changes_to_toml, parse_rules
 from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.problem import ProblemError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from foreshock.early_warning.rule_files import LARGEST_TEXT
+from foreshock.diagnosis.rule_files import LARGEST_TEXT
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 

@@ -1,6 +1,6 @@
 """The rules of a run: read them, and change them from a step on.
 
-A change is a file of rules (`foreshock.early_warning.rule_files`) over the default rules. Versions are kept for ever;
+A change is a file of rules (`foreshock.diagnosis.rule_files`) over the default rules. Versions are kept for ever;
 at a step the newest version holds whose first step it is not before. The detectors are derived again with a new
 version, so alerts change; the advice is a log of decisions, so the learning rate never rises by it.
 """
@@ -14,10 +14,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock.early_warning.default_rules import default_rules
-from foreshock.early_warning.detectors import RulesFromStep, WarningConfiguration
-from foreshock.early_warning.rule_files import InvalidRules, parse_rules, to_toml
-from foreshock.early_warning.threshold_rule import ThresholdRule
+from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.detectors import RulesFromStep, WarningConfiguration
+from foreshock.diagnosis.rule import ThresholdRule
+from foreshock.diagnosis.rule_files import InvalidRules, parse_rules, to_toml
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.database.tables import RulesVersion, Run

@@ -17,9 +17,9 @@ from foreshock.backtest.replay import Episode, RecordedRun, replay_episodes
 from foreshock.backtest.roc import STRICTNESS, roc_points, stricter
 from foreshock.backtest.scoring import ALL_WARNINGS, LOWERS_RATE, lowering_of, score, scores_of, warnings_of
 from foreshock.commands.backtest import command
-from foreshock.early_warning.collapse import collapse_step, hit_window
-from foreshock.early_warning.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep, WarningConfiguration
-from foreshock.early_warning.exact_intervals import poisson_interval, proportion_interval
+from foreshock.diagnosis.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep, WarningConfiguration
+from foreshock.diagnosis.reward import collapse_step, hit_window
+from foreshock.diagnosis.statistics import poisson_interval, proportion_interval
 from foreshock.errors import ConfigurationError
 
 DEFAULT = WarningConfiguration()

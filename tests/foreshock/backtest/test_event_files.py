@@ -9,7 +9,7 @@ import pytest
 
 from foreshock.backtest.event_files import event_files, scalars_of
 from foreshock.backtest.readers import UnreadableRun, read_run
-from foreshock.early_warning.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep
+from foreshock.diagnosis.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep
 
 ROWS = [(1, 100.0, 0.5), (2, 110.0, 0.25), (300, 120.0, -0.125)]
 STEPS = [ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}) for step, length, reward in ROWS]

@@ -15,7 +15,7 @@ from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagn
 from foreshock.commands.records import Bucket, Curve
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
-from foreshock.conclusions.health import JUDGED_MEASURES, worst_health
+from foreshock.diagnosis.health import JUDGED_MEASURES, worst_health
 from foreshock.learning_rate import Advice
 from foreshock.learning_rate.applied import Applied
 from foreshock.measures.estimators.attribution import attribute

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.early_warning.schedule import LengthDecaySchedule
 from foreshock.learning_rate import Advice, AdviceAlert
+from foreshock.learning_rate.schedule import LengthDecaySchedule
 
 ANSWER: dict[str, Any] = {
     "attempt": 1,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import foreshock
-from foreshock.early_warning.default_rules import default_rules
+from foreshock.diagnosis.default_rules import default_rules
 from foreshock.errors import Rejected, RunNotFound
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import REFERENCE, default_scorers

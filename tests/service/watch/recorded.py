@@ -9,7 +9,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.changes import ChangeKind
-from foreshock.early_warning.advice_state import AdviceState, fold
+from foreshock.learning_rate.decisions import AdviceState, fold
 from foreshock_service.app import subscribe_handlers
 from foreshock_service.platform.database.dialect import upsert
 from foreshock_service.platform.database.session import Database

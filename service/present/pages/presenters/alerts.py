@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from foreshock.conclusions.run_verdict import StandingAlert
-from foreshock.conclusions.wording import plural
-from foreshock.early_warning.risk import Family, family_of
+from foreshock.diagnosis.risk import Family, family_of
+from foreshock.diagnosis.run_verdict import StandingAlert
+from foreshock.diagnosis.wording import plural
 from foreshock.severity import severity_rank
 from foreshock_service.present.pages.formatting import TONES, number
 from foreshock_service.present.pages.presenters.viewing import Viewing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from foreshock.conclusions.health import PooledMeasure
+from foreshock.diagnosis.health import PooledMeasure
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import verdict_of
 from foreshock_service.present.pages.formatting import VERDICT_TONES, number

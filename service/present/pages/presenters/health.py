@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.conclusions.health import HealthVerdict, PooledMeasure, conclude_health
-from foreshock.conclusions.run_signals import RunSignals, SteppedValues
-from foreshock.conclusions.run_verdict import RunVerdict, StandingAlert, conclude_run
+from foreshock.diagnosis.health import HealthVerdict, PooledMeasure, conclude_health
+from foreshock.diagnosis.run_verdict import RunSignals, RunVerdict, StandingAlert, SteppedValues, conclude_run
 from foreshock.interval_names import RANGE
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import Curve

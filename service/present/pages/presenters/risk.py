@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreshock.early_warning.risk import NO_PROBABILITY, Risk, RiskLevel
+from foreshock.diagnosis.risk import NO_PROBABILITY, Risk, RiskLevel
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.view_models import Label, RiskStrip, Tone

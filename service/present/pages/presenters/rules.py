@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, get_args
 
-from foreshock.early_warning.reward import RULE as REWARD_FALL
-from foreshock.early_warning.surge_events import RULES as SURGE_RULES
-from foreshock.early_warning.threshold_rule import Cause, Effect, ThresholdRule
+from foreshock.diagnosis.reward import RULE as REWARD_FALL
+from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
+from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
 from foreshock_service.present.pages.formatting import TONES, moment, number

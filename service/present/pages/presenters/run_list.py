@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from foreshock.comparisons import STEP_ROW
-from foreshock.conclusions.health import PooledMeasure
-from foreshock.conclusions.run_signals import SteppedValues, reward_fall
-from foreshock.early_warning.advice_state import AdviceState
-from foreshock.early_warning.risk import LEVELS, Risk
+from foreshock.diagnosis.health import PooledMeasure
+from foreshock.diagnosis.risk import LEVELS, Risk
+from foreshock.diagnosis.run_verdict import SteppedValues, reward_fall
+from foreshock.learning_rate.decisions import AdviceState
 from foreshock.page_addresses import run_page_path
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.present.pages.figures.sparkline import sparkline

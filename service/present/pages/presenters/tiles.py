@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.conclusions.health import WINDOW_STEPS
-from foreshock.conclusions.run_verdict import RunVerdict
+from foreshock.diagnosis.health import WINDOW_STEPS
+from foreshock.diagnosis.run_verdict import RunVerdict
 from foreshock.ranges import required_range
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import Curve

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from foreshock.early_warning.risk import NO_PROBABILITY
+from foreshock.diagnosis.risk import NO_PROBABILITY
 from foreshock_service.watch.risk import service
 from tests.service.present.pages.test_lists import names_in
 from tests.service.present.pages.test_queries import statements

@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 from playwright.sync_api import Page
 
-from foreshock.early_warning.default_rules import default_rules
-from foreshock.early_warning.threshold_rule import ThresholdRule
+from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.rule import ThresholdRule
 from foreshock_service.platform.keys.service import Scope
 from foreshock_service.present.pages.presenters.rules import threshold_in_words
 from tests.service.present.pages.browsing import Visit

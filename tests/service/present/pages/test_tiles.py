@@ -9,7 +9,7 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.conclusions.health import WINDOW_STEPS
+from foreshock.diagnosis.health import WINDOW_STEPS
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.present.pages.figures.sparkline import HEIGHT, WIDTH, sparkline
 from foreshock_service.present.pages.formatting import number

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy.orm import Session
 
-from foreshock.early_warning.detectors import WarningConfiguration
+from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings

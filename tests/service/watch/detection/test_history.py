@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from foreshock.early_warning.detectors import WarningConfiguration
+from foreshock.diagnosis.detectors import WarningConfiguration
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.watch.detection.history import closed_steps_after, watched_run
 from tests.service.sending import make_batch, start_run

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from foreshock.early_warning.default_rules import default_rules
-from foreshock.early_warning.rule_files import parse_rules
-from foreshock.early_warning.schedule import ScheduleSettings
+from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.rule_files import parse_rules
 from foreshock.learning_rate.advice import Advice
+from foreshock.learning_rate.schedule import ScheduleSettings
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
 
 HEAD = "version = 1\n"

@@ -1,0 +1,16 @@
+"""What Foreshock says of a run: detectors and rules over its closed steps, and the sentences about its numbers.
+
+Pure functions of plain data:
+
+detectors       one step of all detectors: ``advance(state, closed step, configuration) -> (state', events)``
+rule            what a threshold rule is, and the event of a rule; ``rules`` advances them
+default_rules   the rules that every run has; ``mismatch_rules`` has those on the mismatch
+rule_files      rules as TOML
+surge           the detector of the length surge; ``surge_state`` has its settings, state and events
+reward          the detector of a falling reward, and the definition of a collapse
+statistics      noise, intervals and the e-detectors
+quantities      the names that trainers log
+risk            the level of a run's open alerts
+conclusion      the evidence on a step's attribution, and a sentence on it; ``attribution`` makes all of them
+health          the verdict on a run's mismatch; ``run_verdict`` adds its reward and its alerts
+"""

@@ -1,0 +1,265 @@
+"""All conclusions on the attribution of a step, the most important first: links, precision, exact divergences.
+
+A link is most of the mismatch if the lower end of its share's interval is above one half. If its share is above one
+half and the interval's lower end is not, the conclusion says how many more prompts would probably do.
+
+An exact divergence states a size and names no cause: its pair compares two replays with the same weights, which is one
+link of the chain and says nothing of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreshock.comparisons import split_comparison
+from foreshock.diagnosis.conclusion import (
+    AttributionEvidence,
+    Conclusion,
+    ExactEvidence,
+    LinkEvidence,
+    ReferenceEvidence,
+    marked_links,
+)
+from foreshock.diagnosis.environments import conclude_environments
+from foreshock.diagnosis.weights import conclude_weights
+from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent, plural
+from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
+from foreshock.scorers import TRAINER_REPLAY, ExactPair
+
+MAJORITY = 0.5
+MUCH_CANCELLATION = 1.2
+"""Σ E[d_link²]/E[d²] above which links are said to cancel; independent links have 1."""
+
+# An estimate of more prompts than this says only that the data is far from enough.
+_MOST_PROMPTS = 1_000_000
+
+
+def conclude_links(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+    """Return the cause of most of the mismatch, or why none can be named."""
+    if evidence.whole.rms_d == 0:
+        ends = f"{evidence.chain[0]} and {evidence.chain[-1]}"
+        return [Conclusion("no-difference", f"{ends} do not differ at any token.", evidence.whole.name)]
+    known = sorted((link for link in evidence.links if math.isfinite(link.share)), key=lambda link: -link.share)
+    if not known:
+        return []
+    of_the_request = links_of_wrong_precision(evidence)
+    explained = {each.link for each in so_far if each.kind == "wrong-weights"}
+    unnamed = marked_links(so_far) | of_the_request | explained
+    found = [] if known[0].name in unnamed else [_on_the_largest(evidence, known)]
+    if evidence.cancellation > MUCH_CANCELLATION and not of_the_request:
+        found.append(_cancellation(evidence))
+    return found
+
+
+def prompts_needed(link: LinkEvidence, prompt_groups: int) -> int | None:
+    """Return how many prompts would put the lower end of the link's share above one half.
+
+    An estimate: the share stays, and the distance to the lower end falls with the square root of the number of prompts.
+    None if the share is not above one half or its interval is unknown.
+    """
+    reach, beyond = link.share - link.share_low, link.share - MAJORITY
+    if not (beyond > 0 and reach > 0) or prompt_groups < 1:
+        return None
+    return math.ceil(prompt_groups * (reach / beyond) ** 2)
+
+
+def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -> Conclusion:
+    largest = known[0]
+    interval = interval_of_share(largest.share_low, largest.share_high, evidence.reliable)
+    if largest.share_low > MAJORITY:
+        return Conclusion(
+            "cause",
+            f"Most of the mismatch, {percent(largest.share)} ({interval}), is in {largest.name}, {largest.cause}.",
+            largest.name,
+            names_cause=True,
+        )
+    if largest.share_high <= MAJORITY:
+        shares = ", ".join(
+            f"{percent(link.share)} ({interval_of_share(link.share_low, link.share_high, evidence.reliable)}) "
+            f"{link.short_cause}"
+            for link in known
+        )
+        return Conclusion("no-majority", f"No single link is most of the mismatch: {shares}.")
+    return Conclusion("cannot-tell", _cannot_tell(evidence, known), largest.name)
+
+
+def _cannot_tell(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -> str:
+    largest = known[0]
+    others = f" from {known[1].short_cause}" if len(known) > 1 else ""
+    asked = f"{plural(evidence.rollouts, 'rollout')} of {plural(evidence.prompt_groups, 'prompt')}"
+    words = f"Cannot tell {largest.short_cause}{others} with {asked}"
+    shares = (
+        f"the largest share is {percent(largest.share)}, "
+        f"{interval_of_share(largest.share_low, largest.share_high, evidence.reliable)}"
+    )
+    return f"{words}: {shares}; {_more_prompts(evidence, largest)}."
+
+
+def _more_prompts(evidence: AttributionEvidence, largest: LinkEvidence) -> str:
+    needed = prompts_needed(largest, evidence.prompt_groups)
+    if needed is None:
+        return "more prompts are needed" if math.isnan(largest.share_low) else "more prompts would narrow the intervals"
+    more = max(needed - evidence.prompt_groups, 1)
+    if more > _MOST_PROMPTS:
+        return "the shares are too equal to be told apart by more prompts"
+    return f"about {plural(more, 'more prompt')} would do (an estimate, if the share stays as it is)"
+
+
+def _cancellation(evidence: AttributionEvidence) -> Conclusion:
+    times = number(evidence.cancellation)
+    return Conclusion(
+        "cancellation", f"Links cancel each other in part: the sum of their E[d²] is {times} times that of the whole."
+    )
+
+
+FLOAT32_ROUNDING = 1e-9
+"""The k3 in nats below which two float32 forward passes count as equal: an rms difference of 4.5e-5. Other batch
+compositions change a float32 pass by 1e-14 to 1e-12, a bfloat16 pass differs from it by 1e-5 or more."""
+
+_LOGGED, _REPLAYED = "trainer", TRAINER_REPLAY
+
+
+def conclude_precision(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+    """Return the conclusions from the side branch; none if the reference was not scored."""
+    reference = evidence.reference
+    if reference is None:
+        return []
+    if _trainer_is_float32(evidence, reference):
+        return [_trainer_precision(evidence, reference)]
+    return _nearer(reference)
+
+
+def links_of_wrong_precision(evidence: AttributionEvidence) -> frozenset[str]:
+    """Return the links that end in a replay of the trainer in a precision that is not the trainer's.
+
+    Their shares are due to the request of the probe; none of them is named a cause.
+    """
+    reference = evidence.reference
+    if reference is None or not _trainer_is_float32(evidence, reference):
+        return frozenset()
+    return frozenset(link.name for link in evidence.links if _REPLAYED in link.name.split("/"))
+
+
+def _trainer_is_float32(evidence: AttributionEvidence, reference: ReferenceEvidence) -> bool:
+    """Return whether the reference equals the logged trainer within rounding and the replayed trainer does not."""
+    equal = max(FLOAT32_ROUNDING, evidence.floors.get(reference.reference, 0.0))
+    return reference.k3_of(_LOGGED) <= equal < reference.k3_of(_REPLAYED)
+
+
+def _trainer_precision(evidence: AttributionEvidence, reference: ReferenceEvidence) -> Conclusion:
+    logged, replayed = reference.k3_of(_LOGGED), reference.k3_of(_REPLAYED)
+    return Conclusion(
+        "trainer-precision",
+        f"The trainer computes in float32{_as_declared(evidence.declared_precision)}: {reference.reference} "
+        f"reproduces its log-probs (k3 {number(logged)}), and "
+        f"{_REPLAYED} as requested does not (k3 {number(replayed)}). Request the probe again with {_REPLAYED} in "
+        "float32 (autocast none, master_dtype float32).",
+        f"{reference.reference}/{_LOGGED}",
+        names_cause=True,
+    )
+
+
+def _as_declared(declared: str | None) -> str:
+    """Return whether the trainer's fingerprint agrees that it computes in float32; nothing if it declares nothing."""
+    if declared is None:
+        return ""
+    return ", as its fingerprint declares" if declared == "float32" else f", though its fingerprint declares {declared}"
+
+
+def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:
+    engine, trainer = reference.engine, reference.trainer
+    if engine is None or trainer is None or math.isnan(reference.difference):
+        return []
+    if reference.difference == 0 and reference.difference_low == reference.difference_high:
+        return [Conclusion("nearer-to-reference", f"{engine} and {trainer} are equally near to float32.")]
+    if math.isnan(reference.difference_low) or reference.difference_low <= 0 <= reference.difference_high:
+        return [
+            Conclusion(
+                "cannot-tell",
+                f"Cannot tell whether {engine} or {trainer} is nearer to float32: E[d²] of the engine less that of the "
+                f"trainer is {_interval_of_difference(reference)}.",
+            )
+        ]
+    nearer, other = (trainer, engine) if reference.difference > 0 else (engine, trainer)
+    return [
+        Conclusion(
+            "nearer-to-reference",
+            f"Nearer to float32 than {other}: {nearer} (E[d²] of the engine less that of the trainer is "
+            f"{_interval_of_difference(reference)}).",
+        )
+    ]
+
+
+def _interval_of_difference(reference: ReferenceEvidence) -> str:
+    if math.isnan(reference.difference_low):
+        return f"{number(reference.difference)}, without an interval: too few prompts"
+    ends = interval_text(reference.difference_low, reference.difference_high, reference.reliable)
+    return f"{number(reference.difference)}, {ends}"
+
+
+def conclude_exact(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+    """Return the size of each exact divergence, and whether it is above the noise floor of its two scorers."""
+    return [_on_exact(exact, _half_of_floors(evidence, exact)) for exact in evidence.exact]
+
+
+def _on_exact(exact: ExactEvidence, floor: float) -> Conclusion:
+    pair = ExactPair(*split_comparison(exact.link))
+    if exact.tokens == 0:
+        words = "no state has finite distributions of both scorers"
+    elif exact.tv == 0:
+        words = f"the two distributions are equal at each of {plural(exact.tokens, 'visited state')}"
+    else:
+        words = f"{_size(exact)}{_against_floor(exact, floor)}"
+    left_out = ""
+    if exact.non_finite and exact.tokens:
+        left_out = f" {plural(exact.non_finite, 'state')} with a value that is not finite left out."
+    scope = (
+        f"This compares {pair.target} (π) with {pair.behaviour} (μ) with the same weights: engine against trainer "
+        "numerics, not the whole of trainer/rollout."
+    )
+    if exact.other_settings:
+        scope += f" Its settings are not those of the link's scores: {', '.join(exact.other_settings)} differ."
+    return Conclusion("exact", f"{pair.name}: {words}.{left_out} {scope}", exact.link)
+
+
+def _size(exact: ExactEvidence) -> str:
+    return (
+        f"KL(μ‖π) over the whole vocabulary is {number(exact.kl)} nats per token "
+        f"({_interval(exact, exact.kl_low, exact.kl_high)}), without the sampling noise of k3 at the "
+        f"same tokens, {number(exact.k3_kl)} ({_interval(exact, exact.k3_low, exact.k3_high)}); total "
+        f"variation {number(exact.tv)}, Δmax {number(exact.delta_max)}, the likeliest token differs at "
+        f"{number(100 * exact.top1_flip)} % of {plural(exact.tokens, 'visited state')}"
+    )
+
+
+def _against_floor(exact: ExactEvidence, floor: float) -> str:
+    """Return whether the divergence is above the noise of its two scorers, if the floors and the interval tell."""
+    if exact.kl_low > floor:
+        return f"; it is above the noise floor of the two scorers, {number(floor)}"
+    if exact.kl_high <= floor:
+        return f"; it is not above the noise floor of the two scorers, {number(floor)}"
+    return ""
+
+
+def _half_of_floors(evidence: AttributionEvidence, exact: ExactEvidence) -> float:
+    """Return half the sum of the noise floors of both scorers; NaN if one is unknown."""
+    return 0.5 * sum(evidence.floors.get(name, math.nan) for name in split_comparison(exact.link))
+
+
+def _interval(exact: ExactEvidence, low: float, high: float) -> str:
+    few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
+    needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
+    return interval_text(low, high, exact.reliable) + needed
+
+
+# Each rule sees the conclusions of the rules before it.
+_RULES = (conclude_environments, conclude_weights, conclude_links, conclude_precision, conclude_exact)
+
+
+def conclude_attribution(evidence: AttributionEvidence) -> tuple[Conclusion, ...]:
+    """Return the conclusions on a step's attribution; the first one is the headline."""
+    found: list[Conclusion] = []
+    for conclude in _RULES:
+        found += conclude(evidence, tuple(found))
+    return tuple(found)

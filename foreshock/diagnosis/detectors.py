@@ -1,0 +1,252 @@
+"""All detectors as one pure function: ``advance(state, closed step, configuration) -> (state', events)``.
+
+Steps are processed in ascending order; a late step is inserted by replaying from a state before it. The state is plain
+data whose JSON form round-trips bit for bit, so a replay from a snapshot equals a replay from the start.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from typing import Any
+
+from foreshock.comparisons import STEP_ROW
+from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
+from foreshock.diagnosis.rule import Effect, Event, ThresholdRule
+from foreshock.diagnosis.rules import LAG_KEY, RulesState, advance_rules, forget_baselines
+from foreshock.diagnosis.surge import advance_surge, forget_lengths, is_armed, watching
+from foreshock.diagnosis.surge_state import StepLengths, SurgeSettings, SurgeState, Watching, event_of
+from foreshock.digests import digest_of_json
+from foreshock.json_values import finite_or_none
+from foreshock.learning_rate.schedule import ScheduleSettings
+from foreshock.model_kind import ModelKind
+
+DETECTOR_VERSION = 6
+"""Increased with every change of behaviour: snapshots of another version are not used."""
+
+LENGTH_KEY = f"{STEP_ROW}:response_length_mean"
+LONGEST_KEY = f"{STEP_ROW}:response_length_max"
+TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
+REWARD_KEY = f"{STEP_ROW}:reward_mean"
+LEARNING_RATE_KEY = "scalars:lr"
+
+RATE_UNIT_BITS = 120
+"""Σ η is kept in units of 2⁻¹²⁰: sums of integers do not depend on how the steps between two values are grouped."""
+
+LARGEST_RATE = 1e6
+"""A larger learning rate is a mistake of the log."""
+
+WATCHING_REASONS: Mapping[Watching, str] = {
+    "warming": "There are too few steps for a baseline yet.",
+    "no_lengths": "No response lengths are reported, so no length surge can be seen. Log response_length/mean, "
+    "or upload rollouts.",
+    "at_cap": "The responses are as long as their cap, so their mean length cannot show a surge: that detector is "
+    "disarmed. The rules go on.",
+    "watching": "No length surge and no rule that lowers the learning rate so far.",
+    "growing_with_reward": "Watching: lengths grow with reward. The learning rate is not lowered.",
+    "surged": "The response lengths have surged.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RulesFromStep:
+    """The rules, and the schedule of a surge, that hold from ``first_step`` on."""
+
+    first_step: int
+    rules: tuple[ThresholdRule, ...]
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class WarningConfiguration:
+    """The settings of all detectors of a run."""
+
+    surge: SurgeSettings = field(default_factory=SurgeSettings)
+    rules: tuple[ThresholdRule, ...] = field(default_factory=default_rules)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    changed_rules: tuple[RulesFromStep, ...] = ()
+    """The rules that hold from some step on, the newest change last."""
+
+    def rules_at(self, step: int) -> tuple[ThresholdRule, ...]:
+        """Return the rules that hold at a step: those of the newest change whose first step it is not before."""
+        change = self._change_at(step)
+        return self.rules if change is None else change.rules
+
+    def schedule_at(self, surge_step: int) -> ScheduleSettings:
+        """Return the schedule of a surge at ``surge_step``."""
+        change = self._change_at(surge_step)
+        return self.schedule if change is None else change.schedule
+
+    def _change_at(self, step: int) -> RulesFromStep | None:
+        return next((change for change in reversed(self.changed_rules) if change.first_step <= step), None)
+
+    @classmethod
+    def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
+        """Return the configuration for a kind of model; None: unknown."""
+        return cls(rules=default_rules(model_kind))
+
+    def digest(self) -> str:
+        """Return a digest that changes with the detectors' version and with every constant and rule."""
+        return digest_of_json({"version": DETECTOR_VERSION, "configuration": asdict(self)})
+
+    def _all_rules(self) -> tuple[tuple[ThresholdRule, ...], ...]:
+        return (self.rules, *(change.rules for change in self.changed_rules))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The quantities that the detectors read, as ``comparison:measure``."""
+        own = {LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, LAG_KEY}
+        return tuple(sorted(own | {key for rules in self._all_rules() for rule in rules for key in rule.keys}))
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """The values of one closed step by ``comparison:measure``: ``rollout:response_length_mean`` (tokens),
+    ``trainer/rollout:k3_kl`` (nats per token), ``scalars:grad_norm``. Missing values are absent or NaN.
+
+    ``rebaseline``: a change was announced at this step, so that earlier values are no baseline of it."""
+
+    step: int
+    values: Mapping[str, float]
+    rebaseline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WarningState:
+    """The state of all detectors after ``step``; ``step`` is None before the first step."""
+
+    step: int | None = None
+    surge: SurgeState = field(default_factory=SurgeState)
+    rules: RulesState = field(default_factory=RulesState.initial)
+    reward: RewardState = field(default_factory=RewardState)
+    rate_units: int | None = None
+
+    @property
+    def learning_rate_sum(self) -> float | None:
+        """Σ η up to ``step``, a second clock beside the steps; None before the first learning rate."""
+        return None if self.rate_units is None else self.rate_units / 2**RATE_UNIT_BITS
+
+    def watching(self, settings: SurgeSettings) -> Watching:
+        """Return what the detector of the length surge is doing."""
+        return watching(self.surge, settings)
+
+    def armed(self, settings: SurgeSettings) -> bool:
+        """Return whether a length surge could be detected at the next step."""
+        return is_armed(self.surge, settings)
+
+    @property
+    def surge_step(self) -> int | None:
+        """The surge step that the schedule counts from, None without a surge."""
+        return self.surge.effective_surge_step
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "surge": self.surge.to_json(),
+            "rules": self.rules.to_json(),
+            "reward": self.reward.to_json(),
+            "rate_units": self.rate_units,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WarningState:
+        return cls(
+            value["step"],
+            SurgeState.from_json(value["surge"]),
+            RulesState.from_json(value["rules"]),
+            RewardState.from_json(value["reward"]),
+            value["rate_units"],
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON: equal states have equal bytes, and `from_bytes` gives an equal state."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> WarningState:
+        return cls.from_json(json.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSignal:
+    """A rule that is firing at the newest step and moves the learning rate by itself."""
+
+    rule: str
+    fired_step: int
+
+
+def advance(
+    state: WarningState, closed_step: ClosedStep, configuration: WarningConfiguration
+) -> tuple[WarningState, tuple[Event, ...]]:
+    """Return the state after ``closed_step`` and the events at it. Raises ValueError if steps do not ascend."""
+    step = closed_step.step
+    if state.step is not None and step <= state.step:
+        raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
+    if closed_step.rebaseline:
+        state = WarningState(
+            state.step,
+            forget_lengths(state.surge),
+            forget_baselines(state.rules),
+            RewardState(fired_step=state.reward.fired_step),
+            state.rate_units,
+        )
+    values, of_step = closed_step.values, configuration.rules_at(step)
+    reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward)
+    learning = cache(partial(is_rising, reward, configuration.reward))
+    rules, events = advance_rules(state.rules, step, values, of_step, learning)
+    corroborated = _corroborates(rules, reward, of_step)
+    lengths = StepLengths(
+        values.get(LENGTH_KEY), values.get(LONGEST_KEY), values.get(TRUNCATED_KEY), values.get(REWARD_KEY)
+    )
+    surge, detections = advance_surge(state.surge, step, lengths, corroborated, configuration.surge)
+    rate = finite_or_none(values.get(LEARNING_RATE_KEY))
+    units = rate_units_after(state.rate_units, 1 if state.step is None else step - state.step, rate)
+    total = None if units is None else units / 2**RATE_UNIT_BITS
+    found = tuple(
+        event_of(each, configuration.surge, configuration.schedule_at(each.surge_step), total, rate)
+        for each in detections
+    )
+    return WarningState(step, surge, rules, reward, units), events + falls + found
+
+
+def rate_units_after(units: int | None, steps: int, rate: float | None) -> int | None:
+    """Return Σ η, in units, after `steps` more steps, which had the rate of the last; None before the first rate."""
+    if rate is None:
+        return units
+    return (units or 0) + steps * int(math.ldexp(min(rate, LARGEST_RATE), RATE_UNIT_BITS))
+
+
+def is_corroborated(state: WarningState, configuration: WarningConfiguration) -> bool:
+    """Return whether a mismatch, gradient or reward rule is firing that corroborates a surge of the lengths."""
+    rules = configuration.rules_at(-1 if state.step is None else state.step)
+    return _corroborates(state.rules, state.reward, rules)
+
+
+def _corroborates(state: RulesState, reward: RewardState, rules: Sequence[ThresholdRule]) -> bool:
+    return reward.fired_step is not None or any(
+        rule.corroborates_surge and state.firing(rule) is not None for rule in rules
+    )
+
+
+def open_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:
+    """Return the firing rules that halve the learning rate, oldest first."""
+    return _firing(state, configuration, "halve")
+
+
+def holding_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:
+    """Return the firing rules that hold the learning rate while they fire, oldest first."""
+    return _firing(state, configuration, "hold")
+
+
+def _firing(state: WarningState, configuration: WarningConfiguration, effect: Effect) -> tuple[OpenSignal, ...]:
+    firing = [
+        OpenSignal(rule.name, fired)
+        for rule in configuration.rules_at(-1 if state.step is None else state.step)
+        if rule.effect == effect and (fired := state.rules.firing(rule)) is not None
+    ]
+    return tuple(sorted(firing, key=lambda signal: (signal.fired_step, signal.rule)))

@@ -1,0 +1,177 @@
+"""Conclusions on the environments of scores: where a replay ran elsewhere than the run, and what that explains.
+
+A link that is not 0 contains the difference between the environments of its ends. If they differ, or one is unknown, no
+cause is named for it. Four kinds of evidence clear a link:
+
+- it is equal bit for bit, whatever the fingerprints say;
+- it is 0 within rounding once the engine's replay has other weights, in the same environments (a weights search);
+- at another probed step it is 0 within rounding, in the same environments: a difference of environments would be there
+  at every step;
+- it compares engine and trainer, and each end is in the run's own environment of that side, or both ends are in one
+  environment: then it contains no difference that the run does not have. Its share is that of the run's own d.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreshock.comparisons import comparison_name
+from foreshock.diagnosis.conclusion import (
+    AttributionEvidence,
+    Conclusion,
+    DriftPoint,
+    EnvironmentLinkEvidence,
+    LinkEvidence,
+)
+from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent
+from foreshock.environment import Difference, differences
+from foreshock.scorers import SCORERS
+
+ZERO_K3 = 1e-13
+"""The k3 in nats up to which a link counts as 0 within rounding: an rms difference of 4.5e-7. A replay in the run's own
+environment has 0 to 4e-14. The shipped run's checkpoints in two environments: at least 2.8e-12 in bfloat16 (up to
+2.7e-5, and up to 3e5 times more at one step than at another)."""
+LEAST_K3 = 1e-5
+LEAST_GROWTH = 1e4
+"""A link has grown from 0 if its k3 is at least LEAST_K3 and LEAST_GROWTH times that of the other step. Two
+environments in float32, which also begin near 0 (2e-14 to 8e-14 for the shipped run), stay far below LEAST_K3."""
+
+_LOGGED = {"rollout": "at sampling", "trainer": "in the trainer"}
+_ATTRIBUTES = {"rollout": "engine_fingerprint", "trainer": "trainer_fingerprint"}
+
+
+def conclude_environments(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) -> list[Conclusion]:
+    """Return what differs between the environments of each link's ends, and what replays in two of them show."""
+    found = [each for link in evidence.links for each in _on_link(evidence, link)]
+    return found + [each for link in evidence.environment_links for each in _on_two_environments(evidence, link)]
+
+
+def _on_link(evidence: AttributionEvidence, link: LinkEvidence) -> list[Conclusion]:
+    later, earlier = link.name.split("/")
+    if not link.rms_d > 0 or {earlier, later} <= set(_LOGGED) or _is_zero_with_other_weights(evidence, link):
+        return []
+    found = _differences(evidence, earlier, later)
+    if not found:
+        return []
+    other = _step_without(evidence, link)
+    if other is not None:
+        return [_drift(evidence, link, other)]
+    known = tuple(each for each in found if each.is_known)
+    if known:
+        return [Conclusion("environment-differs", _differs(link, earlier, later, known), link.name)]
+    return [Conclusion("environment-unknown", _unknown(evidence, link, earlier, later, found), link.name)]
+
+
+def _is_zero_with_other_weights(evidence: AttributionEvidence, link: LinkEvidence) -> bool:
+    search = evidence.weights_search
+    if search is None or link.name != comparison_name(search.scorer, "rollout"):
+        return False
+    return any(each.k3_kl is not None and each.k3_kl <= ZERO_K3 for each in search.done)
+
+
+def _differences(evidence: AttributionEvidence, earlier: str, later: str) -> tuple[Difference, ...]:
+    """Return what differs between the environments of a link's ends and is not the link's own subject."""
+    environments = evidence.environments
+    before, after = environments.get(earlier), environments.get(later)
+    if SCORERS[earlier].side == SCORERS[later].side:
+        # A trainer of another engine than the replay's is the subject of its link; an engine's replay is of the same.
+        is_other_trainer = "trainer" in (earlier, later) and before and after and before.engine != after.engine
+        return differences(before, after, same_engine=not is_other_trainer)
+    if all(_is_in_own_environment(evidence, name) for name in (earlier, later)):
+        return ()
+    return differences(before, after, same_engine=False)
+
+
+def _is_in_own_environment(evidence: AttributionEvidence, name: str) -> bool:
+    """Return whether a score was made on the hardware that the run used for that side of the chain."""
+    own = "rollout" if SCORERS[name].side == "engine" else "trainer"
+    environments = evidence.environments
+    return not differences(environments.get(own), environments.get(name), same_engine=False)
+
+
+def _step_without(evidence: AttributionEvidence, link: LinkEvidence) -> DriftPoint | None:
+    """Return the probed step at which the link is 0 in the same environments, if it is not 0 now."""
+    points = [
+        point
+        for point in evidence.drift.get(link.name, ())
+        if point.same_environment and point.k3_kl <= ZERO_K3 and link.k3_kl >= max(LEAST_K3, LEAST_GROWTH * point.k3_kl)
+    ]
+    return min(points, key=lambda point: point.k3_kl, default=None)
+
+
+def _drift(evidence: AttributionEvidence, link: LinkEvidence, other: DriftPoint) -> Conclusion:
+    points = sorted([(other.step, other.k3_kl), (evidence.step, link.k3_kl)])
+    values = ", ".join(f"{number(k3)} at step {step}" for step, k3 in points)
+    return Conclusion(
+        "drift",
+        f"k3 of {link.name} is {values}, in the same environment: the environment of the replay does not explain it.",
+        link.name,
+    )
+
+
+def _differs(link: LinkEvidence, earlier: str, later: str, known: Sequence[Difference]) -> str:
+    before, after = _place(earlier, later), _place(later, earlier)
+    what = "; ".join(each.words(before, after) for each in known)
+    return (
+        f"The two ends of {link.name} ran in different environments ({what}). This link{_share(link)} contains that "
+        "difference, so no cause is named for it; replay it in the run's own environment: "
+        "foreshock probe --environment run."
+    )
+
+
+def _unknown(
+    evidence: AttributionEvidence, link: LinkEvidence, earlier: str, later: str, found: Sequence[Difference]
+) -> str:
+    what = ", ".join(each.title for each in found)
+    unknown = [name for name in (earlier, later) if evidence.environments.get(name) is None] or [
+        name for name in (earlier, later) if name in _LOGGED
+    ]
+    names = " and ".join(unknown or (earlier, later))
+    attributes = " and ".join(f"`{_ATTRIBUTES[name]}`" for name in unknown if name in _ATTRIBUTES)
+    advice = f"; log the batch attribute {attributes}" if attributes else ""
+    return (
+        f"The environment of {names} is not fully known ({what}), so {link.name}{_share(link)} may be due to a "
+        f"replay in another environment, and no cause is named for it{advice}."
+    )
+
+
+def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvidence) -> list[Conclusion]:
+    share = f", {percent(link.share)} of the mismatch" if math.isfinite(link.share) else ""
+    if share:
+        share += f" ({interval_of_share(link.share_low, link.share_high, link.reliable)})"
+    first, second = link.first.describe(), link.second.describe()
+    if first == second:
+        differ = differences(link.first, link.second, same_engine=True)
+        second = f"{second} ({'; '.join(each.words('before', 'now') for each in differ)})"
+    found = [
+        Conclusion(
+            "environment-measured",
+            f"{link.scorer} on {second} against the same on {first}: k3 {number(link.k3_kl)}{share}. "
+            "This is what the environment alone changes.",
+        )
+    ]
+    if link.logged is None or not math.isfinite(link.excess):
+        return found
+    ends = interval_text(link.excess_low, link.excess_high, link.reliable)
+    words = ends if math.isfinite(link.excess_low) else "no interval: too few prompts"
+    found.append(
+        Conclusion(
+            "environment-measured",
+            f"Neither of these two environments is known to be the run's own. Beyond what they differ by, "
+            f"{link.scorer} and {link.logged} differ by {number(link.excess)} nats per token ({words}), if the run's "
+            "environment differs from each of the two as they differ from each other (an assumption).",
+        )
+    )
+    return found
+
+
+def _place(name: str, other: str) -> str:
+    if name in _LOGGED:
+        return _LOGGED[name]
+    return "in the replay" if other in _LOGGED else f"in {name}"
+
+
+def _share(link: LinkEvidence) -> str:
+    """Return the link's share in words; none if links cancel so that it is no part of the whole."""
+    return f" ({percent(link.share)} of the difference)" if 0.0 <= link.share <= 1.0 else ""

@@ -1,0 +1,280 @@
+"""Rules on how far π and μ are apart: k3, k3 / entropy, |d| at low probability, χ² both ways, the trainers' measures.
+
+They pool steps: a step of a few prompts says little, and healthy k3 changes tenfold between two of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
+from foreshock.diagnosis.rule import ThresholdRule
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import HealthyRange, required_range, threshold_number
+from foreshock.scorers import ENGINE_REPLAY, NOISE_FLOOR_VARIANT, score_name
+
+K3 = f"{TRAINER_ROLLOUT}:k3_kl"
+LOW_PROBABILITY_ABS_D = f"{TRAINER_ROLLOUT}:low_probability_abs_d"
+K3_PER_ENTROPY = f"{TRAINER_ROLLOUT}:k3_kl_per_entropy"
+NOISE_FLOOR = f"{comparison_name(score_name(ENGINE_REPLAY, NOISE_FLOOR_VARIANT), ENGINE_REPLAY)}:k3_kl"
+
+CHI2_PER_K3 = 5.0
+
+PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
+LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
+
+_MODELS: Final[Mapping[ModelKind | None, str]] = {
+    "dense": "a dense model",
+    "moe": "a mixture of experts",
+    None: "a dense model (the model kind of this run is unknown; declare it if it is a mixture of experts)",
+}
+
+
+def mismatch_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
+    """Return the rules for a kind of model; None (unknown) has the thresholds of a dense model."""
+    k3, model = required_range("k3_kl", model_kind), _MODELS[model_kind]
+    return (
+        *_k3_rules(k3, model),
+        *_rising_k3_rules(k3, model),
+        _low_probability_rule(k3),
+        *_per_entropy_rules(required_range("k3_kl_per_entropy", model_kind), model),
+        *_chi2_rules(k3),
+        *_trainer_rules(model_kind),
+    )
+
+
+def _levels(known: HealthyRange) -> tuple[float, float]:
+    assert known.warning is not None
+    assert known.critical is not None
+    return known.warning, known.critical
+
+
+def _k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
+    warning, critical = _levels(k3)
+    return (
+        ThresholdRule(
+            name="mismatch_warning",
+            key=K3,
+            absolute=warning,
+            severity="warning",
+            pooled="mean",
+            lag_zero_only=True,
+            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(warning)} nats per token; {k3.healthy} is healthy "
+            f"for {model}.",
+            what_to_do=PROBE,
+            source=k3.source,
+        ),
+        ThresholdRule(
+            name="mismatch_critical",
+            key=K3,
+            absolute=critical,
+            severity="critical",
+            pooled="mean",
+            minimum_duration=3,
+            lag_zero_only=True,
+            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token; {k3.healthy} is "
+            f"healthy for {model}.",
+            what_to_do=PROBE,
+            source=k3.source,
+        ),
+        ThresholdRule(
+            name="mismatch_baseline_critical",
+            key=f"{K3}@baseline",
+            absolute=critical,
+            severity="critical",
+            minimum_duration=3,
+            lag_zero_only=True,
+            why=f"The baseline of k3 is above {threshold_number(critical)} nats per token, which is critical for "
+            f"{model}. Rules that compare with the baseline cannot see this mismatch.",
+            what_to_do=f"Do not trust the baseline. {PROBE}",
+            source=k3.source,
+        ),
+    )
+
+
+def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
+    warning, critical = _levels(k3)
+    return (
+        ThresholdRule(
+            name="mismatch_rise",
+            key=K3,
+            # A tenth of the healthy end: below it a fivefold rise is within every healthy run.
+            absolute=warning / 10,
+            relative=5.0,
+            severity="warning",
+            pooled="mean",
+            corroborates_surge=True,
+            why=f"k3 of {TRAINER_ROLLOUT} has risen to at least five times this run's own baseline.",
+            what_to_do=PROBE,
+            source="our choice: five times the run's own baseline and three times its noise; single steps of the "
+            "healthy recorded run reach 19 times its baseline, the mean of ten steps 3.2 times",
+        ),
+        ThresholdRule(
+            name="mismatch_runaway",
+            key=K3,
+            absolute=critical,
+            relative=5.0,
+            severity="critical",
+            pooled="mean",
+            minimum_duration=3,
+            cooldown_steps=50,
+            corroborates_surge=True,
+            effect="halve",
+            why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token, which is critical for "
+            f"{model}, and has risen to at least five times this run's own baseline.",
+            what_to_do=LOWER,
+            source=f"{k3.source}, and five times the run's own baseline",
+        ),
+        ThresholdRule(
+            name="mismatch_above_noise_floor",
+            key=K3,
+            reference=NOISE_FLOOR,
+            absolute=warning / 10,
+            relative=10.0,
+            severity="info",
+            pooled="mean",
+            lag_zero_only=True,
+            why="k3 is more than ten times the engine's own noise floor: scoring the same tokens in other batches "
+            "explains little of it.",
+            what_to_do=PROBE,
+            source="our choice: half of the engine's noise floor is part of k3, so that a twentieth of it is explained",
+        ),
+    )
+
+
+def _low_probability_rule(k3: HealthyRange) -> ThresholdRule:
+    warning, _ = _levels(k3)
+    return ThresholdRule(
+        name="low_probability_rise",
+        key=LOW_PROBABILITY_ABS_D,
+        # k3 is d²/2 for small d: below this |d|, k3 of these tokens alone is within the healthy range of all tokens.
+        absolute=math.sqrt(2.0 * warning),
+        relative=2.5,
+        severity="warning",
+        pooled="mean",
+        why=f"The mean |d| of the tokens with a probability below {LOW_PROBABILITY:g} under μ has risen to at least "
+        "2.5 times this run's own baseline. A mismatch shows first in tokens that the sampler gave a low probability.",
+        what_to_do="Read the mismatch by probability on the step's page: numerical noise grows towards rare tokens, a "
+        f"difference at likely tokens has another cause. {PROBE}",
+        source="our choice: 2.5 times the run's own baseline, a sixfold k3, and three times its noise; with some ten "
+        "such tokens a step, the mean of ten steps of the healthy recorded run reaches 1.7 times its baseline",
+    )
+
+
+def _per_entropy_rules(known: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
+    warning, critical = _levels(known)
+    return (
+        ThresholdRule(
+            name="mismatch_per_entropy_warning",
+            key=K3_PER_ENTROPY,
+            absolute=warning,
+            severity="warning",
+            pooled="mean",
+            lag_zero_only=True,
+            why=f"k3 / entropy is above {threshold_number(warning)}; {known.healthy} is healthy for {model}. It does "
+            "not fall with the entropy as k3 does.",
+            what_to_do=PROBE,
+            source=known.source,
+        ),
+        ThresholdRule(
+            name="mismatch_per_entropy_critical",
+            key=K3_PER_ENTROPY,
+            absolute=critical,
+            severity="critical",
+            pooled="mean",
+            lag_zero_only=True,
+            why=f"k3 / entropy is above {threshold_number(critical)}; {known.healthy} is healthy for {model}.",
+            what_to_do=PROBE,
+            source=known.source,
+        ),
+        ThresholdRule(
+            name="mismatch_per_entropy_rise",
+            key=K3_PER_ENTROPY,
+            absolute=warning / 10,
+            relative=5.0,
+            severity="warning",
+            pooled="mean",
+            corroborates_surge=True,
+            why="k3 / entropy has risen to at least five times this run's own baseline.",
+            what_to_do=PROBE,
+            source="our choice: as for k3; the healthy recorded run reaches 4.8 times its baseline in the mean of ten "
+            "steps, at an entropy near 0",
+        ),
+    )
+
+
+def _chi2_rules(k3: HealthyRange) -> tuple[ThresholdRule, ...]:
+    warning, _ = _levels(k3)
+    return tuple(
+        ThresholdRule(
+            name=name,
+            key=f"{TRAINER_ROLLOUT}:{measure}",
+            absolute=CHI2_PER_K3 * warning,
+            severity="warning",
+            pooled="mean",
+            lag_zero_only=True,
+            why=f"{symbol} is above {CHI2_PER_K3 * warning:g} per token: {meaning}.",
+            what_to_do=PROBE,
+            source="our choice: five times the range of k3; χ² is 2 · k3 for small d, 3.1 · k3 at d = ±1",
+        )
+        for name, measure, symbol, meaning in (
+            ("chi2_high", "chi2_token", "χ²(π‖μ)", "π gives much more mass than μ to some tokens"),
+            ("reverse_chi2_high", "reverse_chi2_token", "χ²(μ‖π)", "μ samples tokens that π hardly would"),
+        )
+    )
+
+
+def _trainer_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
+    difference, error = (
+        required_range(name, model_kind) for name in ("rollout_probs_diff_mean", "token_mult_prob_error")
+    )
+    return (
+        ThresholdRule(
+            name="probability_difference",
+            key=f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean",
+            absolute=difference.warning,
+            severity="warning",
+            lag_zero_only=True,
+            why=f"The mean |π − μ| of probabilities is above {difference.warning}.",
+            what_to_do=PROBE,
+            source=difference.source,
+        ),
+        ThresholdRule(
+            name="log_perplexity_difference",
+            key=f"{TRAINER_ROLLOUT}:log_ppl_abs_diff",
+            absolute=0.03,
+            severity="warning",
+            pooled="mean",
+            lag_zero_only=True,
+            why="The mean over responses of |log perplexity of π − that of μ| is above 0.03 nats per token.",
+            what_to_do=PROBE,
+            source="our choice: five times the largest step (6e-3) of the healthy recorded run, with short responses",
+        ),
+        ThresholdRule(
+            name="multiplicative_error_warning",
+            key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
+            absolute=error.warning,
+            # E[exp|d|] is never below 1: hysteresis counts from there.
+            ideal=1.0,
+            severity="warning",
+            lag_zero_only=True,
+            why=f"The mean of exp|d| is above {error.warning}.",
+            what_to_do=PROBE,
+            source=error.source,
+        ),
+        ThresholdRule(
+            name="multiplicative_error_critical",
+            key=f"{TRAINER_ROLLOUT}:token_mult_prob_error",
+            absolute=error.critical,
+            ideal=1.0,
+            severity="critical",
+            minimum_duration=3,
+            lag_zero_only=True,
+            why=f"The mean of exp|d| is above {error.critical}.",
+            what_to_do=PROBE,
+            source=error.source,
+        ),
+    )

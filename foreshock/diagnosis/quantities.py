@@ -1,0 +1,118 @@
+"""The names that trainers log, and the quantity of the detectors that each one is. Backtests and the service read it.
+
+A quantity is `comparison:measure`, such as `rollout:response_length_mean`. A run may declare other names of its own
+scalars: a declared quantity has that name alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.detectors import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.suggestions import did_you_mean
+
+SCALARS = "scalars"
+"""The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
+
+# Quantity → names, the preferred one first: verl's, TRL's and those of plain CSV files. verl's chi2_token has another
+# definition (ρ² − 1), so that it is no name of `chi2_token`.
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    LENGTH_KEY: (
+        "response_length/mean", "response_length_mean", "response_length", "completions/mean_length",
+        "completion_length",
+    ),
+    LONGEST_KEY: ("response_length/max", "response_length_max", "completions/max_length"),
+    TRUNCATED_KEY: ("response_length/clip_ratio", "clip_ratio_len", "completions/clipped_ratio", "truncated_fraction"),
+    REWARD_KEY: ("reward", "reward_mean", "reward/mean", "critic/rewards/mean", "critic/score/mean", "rewards/mean"),
+    f"{STEP_ROW}:entropy_mean": ("entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean"),
+    "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm"),
+    LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr"),
+    K3: ("k3", "k3_kl", "rollout_corr/k3_kl"),
+    f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean": ("rollout_probs_diff_mean", "training/rollout_probs_diff_mean"),
+    f"{TRAINER_ROLLOUT}:log_ppl_abs_diff": ("log_ppl_abs_diff", "rollout_corr/log_ppl_abs_diff"),
+    f"{TRAINER_ROLLOUT}:training_ppl": ("training_ppl", "rollout_corr/training_ppl"),
+}  # fmt: skip
+
+STEP_NAMES = ("step", "Step", "_step", "global_step", "training/global_step")
+
+_PREFIX = "train/"
+_QUANTITIES: Final[Mapping[str, tuple[str, int]]] = {
+    name: (quantity, rank) for quantity, names in NAMES.items() for rank, name in enumerate(names)
+}
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
+def check_declared(declared: Mapping[str, str]) -> None:
+    """Raise ValueError if a key is neither a well-known name nor a quantity, or if two keys are of one quantity."""
+    found: dict[str, str] = {}
+    for known in declared:
+        quantity = quantity_named(known)
+        if quantity is None:
+            meant = did_you_mean(known, _QUANTITIES)
+            raise ValueError(
+                f"{known!r} is no quantity that is watched{meant}; expected a well-known name such as reward or "
+                "response_length/mean, or comparison:measure"
+            )
+        if quantity in found:
+            raise ValueError(f"{found[quantity]!r} and {known!r} are the same quantity; declare it once")
+        found[quantity] = known
+
+
+def quantity_named(name: str) -> str | None:
+    """Return the quantity of a well-known name; a name that is a quantity itself is returned, others give None."""
+    found = _QUANTITIES.get(name) or _QUANTITIES.get(name.removeprefix(_PREFIX))
+    if found is not None:
+        return found[0]
+    return name if ":" in name else None
+
+
+def names_of(quantities: Iterable[str], declared: Mapping[str, str] = _NOTHING) -> tuple[str, ...]:
+    """Return every scalar's name that is one of the quantities."""
+    chosen = _declared_by_quantity(declared)
+    names: set[str] = set()
+    for quantity in quantities:
+        if quantity in chosen:
+            names.add(chosen[quantity])
+            continue
+        known = (*NAMES.get(quantity, ()), quantity, quantity.partition(":")[2])
+        names.update(known)
+        names.update(f"{_PREFIX}{name}" for name in known)
+    return tuple(sorted(names))
+
+
+def quantities_of(
+    scalars: Mapping[str, float], declared: Mapping[str, str] = _NOTHING, quantities: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the values by the detectors' quantities; of several names of one quantity the preferred one counts.
+
+    A name of the detectors (``scalars:grad_norm``) is kept, and a prefix such as ``train/`` is ignored. A scalar that
+    is named as the measure of one of `quantities` (``tail_2``) has that quantity, unless it is well known;
+    ``scalars:loss`` among `quantities` is the scalar ``loss`` in any case.
+    """
+    chosen = _declared_by_quantity(declared)
+    names = {name: quantity for quantity, name in chosen.items()}
+    measures = {quantity.partition(":")[2]: quantity for quantity in quantities}
+    best: dict[str, tuple[int, float]] = {}
+    for name, value in scalars.items():
+        plain = name.removeprefix(_PREFIX)
+        own = f"{SCALARS}:{plain}"
+        if own in quantities and own not in chosen and own not in NAMES and (own not in best or name == plain):
+            best[own] = (0, value)
+        if name in names:
+            best[names[name]] = (-1, value)
+            continue
+        quantity, rank = (
+            _QUANTITIES.get(name)
+            or _QUANTITIES.get(plain)
+            or (plain if ":" in plain else measures.get(plain, ""), -1 if ":" in plain else len(NAMES))
+        )
+        if quantity and quantity not in chosen and (quantity not in best or rank < best[quantity][0]):
+            best[quantity] = (rank, value)
+    return {quantity: value for quantity, (_, value) in best.items()}
+
+
+def _declared_by_quantity(declared: Mapping[str, str]) -> dict[str, str]:
+    return {quantity: name for known, name in declared.items() if (quantity := quantity_named(known)) is not None}

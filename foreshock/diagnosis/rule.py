@@ -1,0 +1,226 @@
+"""A threshold rule, as data: its thresholds, its side, its hysteresis, and the run's own baseline; and its events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from foreshock.diagnosis.statistics import MEDIAN_NOISE, Pooling, median, step_noise
+from foreshock.severity import Severity
+
+Change = Literal["fired", "cleared"]
+Evidence = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A rule that fired at ``step``, or one that fired at ``fired_step`` and clears at ``step``.
+
+    If ``moves_learning_rate``, the event alone lets the advice lower the learning rate; absolute crossings never do.
+    """
+
+    rule: str
+    step: int
+    value: float
+    threshold: float
+    severity: Severity
+    why: str
+    what_to_do: str
+    moves_learning_rate: bool = False
+    evidence: Evidence = field(default_factory=dict)
+    change: Change = "fired"
+    fired_step: int = -1
+
+    def __post_init__(self) -> None:
+        if self.change == "fired" and self.fired_step == -1:
+            object.__setattr__(self, "fired_step", self.step)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "step": self.step,
+            "value": self.value,
+            "threshold": self.threshold,
+            "severity": self.severity,
+            "why": self.why,
+            "what_to_do": self.what_to_do,
+            "moves_learning_rate": self.moves_learning_rate,
+            "evidence": dict(self.evidence),
+            "change": self.change,
+            "fired_step": self.fired_step,
+        }
+
+
+BASELINE_VALUES = 10
+"""The baseline is the median of the run's first ten values; a longer one would include an early rise."""
+
+NOISE_Z = 3.0
+"""A relative threshold is at least three standard deviations of the baseline's step-to-step noise: the healthy k3 of a
+small batch can change tenfold between two steps. The median of several steps has less noise than one."""
+
+HYSTERESIS = 0.7
+"""A rule clears within 0.7 × the way from the ideal value to its threshold, so that a value oscillating around the
+threshold is one alert."""
+
+Direction = Literal["above", "below", "away"]
+Effect = Literal["none", "hold", "halve"]
+Cause = Literal["mismatch", "sampling", "policy", "gradient", "length", "staleness", "data"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdRule:
+    """A rule that fires beyond ``absolute`` and beyond ``relative`` × the run's baseline (each optional).
+
+    ``key`` is ``comparison:measure``; with ``key@baseline`` the baseline itself must be beyond the threshold too.
+    ``reference`` is another quantity: its newest value replaces the baseline. ``direction`` is the side that is beyond;
+    "away" is either side of ``ideal``, and thresholds are distances from it. ``ideal`` is the value of a perfect run,
+    which hysteresis counts from. ``pooled`` rules judge all steps together, or the median of the newest five, instead
+    of ``minimum_duration`` in a row.
+
+    ``effect``: "halve" lowers the learning rate once; "hold" freezes it while the rule fires. The third effect, a
+    schedule, is that of the length surge alone.
+    """
+
+    name: str
+    key: str
+    severity: Severity
+    why: str
+    what_to_do: str
+    source: str
+    cause: Cause = "mismatch"
+    absolute: float | None = None
+    relative: float | None = None
+    reference: str | None = None
+    direction: Direction = "above"
+    ideal: float = 0.0
+    pooled: Pooling | None = None
+    minimum_duration: int = 5
+    cooldown_steps: int = 20
+    lag_zero_only: bool = False
+    corroborates_surge: bool = False
+    effect: Effect = "none"
+    follows_learning: bool = False
+    """While the reward rises, a value beyond the threshold is what learning looks like: it enters the baseline."""
+
+    def __post_init__(self) -> None:
+        if self.absolute is None and self.relative is None:
+            raise ValueError(f"rule {self.name} has no threshold; set absolute or relative")
+        if self.effect != "none" and self.relative is None:
+            raise ValueError(
+                f"rule {self.name} has the effect {self.effect!r} and no relative threshold; set relative: an absolute "
+                "crossing alone never moves the learning rate"
+            )
+        if self.relative is not None and not self._is_beyond_one(self.relative):
+            side = "below 1 and above 0" if self.direction == "below" else "above 1"
+            raise ValueError(f"relative of rule {self.name} must be {side}, got {self.relative:g}")
+        if self.reference is not None and self.relative is None:
+            raise ValueError(f"rule {self.name} has a reference and no relative threshold; set relative")
+        if self.pooled == "mean" and (self.direction == "below" or (self.absolute or 1.0) <= 0.0):
+            raise ValueError(f"rule {self.name} pools means, which needs a threshold above 0 and not the side below")
+        if self.minimum_duration < 1 or self.cooldown_steps < 0:
+            raise ValueError(f"rule {self.name} needs minimum_duration >= 1 and cooldown_steps >= 0")
+
+    def _is_beyond_one(self, relative: float) -> bool:
+        return 0.0 < relative < 1.0 if self.direction == "below" else math.isfinite(relative) and relative > 1.0
+
+    @property
+    def moves_learning_rate(self) -> bool:
+        """Whether the rule alone lets the advice lower the learning rate."""
+        return self.effect == "halve"
+
+    @property
+    def quantity(self) -> str:
+        """The key without ``@baseline``."""
+        return _quantity_of(self.key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The quantities that the rule reads."""
+        return (self.quantity,) if self.reference is None else (self.quantity, self.reference)
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the quantity whose baseline the rule has: of distances, one of its own."""
+        if self.reference is not None:
+            return self.reference
+        return _distance_name(self.quantity, self.ideal) if self.direction == "away" else self.quantity
+
+    def measure(self, value: float) -> float:
+        """Return what is compared with the threshold: the value, or its distance from the ideal."""
+        return abs(value - self.ideal) if self.direction == "away" else value
+
+    def threshold(self, baseline: Baseline | None) -> float | None:
+        """Return the stricter of both thresholds; None while a relative rule has no baseline."""
+        if self.relative is None:
+            return self.absolute
+        if baseline is None or not (baseline.ready or (self.reference is not None and baseline.logs)):
+            return None
+        noise = baseline.noise * (MEDIAN_NOISE if self.pooled == "median" else 1.0)
+        spread = max(abs(math.log(self.relative)), NOISE_Z * noise)
+        relative = baseline.level * math.exp(-spread if self.direction == "below" else spread)
+        if self.absolute is None:
+            return relative
+        return min(self.absolute, relative) if self.direction == "below" else max(self.absolute, relative)
+
+    def is_beyond(self, measured: float, threshold: float) -> bool:
+        """Return True if what `measure` returned is beyond the threshold."""
+        return measured < threshold if self.direction == "below" else measured > threshold
+
+    def is_back(self, measured: float, threshold: float) -> bool:
+        """Return True if what `measure` returned is back within the hysteresis band."""
+        if self.direction == "below":
+            # Towards the ideal if there is one: 0.9 / 0.7 is beyond any value of a measure that is at most 1.
+            wanted = threshold / HYSTERESIS if self.ideal == 0.0 else self._between(self.ideal, threshold)
+            return measured >= wanted
+        return measured <= self._between(self.ideal if self.direction == "above" else 0.0, threshold)
+
+    def _between(self, ideal: float, threshold: float) -> float:
+        return ideal + HYSTERESIS * (threshold - ideal)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The first values of one quantity at one lag, as natural logs."""
+
+    logs: tuple[float, ...] = ()
+
+    @property
+    def ready(self) -> bool:
+        return len(self.logs) >= BASELINE_VALUES
+
+    @property
+    def level(self) -> float:
+        return _level_and_noise(self.logs)[0]
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the step-to-step noise, in log units."""
+        return _level_and_noise(self.logs)[1]
+
+    def with_value(self, value: float) -> Baseline:
+        """Add a value until the baseline is complete; values <= 0 have no logarithm and are ignored."""
+        return self if self.ready or value <= 0.0 else Baseline((*self.logs, math.log(value)))
+
+    def following(self, value: float) -> Baseline:
+        """Return the baseline with the newest value instead of the oldest one."""
+        return self if value <= 0.0 else Baseline((*self.logs[1:], math.log(value)))
+
+
+# Cached, as every rule asks for its names several times at every step.
+@lru_cache(maxsize=1024)
+def _quantity_of(key: str) -> str:
+    return key.removesuffix("@baseline")
+
+
+@lru_cache(maxsize=1024)
+def _distance_name(quantity: str, ideal: float) -> str:
+    return f"|{quantity} - {ideal:g}|"
+
+
+@lru_cache(maxsize=256)
+def _level_and_noise(logs: tuple[float, ...]) -> tuple[float, float]:
+    # Cached: a complete baseline never changes, and every rule needs it at every step.
+    return math.exp(median(logs)), step_noise(logs)

@@ -1,0 +1,303 @@
+"""The rules: published ranges and the run's own baseline, with hysteresis, minimum duration and cooldown.
+
+A rule fires after its value was beyond the threshold for ``minimum_duration`` measured steps in a row, or, if it pools
+steps, when the evidence of all of them is enough (``pooling.py``). It clears after ``minimum_duration`` steps back
+within the hysteresis band, and then cannot fire for ``cooldown_steps``. A rule on the median of the newest five values
+fires and clears with that median. Steps without a value count for neither. A rule
+without a relative threshold never moves the learning rate: absolute ranges differ by model, device and precision.
+
+Rules that fire for one cause are one episode: from the first that fires until none of them does.
+
+Ranges are for dense bf16 models at lag 0. If rollouts lag behind the trainer, absolute rules of comparisons are not
+evaluated, and relative rules use the baseline of equal lag.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foreshock.diagnosis.rule import Baseline, Event, ThresholdRule
+from foreshock.diagnosis.statistics import AVERAGE_RUN_LENGTH, MEDIAN_VALUES, add_evidence, median, pooled_evidence
+from foreshock.json_values import finite_or_none
+
+LAG_KEY = "rollout:lag_mean"
+
+NEWEST = "newest"
+"""In the name of a baseline, instead of the lag: the newest value of a reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """A rule's consecutive steps beyond its threshold or back within it, when it fired and cleared, its evidence.
+
+    ``evidence`` has a number for each bet of a rule that pools all steps, and the newest values of one that judges
+    their median.
+    """
+
+    beyond: int = 0
+    back: int = 0
+    fired_step: int | None = None
+    cleared_step: int | None = None
+    evidence: tuple[float, ...] = ()
+
+    def with_evidence(self, evidence: tuple[float, ...]) -> RuleState:
+        """Return the state with other evidence."""
+        return RuleState(self.beyond, self.back, self.fired_step, self.cleared_step, evidence)
+
+    def to_json(self) -> list[Any]:
+        return [self.beyond, self.back, self.fired_step, self.cleared_step, list(self.evidence)]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> RuleState:
+        beyond, back, fired_step, cleared_step, evidence = value
+        return cls(beyond, back, fired_step, cleared_step, tuple(evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class RulesState:
+    """The states of all rules by name, all baselines by ``key@lag``, and the first step of each cause's episode."""
+
+    rules: Mapping[str, RuleState]
+    baselines: Mapping[str, Baseline]
+    episodes: Mapping[str, int]
+
+    @classmethod
+    def initial(cls) -> RulesState:
+        return cls({}, {}, {})
+
+    def firing(self, rule: ThresholdRule) -> int | None:
+        """Return the step at which ``rule`` fired, None if it is not firing."""
+        state = self.rules.get(rule.name)
+        return None if state is None else state.fired_step
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rules": {name: state.to_json() for name, state in sorted(self.rules.items())},
+            "baselines": {name: list(baseline.logs) for name, baseline in sorted(self.baselines.items())},
+            "episodes": dict(sorted(self.episodes.items())),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RulesState:
+        return cls(
+            {name: RuleState.from_json(state) for name, state in value["rules"].items()},
+            {name: Baseline(tuple(logs)) for name, logs in value["baselines"].items()},
+            dict(value["episodes"]),
+        )
+
+
+def forget_baselines(state: RulesState) -> RulesState:
+    """Return the state without baselines, counted steps and evidence. A firing rule stays so until its values are
+    back."""
+    rules = {name: replace(rule, beyond=0, back=0, evidence=()) for name, rule in state.rules.items()}
+    return RulesState(rules, {}, state.episodes)
+
+
+def advance_rules(
+    state: RulesState,
+    step: int,
+    values: Mapping[str, float],
+    rules: tuple[ThresholdRule, ...],
+    learning: Callable[[], bool] = lambda: False,
+) -> tuple[RulesState, tuple[Event, ...]]:
+    """Return the state after a closed step and the events at it. NaN and ±inf count as missing values.
+
+    ``learning`` returns whether the reward is rising; it is called only if a rule asks. A firing rule that is not among
+    ``rules`` any more clears.
+    """
+    states, baselines, events = _advance_each(state, step, values, rules, learning)
+    events += _dropped(states, step, rules)
+    firing = {name: each.fired_step for name, each in states.items() if each.fired_step is not None}
+    episodes = _episodes(state.episodes, firing, rules) if firing else {}
+    return RulesState(states, baselines, episodes), tuple(_with_episode(event, episodes, rules) for event in events)
+
+
+def _advance_each(
+    state: RulesState,
+    step: int,
+    values: Mapping[str, float],
+    rules: tuple[ThresholdRule, ...],
+    learning: Callable[[], bool],
+) -> tuple[dict[str, RuleState], dict[str, Baseline], list[Event]]:
+    """Return the states and baselines after a closed step and the events at it, which name no episode yet."""
+    lag_value = values.get(LAG_KEY, 0.0)
+    lag = round(lag_value) if math.isfinite(lag_value) else 0
+    states = dict(state.rules)
+    names = [_name_of_baseline(rule, lag) for rule in rules]
+    baselines = _with_values(state.baselines, values, rules, names)
+    events: list[Event] = []
+    for rule, name in zip(rules, names, strict=True):
+        baseline = baselines.get(name)
+        measured = _measured(rule, values, baseline, lag)
+        threshold = rule.threshold(baseline)
+        if measured is None or threshold is None:
+            continue
+        if rule.follows_learning and baseline is not None and rule.is_beyond(measured, threshold) and learning():
+            baselines[name] = baseline.following(measured)
+            continue
+        before = states.get(rule.name, RuleState())
+        if rule.pooled is not None and (rule.pooled == "median" or before.fired_step is None):
+            before = before.with_evidence(_pooled(rule, before.evidence, values[rule.quantity], measured, threshold))
+        if rule.pooled == "median":
+            if len(before.evidence) < MEDIAN_VALUES:
+                states[rule.name] = before
+                continue
+            measured = median(before.evidence)
+        states[rule.name], event = _advance_rule(rule, before, step, measured, threshold)
+        if event is not None:
+            shown = values[rule.quantity] if rule.direction == "away" else event.value
+            events.append(replace(event, value=shown, evidence=_evidence(rule, event, baseline, lag)))
+    return states, baselines, events
+
+
+def _with_episode(event: Event, episodes: Mapping[str, int], rules: Sequence[ThresholdRule]) -> Event:
+    if event.change != "fired":
+        return event
+    cause = next(rule.cause for rule in rules if rule.name == event.rule)
+    return replace(event, evidence={**event.evidence, "episode": episodes.get(cause, event.step)})
+
+
+def _name_of_baseline(rule: ThresholdRule, lag: int) -> str:
+    """Return the name of the rule's baseline at a lag."""
+    # A reference is measured at few steps, and its newest value holds at any lag.
+    return f"{rule.baseline_name}@{NEWEST}" if rule.reference is not None else f"{rule.baseline_name}@{lag}"
+
+
+def _with_values(
+    baselines: Mapping[str, Baseline],
+    values: Mapping[str, float],
+    rules: tuple[ThresholdRule, ...],
+    names: Sequence[str],
+) -> dict[str, Baseline]:
+    """Return the baselines with the values of a step, each once however many rules have it; `names` are theirs."""
+    found, seen = dict(baselines), set[str]()
+    for rule, name in zip(rules, names, strict=True):
+        value = finite_or_none(values.get(rule.reference or rule.quantity))
+        if name in seen or value is None:
+            continue
+        seen.add(name)
+        if rule.reference is not None:
+            found[name] = Baseline().with_value(value) if value > 0.0 else found.get(name, Baseline())
+        else:
+            found[name] = found.get(name, Baseline()).with_value(rule.measure(value))
+    return found
+
+
+def _measured(rule: ThresholdRule, values: Mapping[str, float], baseline: Baseline | None, lag: int) -> float | None:
+    value = finite_or_none(values.get(rule.quantity))
+    if value is None or (rule.lag_zero_only and lag != 0):
+        return None
+    measured = rule.measure(value)
+    if rule.key.endswith("@baseline"):
+        # Both must be beyond: a baseline never changes, and the alert is over when the values are back.
+        return min(baseline.level, measured) if baseline is not None and baseline.ready else None
+    return measured
+
+
+def _pooled(
+    rule: ThresholdRule, logs: tuple[float, ...], value: float, measured: float, threshold: float
+) -> tuple[float, ...]:
+    if rule.pooled == "median":
+        return (*logs, measured)[-MEDIAN_VALUES:]
+    # Deviations keep their sign.
+    deviation = rule.pooled == "deviation"
+    assert rule.pooled is not None
+    return add_evidence(logs, rule.pooled, value - rule.ideal if deviation else measured, threshold)
+
+
+def _advance_rule(
+    rule: ThresholdRule, state: RuleState, step: int, value: float, threshold: float
+) -> tuple[RuleState, Event | None]:
+    # Counted up to the duration only: a state must not differ for ever after a late step.
+    beyond = min(state.beyond + 1, rule.minimum_duration) if rule.is_beyond(value, threshold) else 0
+    back = min(state.back + 1, rule.minimum_duration) if rule.is_back(value, threshold) else 0
+    # Not by `dataclasses.replace`, which takes six times as long: this runs for every rule at every step.
+    state = RuleState(beyond, back, state.fired_step, state.cleared_step, state.evidence)
+    if state.fired_step is None:
+        enough = beyond >= rule.minimum_duration
+        if rule.pooled == "median":
+            enough = beyond > 0
+        elif rule.pooled is not None:
+            enough = beyond > 0 and pooled_evidence(state.evidence) >= math.log(AVERAGE_RUN_LENGTH)
+        cooling_down = state.cleared_step is not None and step <= state.cleared_step + rule.cooldown_steps
+        if not enough or cooling_down:
+            return state, None
+        return replace(state, fired_step=step), _event(rule, step, value, threshold)
+    if back < (1 if rule.pooled == "median" else rule.minimum_duration):
+        return state, None
+    cleared = replace(_event(rule, step, value, threshold), change="cleared", fired_step=state.fired_step)
+    return replace(state, fired_step=None, cleared_step=step, evidence=()), cleared
+
+
+def _dropped(states: dict[str, RuleState], step: int, rules: tuple[ThresholdRule, ...]) -> list[Event]:
+    """Clear the firing rules that are not among ``rules`` any more, and forget their states."""
+    events: list[Event] = []
+    for name in sorted(states.keys() - {rule.name for rule in rules}):
+        fired = states.pop(name).fired_step
+        if fired is not None:
+            events.append(
+                Event(
+                    rule=name,
+                    step=step,
+                    value=0.0,
+                    threshold=0.0,
+                    severity="info",
+                    change="cleared",
+                    fired_step=fired,
+                    why="The rule holds no longer.",
+                    what_to_do="Nothing.",
+                )
+            )
+    return events
+
+
+def _episodes(before: Mapping[str, int], firing: Mapping[str, int], rules: Sequence[ThresholdRule]) -> dict[str, int]:
+    """Return the first step of each cause's episode: a cause of which no rule fires has none."""
+    found: dict[str, int] = {}
+    for rule in rules:
+        fired = firing.get(rule.name)
+        if fired is not None:
+            first = before.get(rule.cause, fired)
+            found[rule.cause] = min(found.get(rule.cause, first), first)
+    return found
+
+
+def _event(rule: ThresholdRule, step: int, value: float, threshold: float) -> Event:
+    return Event(
+        rule=rule.name,
+        step=step,
+        value=value,
+        threshold=threshold,
+        severity=rule.severity,
+        why=rule.why,
+        what_to_do=rule.what_to_do,
+        moves_learning_rate=rule.moves_learning_rate,
+    )
+
+
+def _evidence(rule: ThresholdRule, event: Event, baseline: Baseline | None, lag: int) -> dict[str, float | int | str]:
+    evidence: dict[str, float | int | str] = {
+        "key": rule.key,
+        "source": rule.source,
+        "cause": rule.cause,
+        "lag": lag,
+    }
+    if rule.pooled is None:
+        evidence["measured_steps_in_a_row"] = rule.minimum_duration
+    else:
+        evidence["pooled"] = rule.pooled
+        evidence |= (
+            {"newest_values": MEDIAN_VALUES} if rule.pooled == "median" else {"average_run_length": AVERAGE_RUN_LENGTH}
+        )
+    if rule.effect != "none":
+        evidence["effect"] = rule.effect
+    if rule.absolute is not None:
+        evidence["absolute_threshold"] = rule.absolute
+    if rule.relative is not None and baseline is not None and baseline.logs:
+        evidence["baseline"] = baseline.level
+        evidence["baseline_noise"] = baseline.noise
+        evidence["times_baseline"] = event.value / baseline.level
+    return evidence

@@ -1,0 +1,293 @@
+"""Statistics of the detectors: medians, autocorrelated noise, evidence for a change, and exact intervals of counts.
+
+Noise. Lengths and rewards of neighbouring steps depend on each other. With a lag-1 autocorrelation φ of 0.9 a mean over
+20 steps is four times as noisy as one over 20 independent values, so a test that assumes independence sees surges in
+healthy runs. Residuals that are prewhitened, r_t − φ r_{t−1}, are nearly independent.
+
+Evidence, by e-detectors. Without a change each factor below has an expectation of at most 1, given the earlier values.
+The Shiryaev-Roberts sum over all possible onsets, ``M_t = (M_{t−1} + 1) · factor_t``, averaged over some λ, then has an
+expectation of at most t at any stopping time t. An alarm at M ≥ A therefore has an average run length to a false alarm
+of at least A values, and the probability of one within n values is at most n / A (Shin, Ramdas and Rinaldo 2022,
+"E-detectors"; mixture over λ: Robbins 1970).
+
+- A rise of a series above its baseline: prewhitened residuals z that are N(0, 1) without a rise have the factor
+  ``exp(λ z − λ² / 2)``. They are capped above, which only lowers M. That the noise is estimated is outside of the
+  guarantee: `benchmarks/detector` measures the false alarms with estimated noise.
+- Pooled rules, for values that are noisy at one step. Nothing is assumed about the distribution's shape.
+  "mean": values X ≥ 0 whose mean is at most the threshold m have the factor ``1 + λ (min(X / m, c) − 1)``, 0 < λ < 1
+  (testing by betting: Waudby-Smith and Ramdas 2024). With the cap c no single step is an alarm.
+  "deviation": standardised values z of mean 0 whose tails are at most those of a normal distribution have the factor
+  ``exp(λ z − λ² / 2)``, for λ of either sign.
+  "median" has no evidence of all steps: it is the median of the newest five values, for quantities that fall and rise
+  again within a few steps, such as the effective sample size of rollouts that lag. A mean would be one bad step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final, Literal
+
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation / median absolute deviation of a normal distribution."""
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; the mean of the two middle values for an even count. Raises ValueError if empty."""
+    if not values:
+        raise ValueError("median() needs at least one value, got none")
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+def step_noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of step-to-step noise, from absolute successive differences (robust to a trend).
+
+    An upper estimate: with few differences the median may be small by chance, so it is widened by 1 + 1.5 / √n (about
+    two standard errors of a median of absolute values). 0 with fewer than three values.
+    """
+    if len(values) < 3:
+        return 0.0
+    differences = [abs(later - earlier) for earlier, later in pairwise(values)]
+    widening = 1.0 + 1.5 / math.sqrt(len(differences))
+    return MAD_TO_SIGMA * widening * median(differences) / math.sqrt(2.0)
+
+
+LARGEST_AUTOCORRELATION = 0.98
+"""Noise with a larger φ cannot be told from a random walk within a few hundred steps."""
+
+CLIP = 3.0
+"""Residuals count at most so many robust standard deviations: one outlier must not hide the autocorrelation."""
+
+TREND_VALUES = 9
+"""Values from which a trend is removed; a line through fewer follows the noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """AR(1) noise: φ and the standard deviation of the innovations, both upper estimates, from `values` values."""
+
+    autocorrelation: float
+    innovation: float
+    values: int
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of a value."""
+        return self.innovation / math.sqrt(1.0 - self.autocorrelation**2)
+
+    def deviation_of_mean(self, values: int) -> float:
+        """Return the standard deviation of a mean over `values` values in a row, from the long-run variance."""
+        long_run = self.innovation / (1.0 - self.autocorrelation)
+        return min(self.deviation, long_run / math.sqrt(values))
+
+
+def autocorrelated_noise(segments: Sequence[Sequence[float]], least: float = 0.0) -> Noise:
+    """Return the noise of values whose level differs by segment and may have a trend within each.
+
+    φ is the autocorrelation of the clipped residuals, plus its bias in short series with a trend, (2 + 4φ) / n, plus
+    one standard error (Kendall 1954; Marriott and Pope 1954). `least` is the smallest standard deviation of the
+    innovations that is returned; it also holds if there are fewer than three values.
+    """
+    residuals = [residuals_of(segment) for segment in segments if len(segment) >= 2]
+    count = sum(len(each) for each in residuals)
+    if count < 3:
+        return Noise(LARGEST_AUTOCORRELATION, max(least, 0.0), count)
+    bound = CLIP * _scale([value for each in residuals for value in each])
+    clipped = [[min(max(value, -bound), bound) for value in each] for each in residuals]
+    squares = sum(value * value for each in clipped for value in each)
+    products = sum(each[i] * each[i - 1] for each in clipped for i in range(1, len(each)))
+    estimate = products / squares if squares > 0.0 else 0.0
+    upper = estimate + (2.0 + 4.0 * estimate) / count + math.sqrt(max(1.0 - estimate**2, 0.1) / count)
+    phi = min(max(upper, 0.0), LARGEST_AUTOCORRELATION)
+    innovations = [each[i] - phi * each[i - 1] for each in residuals for i in range(1, len(each))]
+    # One standard error of a robust scale, so that a small one by chance is no evidence.
+    innovation = _scale(innovations) * (1.0 + 1.0 / math.sqrt(len(innovations)))
+    return Noise(phi, max(innovation, least), count)
+
+
+def residuals_of(values: Sequence[float]) -> list[float]:
+    """Return the residuals of a resistant line; of the median alone if there are too few values for a trend."""
+    slope = slope_of(values) if len(values) >= TREND_VALUES else 0.0
+    flat = [value - slope * i for i, value in enumerate(values)]
+    level = median(flat)
+    return [value - level for value in flat]
+
+
+def slope_of(values: Sequence[float]) -> float:
+    """Return the slope per value of a resistant line: through the medians of the first and last third (Tukey)."""
+    third = len(values) // 3
+    return (median(values[-third:]) - median(values[:third])) / (len(values) - third)
+
+
+def _scale(values: Sequence[float]) -> float:
+    """Return a standard deviation: the larger of the scaled median deviation and the clipped root mean square."""
+    robust = MAD_TO_SIGMA * median([abs(value) for value in values])
+    bound = CLIP * robust
+    clipped = math.sqrt(sum(min(value * value, bound * bound) for value in values) / len(values))
+    return max(robust, clipped)
+
+
+SHIFTS = (0.25, 0.5, 1.0, 2.0)
+"""The rises λ that are looked for, in standard deviations of the innovations; doubling steps lose little power."""
+
+LARGEST_RESIDUAL = 3.0
+"""Residuals count at most this: a single outlier never is enough evidence."""
+
+LIKELIHOOD_DROP = 1.92
+"""Half of the 95 % quantile of χ² with one degree of freedom: onsets whose log-likelihood is lower by more are out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """The most likely index of the first value of a rise, and the first and last index that are likely too."""
+
+    index: int
+    first: int
+    last: int
+
+
+def residuals_above(values: Sequence[float], baseline: float, baseline_values: int, noise: Noise) -> list[float]:
+    """Return the standardised prewhitened residuals of `values[1:]` above the baseline; `values[0]` precedes them.
+
+    A baseline of m values is itself known to one standard deviation in √m of the whitened residuals: it is subtracted.
+    """
+    phi, allowance = noise.autocorrelation, 1.0 / math.sqrt(baseline_values)
+    return [
+        ((values[i] - baseline) - phi * (values[i - 1] - baseline)) / noise.innovation - allowance
+        for i in range(1, len(values))
+    ]
+
+
+def log_evidence(residuals: Sequence[float]) -> float:
+    """Return log M after the residuals, of a detector that starts with the first one; −inf without residuals."""
+    if not residuals:
+        return -math.inf
+    logs = []
+    for shift in SHIFTS:
+        total = -math.inf
+        for residual in residuals:
+            # log(M + 1), without overflow.
+            above = total + math.log1p(math.exp(-total)) if total > 0.0 else math.log1p(math.exp(total))
+            total = above + shift * min(residual, LARGEST_RESIDUAL) - 0.5 * shift**2
+        logs.append(total)
+    largest = max(logs)
+    return largest + math.log(sum(math.exp(each - largest) for each in logs) / len(logs))
+
+
+def onset_of(residuals: Sequence[float]) -> Onset:
+    """Return the most likely onset of a rise that lasts to the last residual, with its 95 % likelihood interval."""
+    likelihoods, total = [0.0] * len(residuals), 0.0
+    for count, index in enumerate(range(len(residuals) - 1, -1, -1), start=1):
+        total += min(residuals[index], LARGEST_RESIDUAL)
+        likelihoods[index] = max(total, 0.0) ** 2 / (2.0 * count)
+    best = max(likelihoods)
+    likely = [index for index, each in enumerate(likelihoods) if each >= best - LIKELIHOOD_DROP]
+    return Onset(likelihoods.index(best), likely[0], likely[-1])
+
+
+Pooling = Literal["mean", "deviation", "median"]
+
+AVERAGE_RUN_LENGTH = 10_000
+"""Steps between two false alarms of one rule, at least, in a run whose values are at the threshold all the time: ten
+such rules together have at most one in 1,000 steps."""
+
+LARGEST_RATIO = 10.0
+"""A value counts as at most so many thresholds: five steps in a row are needed, however high they are."""
+
+MEDIAN_VALUES = 5
+"""The newest values whose median is judged: as many as the definition of a collapse looks at."""
+
+MEDIAN_NOISE = 0.536
+"""Standard deviation of the median of five independent normal values, in units of theirs."""
+
+GRID = 2**20
+"""Evidence is rounded down to this fraction, so that two histories that differ at one step soon have equal states."""
+
+MEAN_BETS: Final = (0.25, 0.5, 0.75, 0.95)
+DEVIATION_BETS: Final = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
+
+
+def add_evidence(logs: tuple[float, ...], pooling: Pooling, value: float, threshold: float) -> tuple[float, ...]:
+    """Return log M of each bet after a value; ``logs`` is empty before the first one."""
+    bets = MEAN_BETS if pooling == "mean" else DEVIATION_BETS
+    before = logs or (-math.inf,) * len(bets)
+    return tuple(
+        _added(log, _log_factor(pooling, bet, value, threshold)) for log, bet in zip(before, bets, strict=True)
+    )
+
+
+def _log_factor(pooling: Pooling, bet: float, value: float, threshold: float) -> float:
+    """Return the logarithm of the factor of one bet."""
+    if pooling == "mean":
+        return math.log1p(bet * (min(max(value / threshold, 0.0), LARGEST_RATIO) - 1.0))
+    return bet * value - 0.5 * bet * bet
+
+
+def _added(log: float, factor: float) -> float:
+    plus_one = log + math.log1p(math.exp(-log)) if log > 0.0 else math.log1p(math.exp(log))
+    return math.floor((plus_one + factor) * GRID) / GRID
+
+
+def pooled_evidence(logs: tuple[float, ...]) -> float:
+    """Return log M, averaged over the bets; −inf before any value."""
+    if not logs:
+        return -math.inf
+    largest = max(logs)
+    return largest + math.log(sum(math.exp(each - largest) for each in logs) / len(logs))
+
+
+TAIL = 0.025
+_BISECTIONS = 80
+
+
+# A table asks for the same few counts again and again.
+@lru_cache(maxsize=4096)
+def proportion_interval(hits: int, trials: int) -> tuple[float, float]:
+    """Return the interval of the probability of a hit; (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    low = 0.0 if hits == 0 else _solve(lambda p: 1.0 - _binomial(hits - 1, trials, p) - TAIL, 0.0, 1.0)
+    high = 1.0 if hits == trials else _solve(lambda p: TAIL - _binomial(hits, trials, p), 0.0, 1.0)
+    return low, high
+
+
+@lru_cache(maxsize=4096)
+def poisson_interval(count: int) -> tuple[float, float]:
+    """Return the interval of the expected count."""
+    most = 2.0 * count + 20.0
+    low = 0.0 if count == 0 else _solve(lambda mean: 1.0 - _poisson(count - 1, mean) - TAIL, 0.0, most)
+    return low, _solve(lambda mean: TAIL - _poisson(count, mean), 0.0, most)
+
+
+def _binomial(hits: int, trials: int, probability: float) -> float:
+    """Return the probability of at most ``hits`` hits."""
+    if probability <= 0.0:
+        return 1.0
+    if probability >= 1.0:
+        return float(hits >= trials)
+    log_p, log_q, all_ways = math.log(probability), math.log1p(-probability), math.lgamma(trials + 1)
+    return sum(
+        math.exp(all_ways - math.lgamma(k + 1) - math.lgamma(trials - k + 1) + k * log_p + (trials - k) * log_q)
+        for k in range(hits + 1)
+    )
+
+
+def _poisson(count: int, mean: float) -> float:
+    """Return the probability of at most ``count`` events."""
+    if mean <= 0.0:
+        return 1.0
+    return sum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))
+
+
+def _solve(rising: Callable[[float], float], low: float, high: float) -> float:
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if rising(middle) > 0.0 else (middle, high)
+    return 0.5 * (low + high)

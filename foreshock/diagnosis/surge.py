@@ -1,0 +1,411 @@
+"""The online detector of the length surge: the first confirmed crossing of twice the baseline, in a steep rise.
+
+Before a collapse the mean response length multiplies within some tens of steps. The baseline is the median length
+before the growth window, so slow growth enters it and only a steep rise is a surge. The surge step is the step of the
+confirmed crossing, not the step of its confirmation: a late surge step lets the run collapse, an early one only slows
+it down, so the detector prefers early.
+
+A crossing is confirmed if it holds and its evidence (`statistics.py`), with noise that is autocorrelated as the run's
+own, is beyond the average run length of the settings. Guards against false surges: the crossing must exceed the highest
+smoothed length before the growth window, so a return to earlier lengths is no surge; lengths that have been at their
+cap disarm the detector; a surge within the first steps affects the learning rate only if a mismatch, gradient or reward
+rule corroborates it, and so does one with which the reward rises.
+
+All computations use log lengths and step numbers, so missing steps and runs logged every tenth step work.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foreshock.diagnosis.statistics import (
+    Noise,
+    autocorrelated_noise,
+    log_evidence,
+    median,
+    onset_of,
+    residuals_above,
+    slope_of,
+)
+from foreshock.diagnosis.surge_state import (
+    Crossing,
+    StepLengths,
+    SurgeDetection,
+    SurgeKind,
+    SurgeSettings,
+    SurgeState,
+    Watching,
+)
+from foreshock.json_values import finite_or_none
+
+MISSING_STEPS = 10
+"""Closed steps without any length after which the run is told that lengths are missing, instead of "too few steps"."""
+
+
+def forget_lengths(state: SurgeState) -> SurgeState:
+    """Return the state without any length: the next values are the baseline. A confirmed surge keeps its effect."""
+    return SurgeState(last_confirmed_step=state.last_confirmed_step, effective_surge_step=state.effective_surge_step)
+
+
+def watching(state: SurgeState, settings: SurgeSettings) -> Watching:
+    """Return what the detector is doing, in one word; "warming" never lasts: without lengths it is "no_lengths"."""
+    if state.effective_surge_step is not None:
+        return "surged"
+    if state.capped >= settings.capped_values:
+        return "at_cap"
+    if state.pending is not None and state.pending.kind == "growth_with_reward":
+        return "growing_with_reward"
+    if len(state.values) >= settings.baseline_values or state.last_confirmed_step is not None:
+        return "watching"
+    return "no_lengths" if state.missing >= MISSING_STEPS else "warming"
+
+
+def is_armed(state: SurgeState, settings: SurgeSettings) -> bool:
+    """Return whether a surge could be detected at the next step: there is a baseline, and no cap."""
+    return len(state.values) >= settings.baseline_values and state.capped < settings.capped_values
+
+
+def advance_surge(
+    state: SurgeState, step: int, lengths: StepLengths, corroborated: bool, settings: SurgeSettings
+) -> tuple[SurgeState, tuple[SurgeDetection, ...]]:
+    """Return the state after ``step`` and the detections at it.
+
+    ``corroborated`` is true if a mismatch, gradient or reward rule is firing at this step.
+    """
+    detections: list[SurgeDetection] = []
+    mean = finite_or_none(lengths.mean)
+    if mean is None or mean < 0.0:
+        state = replace(state, missing=state.missing + 1)
+    else:
+        # Clamp at one token: log(0) is not finite.
+        value = math.log(max(mean, 1.0))
+        state = _observe_cap(state, mean, lengths, settings)
+        state, confirmed = _advance_crossing(state, step, value, finite_or_none(lengths.reward), settings)
+        if state.capped < settings.capped_values:
+            state = _remember(state, step, value, finite_or_none(lengths.reward), settings)
+        if confirmed is not None:
+            detection = _detection_of(state, step, value, confirmed, lengths, corroborated, settings)
+            detections.append(detection)
+            state = _after(state, step, confirmed, detection, settings)
+        else:
+            state, ramp = _advance_ramp(state, step, settings)
+            detections.extend(ramp)
+    state, late = _corroborate(state, step, corroborated, settings)
+    detections.extend(late)
+    return state, tuple(detections)
+
+
+def _observe_cap(state: SurgeState, mean: float, lengths: StepLengths, settings: SurgeSettings) -> SurgeState:
+    """Learn the cap from truncated responses, and count the values at it in a row."""
+    truncated, longest = finite_or_none(lengths.truncated), finite_or_none(lengths.longest)
+    cap = state.cap
+    if truncated is not None and truncated > 0.0 and longest is not None:
+        # A truncated response is as long as the cap; a cap that was raised replaces the old one.
+        cap = longest
+    at_cap = (truncated is not None and truncated >= settings.truncated_at_cap) or (
+        cap is not None and mean >= settings.fraction_of_cap * cap
+    )
+    return replace(state, cap=cap, capped=state.capped + 1 if at_cap else 0)
+
+
+def _advance_crossing(
+    state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings
+) -> tuple[SurgeState, Crossing | None]:
+    """Open, abandon or confirm a crossing; return the state and the confirmed crossing."""
+    crossing = state.crossing
+    if crossing is None:
+        if not is_armed(state, settings):
+            return state, None
+        if state.armed_since is None:
+            state = replace(state, armed_since=step)
+        return replace(state, crossing=_opened(state, step, value, reward, settings)), None
+    crossing = replace(
+        crossing,
+        rising_steps=(*crossing.rising_steps, step),
+        rising=(*crossing.rising, value),
+        since=(*crossing.since, value),
+        rewards_since=crossing.rewards_since if reward is None else (*crossing.rewards_since, reward),
+    )
+    count = len(crossing.since)
+    if count >= settings.abandoning_values and median(crossing.since) < crossing.threshold:
+        # The value that ends a crossing may open the next one.
+        return replace(state, crossing=None), None
+    if count >= settings.confirmation_values and _is_confirmed(crossing, settings):
+        return replace(state, crossing=None), crossing
+    return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
+
+
+def _opened(
+    state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings
+) -> Crossing | None:
+    """Return the crossing that a value opens, None if it opens none."""
+    if state.last_confirmed_step is not None and step <= state.last_confirmed_step + settings.quiet_steps:
+        return None
+    if value < min(state.values) + settings.log_growth:
+        return None
+    first, last = _baseline_range(state, step, settings)
+    baseline = median(state.values[first:last])
+    threshold = baseline + settings.log_growth
+    if value < threshold:
+        return None
+    before = state.values[max(last - settings.noise_values, 0) : last]
+    # A steady drift before the baseline would have carried the lengths from the middle of the baseline to here.
+    earlier = state.values[max(first - settings.noise_values, 0) : first]
+    drift = _drift(earlier, settings) * (len(state.values) - 0.5 * (first + last))
+    threshold = max(threshold + min(drift, settings.largest_drift), _high_water(state, last, settings))
+    if value < threshold:
+        return None
+    rewards = tuple(each for each in state.rewards[first:last] if each is not None)
+    return Crossing(
+        step=step,
+        baseline=baseline,
+        baseline_values=last - first,
+        threshold=threshold,
+        before=before,
+        # With the value before the growth window, which the first residual needs.
+        rising_steps=(*state.steps[last - 1 :], step),
+        rising=(*state.values[last - 1 :], value),
+        since=(value,),
+        rewards_before=rewards,
+        rewards_since=() if reward is None else (reward,),
+    )
+
+
+def _drift(earlier: Sequence[float], settings: SurgeSettings) -> float:
+    """Return the steady growth per value before the baseline; 0 if it fell, or if there are too few values."""
+    return max(slope_of(earlier), 0.0) if len(earlier) >= settings.drift_values else 0.0
+
+
+def _baseline_range(state: SurgeState, step: int, settings: SurgeSettings) -> tuple[int, int]:
+    """Return the range of the kept values before the growth window, over a span as long as the window."""
+    window = settings.window(step)
+    before = bisect_right(state.steps, step - window)
+    span = before - bisect_left(state.steps, step - 2 * window)
+    last = max(before, settings.baseline_values)
+    return last - max(span, settings.baseline_values), last
+
+
+def _high_water(state: SurgeState, last: int, settings: SurgeSettings) -> float:
+    """Return the highest smoothed log length of the values before the growth window, which begins at index ``last``."""
+    highest = -math.inf if state.high_water is None else state.high_water
+    count = settings.smoothing_values
+    for end in range(count, last + 1):
+        highest = max(highest, median(state.values[end - count : end]))
+    return highest
+
+
+def _noise(crossing: Crossing, settings: SurgeSettings) -> Noise:
+    """Return the noise before the growth window and, if the crossing lasts, since it: each has its own level."""
+    segments = [crossing.before]
+    if len(crossing.since) >= settings.baseline_values:
+        segments.append(crossing.since)
+    return autocorrelated_noise(segments, settings.least_noise)
+
+
+def _residuals(crossing: Crossing, noise: Noise) -> list[float]:
+    return residuals_above(crossing.rising, crossing.baseline, crossing.baseline_values, noise)
+
+
+def _is_confirmed(crossing: Crossing, settings: SurgeSettings) -> bool:
+    noise = _noise(crossing, settings)
+    wander = math.hypot(noise.deviation_of_mean(len(crossing.since)), noise.deviation_of_mean(crossing.baseline_values))
+    if median(crossing.since) - crossing.baseline < settings.rise_z * wander:
+        return False
+    return log_evidence(_residuals(crossing, noise)) >= math.log(settings.average_run_length)
+
+
+def _remember(state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings) -> SurgeState:
+    steps, values, rewards = (*state.steps, step), (*state.values, value), (*state.rewards, reward)
+    oldest = step - 2 * settings.maximum_window
+    drop = min(bisect_left(steps, oldest), max(len(steps) - settings.kept_values, 0))
+    high = state.high_water
+    if drop:
+        level = median(values[: drop + settings.smoothing_values - 1][-settings.smoothing_values :])
+        high = level if high is None else max(high, level)
+    state = replace(state, steps=steps[drop:], values=values[drop:], rewards=rewards[drop:], high_water=high, missing=0)
+    if state.anchor is None and len(values) >= settings.smoothing_values:
+        return replace(state, anchor=_level(state, settings), anchor_step=step, anchor_reward=_reward(state, settings))
+    return state
+
+
+def _level(state: SurgeState, settings: SurgeSettings) -> float:
+    return median(state.values[-settings.smoothing_values :])
+
+
+def _reward(state: SurgeState, settings: SurgeSettings) -> float | None:
+    known = [each for each in state.rewards[-settings.smoothing_values :] if each is not None]
+    return median(known) if known else None
+
+
+def _detection_of(
+    state: SurgeState,
+    step: int,
+    value: float,
+    crossing: Crossing,
+    lengths: StepLengths,
+    corroborated: bool,
+    settings: SurgeSettings,
+) -> SurgeDetection:
+    noise = _noise(crossing, settings)
+    residuals = _residuals(crossing, noise)
+    evidence = log_evidence(residuals)
+    onset = onset_of(residuals)
+    kind: SurgeKind = "surge"
+    effective = True
+    if state.effective_surge_step is not None:
+        kind, effective = "surge_again", False
+    elif _rises_with_reward(crossing, settings) and not corroborated:
+        kind, effective = "growth_with_reward", False
+    elif crossing.step <= settings.early_surge_step:
+        kind, effective = "early_surge", corroborated
+    steps = crossing.rising_steps[1:]
+    return SurgeDetection(
+        kind=kind,
+        step=step,
+        surge_step=_surge_step(crossing, settings),
+        length=_tokens(value),
+        baseline=_tokens(crossing.baseline),
+        noise=noise.deviation,
+        autocorrelation=noise.autocorrelation,
+        effective=effective,
+        onset=steps[onset.index],
+        onset_first=steps[onset.first],
+        onset_last=steps[onset.last],
+        log_evidence=evidence,
+        confidence=max(0.0, 1.0 - _armed_steps(state, step) * math.exp(-evidence)),
+        truncated=finite_or_none(lengths.truncated),
+        reward_change=_reward_change(crossing),
+    )
+
+
+def _armed_steps(state: SurgeState, step: int) -> int:
+    """Return the steps since the detector was first armed: at least the observations that it has tested."""
+    return 1 if state.armed_since is None else step - state.armed_since + 1
+
+
+def _surge_step(crossing: Crossing, settings: SurgeSettings) -> int:
+    """Return the first step of the growth window from which the values hold twice the baseline.
+
+    The baseline of a rise that is longer than the growth window is within the rise, so the level before it counts too;
+    and a crossing that noise interrupted was opened again later. The surge step prefers early.
+    """
+    count = crossing.baseline_values
+    earlier = crossing.before[max(len(crossing.before) - 3 * count, 0) : -count]
+    baseline = crossing.baseline
+    if len(earlier) >= settings.baseline_values:
+        baseline = min(baseline, median(earlier))
+    threshold = baseline + settings.log_growth
+    for index in range(1, len(crossing.rising)):
+        step = crossing.rising_steps[index]
+        if step >= crossing.step:
+            break
+        held = crossing.rising[index:]
+        if held[0] >= threshold and median(held) >= threshold:
+            return step
+    return crossing.step
+
+
+def _reward_change(crossing: Crossing) -> float | None:
+    if not crossing.rewards_before or not crossing.rewards_since:
+        return None
+    return median(crossing.rewards_since) - median(crossing.rewards_before)
+
+
+def _rises_with_reward(crossing: Crossing, settings: SurgeSettings) -> bool:
+    """Return whether the reward since the crossing is higher than at the baseline, beyond its own noise."""
+    change = _reward_change(crossing)
+    return change is not None and _is_rise(change, crossing.rewards_before, crossing.rewards_since, settings)
+
+
+def _is_rise(change: float, before: Sequence[float], since: Sequence[float], settings: SurgeSettings) -> bool:
+    noise = autocorrelated_noise([before, since])
+    error = math.hypot(noise.deviation_of_mean(len(before)), noise.deviation_of_mean(len(since)))
+    return change > settings.reward_z * error
+
+
+def _after(
+    state: SurgeState, step: int, crossing: Crossing, detection: SurgeDetection, settings: SurgeSettings
+) -> SurgeState:
+    """Return the state after a confirmed crossing: the baseline of the next surge is the length of this one."""
+    high = _high_water(state, len(state.values), settings)
+    known = bisect_left(state.steps, crossing.step)
+    waits = detection.kind in ("early_surge", "growth_with_reward") and not detection.effective
+    state = replace(
+        state,
+        steps=state.steps[known:],
+        values=state.values[known:],
+        rewards=state.rewards[known:],
+        high_water=None if high == -math.inf else high,
+        last_confirmed_step=step,
+        pending=detection if waits else state.pending,
+        effective_surge_step=detection.surge_step if detection.effective else state.effective_surge_step,
+    )
+    return replace(
+        state,
+        anchor=_level(state, settings) if state.values else None,
+        anchor_step=step,
+        anchor_reward=_reward(state, settings),
+    )
+
+
+def _advance_ramp(
+    state: SurgeState, step: int, settings: SurgeSettings
+) -> tuple[SurgeState, tuple[SurgeDetection, ...]]:
+    """Report a doubling that took longer than the growth window, and move the fixed baseline up to it."""
+    if state.anchor is None or state.crossing is not None or len(state.values) < 2 * settings.smoothing_values:
+        return state, ()
+    level = _level(state, settings)
+    if state.last_confirmed_step is not None and step <= state.last_confirmed_step + settings.quiet_steps:
+        # The rest of a surge's own rise is not a ramp.
+        if level > state.anchor:
+            return replace(state, anchor=level), ()
+        return state, ()
+    if level < state.anchor + settings.log_growth or step <= state.anchor_step + settings.window(step):
+        return state, ()
+    _, last = _baseline_range(state, step, settings)
+    noise = autocorrelated_noise([state.values[-settings.noise_values :]], settings.least_noise)
+    needed = max(settings.log_growth, settings.rise_z * noise.deviation_of_mean(2 * settings.smoothing_values))
+    level = median(state.values[-2 * settings.smoothing_values :])
+    if level < max(state.anchor + needed, _high_water(state, last, settings)):
+        return state, ()
+    reward = _reward(state, settings)
+    detection = SurgeDetection(
+        kind="ramp",
+        step=step,
+        surge_step=step,
+        length=_tokens(level),
+        baseline=_tokens(state.anchor),
+        noise=noise.deviation,
+        autocorrelation=noise.autocorrelation,
+        effective=False,
+        onset=state.anchor_step,
+        onset_first=state.anchor_step,
+        onset_last=step,
+        log_evidence=0.0,
+        confidence=0.0,
+        reward_change=None if reward is None or state.anchor_reward is None else reward - state.anchor_reward,
+    )
+    return replace(state, anchor=level, anchor_step=step, anchor_reward=reward), (detection,)
+
+
+def _tokens(log_length: float) -> float:
+    """Return exp(log_length) rounded to 10 digits: 50, not 49.99999999999999."""
+    return float(f"{math.exp(log_length):.10g}")
+
+
+def _corroborate(
+    state: SurgeState, step: int, corroborated: bool, settings: SurgeSettings
+) -> tuple[SurgeState, tuple[SurgeDetection, ...]]:
+    """Make a pending surge effective if it is corroborated; drop it when its time is over."""
+    pending = state.pending
+    if pending is None:
+        return state, ()
+    if state.effective_surge_step is not None or step > pending.step + settings.corroboration_steps:
+        return replace(state, pending=None), ()
+    if not corroborated:
+        return state, ()
+    detection = replace(pending, kind="surge", step=step, effective=True)
+    return replace(state, pending=None, effective_surge_step=pending.surge_step), (detection,)

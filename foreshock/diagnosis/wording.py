@@ -1,0 +1,49 @@
+"""Numbers as they stand in sentences."""
+
+from __future__ import annotations
+
+import math
+
+from foreshock.interval_names import interval_name
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Return a number with `digits` significant digits, such as "1.8e-2" or "0.52"; "unknown" for NaN."""
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if 0.1 <= abs(value) < 1e4:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:.{decimals}f}".replace("-", "−")
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return mantissa.replace("-", "−") + f"e{int(exponent)}"
+
+
+def percent(share: float) -> str:
+    """Return a share in whole percents, with a real minus sign and without a negative zero."""
+    if math.isnan(share):
+        return "unknown"
+    text = f"{100 * share:.0f}"
+    return ("0" if text == "-0" else text.replace("-", "−")) + " %"
+
+
+def interval_text(low: float, high: float, reliable: bool | None) -> str:
+    """Return an interval as words, called as its reliability allows; "no interval" if it is unknown."""
+    if math.isnan(low) or math.isnan(high):
+        return "no interval"
+    return f"{interval_name(reliable)} {number(low)} to {number(high)}"
+
+
+def interval_of_share(low: float, high: float, reliable: bool | None) -> str:
+    """Return the interval of a share in percents, see `interval_text`."""
+    if math.isnan(low) or math.isnan(high):
+        return "no interval"
+    return f"{interval_name(reliable)} {percent(low)} to {percent(high)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 prompt", "8 prompts"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,362 @@
+"""The log of advice decisions: the state that it folds to, and new decisions by detectors, operators and trainers.
+
+Guarantees, for events in any order of arrival:
+
+- within an attempt the scale of later steps only falls; only an operator raises it;
+- a decision changes only steps beyond the newest step that was closed, polled or acknowledged, so late data changes
+  future boundaries only, and boundaries already past are not caught up;
+- one decision halves at most once;
+- the factor and the floor are those of the first decision that lowers the scale, until nothing is left of it;
+- a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
+- ``scale = max(floor, schedule × explicit halvings)``; a hold freezes it, and skipped boundaries are not caught up.
+
+The detectors' decisions reconcile the log with the detectors' current state, however that state was reached: the same
+function serves a step that closes, late data that changes the past, and the first step after a rewind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from foreshock.diagnosis.detectors import OpenSignal
+from foreshock.learning_rate.schedule import (
+    DECAY_FACTOR,
+    DECAY_FLOOR,
+    LengthDecaySchedule,
+    ScheduleSettings,
+    lowering,
+    scale_at,
+)
+
+DecisionKind = Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+Mode = Literal["shadow", "apply"]
+Phase = Literal["warming", "watching", "decaying", "floor", "held"]
+Author = Literal["detector", "operator", "trainer"]
+
+# A rewind drops conclusions from steps that no longer exist; an operator's switches stay.
+_KEPT_BY_REWIND: frozenset[DecisionKind] = frozenset({"hold", "release", "mode"})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One entry of the log. ``observed_step`` is the newest closed step at the decision (−1: none)."""
+
+    revision: int
+    attempt: int
+    kind: DecisionKind
+    observed_step: int
+    effective_from_step: int
+    reason: str
+    at_us: int
+    author: Author = "detector"
+    schedule: LengthDecaySchedule | None = None
+    signal: OpenSignal | None = None
+    mode: Mode | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "revision": self.revision,
+            "attempt": self.attempt,
+            "kind": self.kind,
+            "observed_step": self.observed_step,
+            "effective_from_step": self.effective_from_step,
+            "reason": self.reason,
+            "at_us": self.at_us,
+            "author": self.author,
+            "schedule": self.schedule and self.schedule.to_json(),
+            "signal": self.signal and {"rule": self.signal.rule, "fired_step": self.signal.fired_step},
+            "mode": self.mode,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Decision:
+        schedule, signal = value["schedule"], value["signal"]
+        return cls(
+            **{
+                **value,
+                "schedule": schedule and LengthDecaySchedule.from_json(schedule),
+                "signal": signal and OpenSignal(signal["rule"], signal["fired_step"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceState:
+    """The state of the learning-rate advice after a log of decisions.
+
+    ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
+    past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold.
+    ``mode`` is None until it is first set.
+    """
+
+    attempt: int = 1
+    revision: int = 0
+    schedule: LengthDecaySchedule | None = None
+    halvings: tuple[int, ...] = ()
+    handled: tuple[OpenSignal, ...] = ()
+    held_from_step: int | None = None
+    held_by: Author | None = None
+    mode: Mode | None = None
+    reason: str = ""
+    factor: float = DECAY_FACTOR
+    floor: float = DECAY_FLOOR
+
+    def scale(self, step: int) -> float:
+        """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
+
+    def next_decay_step(self, step: int) -> int | None:
+        """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
+        if self.scale(step) <= self.floor:
+            return None
+        ahead = [halving for halving in self.halvings if halving > step]
+        boundary = self.schedule.next_boundary(step) if self.schedule is not None else None
+        return min([*ahead, *([boundary] if boundary is not None else [])], default=None)
+
+    def last_halving(self, step: int) -> int | None:
+        """Return the newest of the boundaries up to ``step`` and all explicit halvings, None if there is none."""
+        boundaries = self.schedule.boundaries_until(step) if self.schedule is not None else ()
+        return max([*boundaries, *self.halvings], default=None)
+
+    def phase(self, step: int, warming: bool) -> Phase:
+        """Return the phase at ``step``. ``warming`` is true while the detectors have no baseline."""
+        if self.held_from_step is not None:
+            return "held"
+        if self.scale(step) <= self.floor:
+            return "floor"
+        if self.schedule is not None or self.halvings:
+            return "decaying"
+        return "warming" if warming else "watching"
+
+
+def fold(log: Iterable[Decision]) -> AdviceState:
+    """Return the state after ``log``, which is in order of revision."""
+    active: list[Decision] = []
+    revision, attempt, reason = 0, 1, ""
+    for decision in log:
+        revision, attempt, reason = decision.revision, decision.attempt, decision.reason
+        if decision.kind == "rewind":
+            resume_step = decision.effective_from_step
+            active = [_rewound(kept, resume_step) for kept in active if _is_kept_by_rewind(kept, resume_step)]
+        else:
+            active.append(decision)
+    state = AdviceState()
+    for decision in active:
+        state = _apply(state, decision)
+    return replace(state, revision=revision, attempt=attempt, reason=reason)
+
+
+def _is_kept_by_rewind(decision: Decision, resume_step: int) -> bool:
+    return decision.kind in _KEPT_BY_REWIND or decision.observed_step < resume_step
+
+
+def _rewound(decision: Decision, resume_step: int) -> Decision:
+    """Move an operator's switch from a dropped step to the step that the run resumes at."""
+    if decision.kind in _KEPT_BY_REWIND and decision.effective_from_step > resume_step:
+        return replace(decision, effective_from_step=resume_step)
+    return decision
+
+
+def _apply(state: AdviceState, decision: Decision) -> AdviceState:
+    first = decision.effective_from_step
+    match decision.kind:
+        case "surge" | "retract":
+            schedule = decision.schedule
+            if schedule is not None and state.held_from_step is not None:
+                schedule = schedule.paused_from(state.held_from_step)
+            state = replace(state, halvings=_all_halvings(state, first - 1), schedule=schedule)
+            if schedule is not None:
+                return replace(state, factor=schedule.factor, floor=schedule.floor)
+            # After a retraction the past halvings stay as deep as they were.
+            return state if state.halvings else replace(state, factor=DECAY_FACTOR, floor=DECAY_FLOOR)
+        case "rule_halving" | "halve":
+            handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
+            return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled)
+        case "raise":
+            return replace(state, halvings=_raised(state, first), schedule=_from(state.schedule, first + 1, state))
+        case "hold":
+            paused = state.schedule.paused_from(first) if state.schedule is not None else None
+            # A rewind may have moved the hold back before a halving.
+            halvings = tuple(halving for halving in state.halvings if halving <= first)
+            handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
+            return replace(
+                state,
+                held_from_step=first,
+                held_by=decision.author,
+                schedule=paused,
+                halvings=halvings,
+                handled=handled,
+            )
+        case "release":
+            halvings = _all_halvings(state, first - 1)
+            released = state.schedule.effective_from(first) if state.schedule is not None else None
+            return replace(state, halvings=halvings, schedule=released, held_from_step=None, held_by=None)
+        case "mode":
+            return replace(state, mode=decision.mode or state.mode)
+        case "rewind":
+            raise AssertionError("fold() resolves rewinds before it applies decisions")
+
+
+def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
+    """Return the explicit halvings and the schedule's boundaries up to ``step``, ascending."""
+    boundaries = state.schedule.boundaries_until(step) if state.schedule is not None else ()
+    return tuple(sorted((*state.halvings, *boundaries)))
+
+
+def _raised(state: AdviceState, first: int) -> tuple[int, ...]:
+    """Return the oldest halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
+    halvings, scale = _all_halvings(state, first), state.scale(first)
+    kept = len(halvings)
+    while kept > 0 and max(state.floor, state.factor**kept) <= scale:
+        kept -= 1
+    return halvings[:kept]
+
+
+def _from(schedule: LengthDecaySchedule | None, step: int, state: AdviceState) -> LengthDecaySchedule | None:
+    if schedule is None:
+        return None
+    schedule = schedule.effective_from(step)
+    return schedule if state.held_from_step is None else schedule.paused_from(min(step, state.held_from_step))
+
+
+OperatorKind = Literal["halve", "raise", "hold", "release"]
+
+RULE_HALVING_GAP = 20
+"""Steps between a halving and the next one by a rule: a lower learning rate needs some steps to take effect."""
+
+
+class AdviceConflictError(ValueError):
+    """An operator's decision that would change nothing, such as a release without a hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The input of a decision: the newest closed step of the active history, the trainer's newest step (by its polls
+    and acknowledgements), and the detectors' results. −1 means no step."""
+
+    attempt: int
+    observed_step: int
+    trainer_step: int
+    surge_step: int | None
+    signals: tuple[OpenSignal, ...]
+    at_us: int
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    holds: tuple[OpenSignal, ...] = ()
+
+    @property
+    def first_open_step(self) -> int:
+        """The first step whose scale no trainer has received yet."""
+        return max(self.observed_step, self.trainer_step) + 1
+
+
+def decide(log: Sequence[Decision], observation: Observation) -> tuple[Decision, ...]:
+    """Return the decisions that the detectors' state adds to the log: at most one of each kind."""
+    decisions: list[Decision] = []
+    for reconcile in (_reconcile_surge, _reconcile_hold, _halve_by_rule):
+        decision = reconcile(fold([*log, *decisions]), observation)
+        if decision is not None:
+            decisions.append(decision)
+    return tuple(decisions)
+
+
+def rewind(log: Sequence[Decision], attempt: int, resume_step: int, at_us: int) -> Decision:
+    """Return the decision that starts attempt ``attempt`` at ``resume_step``."""
+    return Decision(
+        revision=fold(log).revision + 1,
+        attempt=attempt,
+        kind="rewind",
+        observed_step=resume_step - 1,
+        effective_from_step=resume_step,
+        reason=f"Attempt {attempt} resumes at step {resume_step}: decisions from later steps are dropped.",
+        at_us=at_us,
+        author="trainer",
+    )
+
+
+def set_mode(log: Sequence[Decision], mode: Mode, observation: Observation, author: Author) -> Decision:
+    """Return the decision that switches the run to ``mode``; the advised scale does not change."""
+    reason = "Shadow mode: the advice is shown, the trainer gets 1.0."
+    if mode == "apply":
+        reason = "Apply mode: the trainer gets the advised scale."
+    return replace(_new(fold(log), observation, "mode", reason), mode=mode, author=author)
+
+
+def decide_as_operator(log: Sequence[Decision], kind: OperatorKind, observation: Observation, reason: str) -> Decision:
+    """Return an operator's decision. Raises AdviceConflictError if it would change nothing."""
+    state = fold(log)
+    scale = state.scale(observation.first_open_step)
+    held = state.held_from_step is not None
+    if kind == "hold" and held:
+        raise AdviceConflictError("the learning rate is already held; release it first")
+    if kind == "release" and not held:
+        raise AdviceConflictError("the learning rate is not held; only a hold can be released")
+    if kind == "halve" and scale <= state.floor:
+        raise AdviceConflictError(f"the scale is already at its floor of {state.floor:g}; it cannot be halved")
+    if kind == "raise" and scale >= 1.0:
+        raise AdviceConflictError("the scale is already 1; raise the base learning rate in the trainer")
+    return replace(_new(state, observation, kind, reason), author="operator")
+
+
+def _new(state: AdviceState, observation: Observation, kind: DecisionKind, reason: str) -> Decision:
+    return Decision(
+        revision=state.revision + 1,
+        attempt=observation.attempt,
+        kind=kind,
+        observed_step=observation.observed_step,
+        effective_from_step=observation.first_open_step,
+        reason=reason,
+        at_us=observation.at_us,
+    )
+
+
+def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision | None:
+    known = state.schedule.surge_step if state.schedule is not None else None
+    if observation.surge_step == known:
+        return None
+    if observation.surge_step is None:
+        reason = f"The surge at step {known} is retracted: no further halvings; past halvings stay."
+        return _new(state, observation, "retract", reason)
+    chosen = observation.schedule
+    if state.schedule is not None or state.halvings:
+        # Halvings of another depth would change the scale of the past, and could raise it.
+        chosen = replace(chosen, factor=state.factor, floor=state.floor)
+    schedule = LengthDecaySchedule.from_surge(observation.surge_step, chosen)
+    first = observation.first_open_step
+    if state.schedule is not None:
+        # A slightly different period must not halve again right after the old boundary: it is the same boundary.
+        last = max(state.schedule.boundaries_until(first - 1), default=None)
+        if last is not None:
+            first = max(first, last + schedule.decay_period // 2 + 1)
+    reason = (
+        f"Response lengths surged at step {observation.surge_step}: "
+        f"the learning rate {lowering(schedule.factor)} every {schedule.decay_period} steps."
+    )
+    return replace(_new(state, observation, "surge", reason), schedule=schedule.effective_from(first))
+
+
+def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | None:
+    """Hold while a rule with that effect fires; a hold or a release by an operator stands."""
+    if state.held_from_step is None:
+        for signal in observation.holds:
+            if signal not in state.handled:
+                reason = f"Rule {signal.rule} fires since step {signal.fired_step}: the learning rate is held."
+                return replace(_new(state, observation, "hold", reason), signal=signal)
+    elif state.held_by == "detector" and not observation.holds:
+        return _new(state, observation, "release", "No rule that holds the learning rate fires any more.")
+    return None
+
+
+def _halve_by_rule(state: AdviceState, observation: Observation) -> Decision | None:
+    first = observation.first_open_step
+    if state.held_from_step is not None or state.scale(first) <= state.floor:
+        return None
+    last = state.last_halving(first)
+    if last is not None and first <= last + RULE_HALVING_GAP:
+        return None
+    for signal in observation.signals:
+        if signal not in state.handled:
+            reason = f"Rule {signal.rule} fires since step {signal.fired_step}: the learning rate halves once."
+            return replace(_new(state, observation, "rule_halving", reason), signal=signal)
+    return None

@@ -1,0 +1,82 @@
+"""Evidence from made scores whose true cause is known."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foreshock.diagnosis.conclusion import AttributionEvidence, Conclusion, LinkEvidence, ReferenceEvidence
+from foreshock.environment import Environment
+from foreshock.measures.estimators.attribution import Attribution, Link, attribute
+from foreshock.scorers import SCORERS
+
+TOKENS = 40
+CHAIN = ("vllm.prefill", "torch.trainer", "trainer")
+
+
+def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
+    """Return the evidence of an attribution, as the service makes it from the stored document."""
+    branch = found.side_branch
+    values: dict[str, object] = {
+        "step": 7,
+        "chain": found.chain,
+        "missing": found.missing,
+        "links": tuple(map(link_of, found.links)),
+        "whole": link_of(found.whole),
+        "prompt_groups": found.groups,
+        "rollouts": found.rollouts,
+        "tokens": found.tokens,
+        "reliable": found.reliable,
+        "cancellation": found.cancellation,
+        "environments": {name: environment_of(name) for name in found.chain},
+        "reference": None
+        if branch is None
+        else ReferenceEvidence(
+            branch.reference,
+            tuple(map(link_of, branch.links)),
+            branch.engine,
+            branch.trainer,
+            branch.difference,
+            branch.difference_low,
+            branch.difference_high,
+            branch.reliable,
+        ),
+    }
+    return AttributionEvidence(**(values | changes))  # type: ignore[arg-type]
+
+
+def environment_of(score: str) -> Environment:
+    """Return the environment of a score in a run whose replays ran in its own environment."""
+    side = SCORERS[score].side
+    engine, version = ("vllm", "0.32.0") if side == "engine" else ("torch", "2.13.0")
+    return Environment("NVIDIA H200", driver="580.1", engine=engine, engine_version=version)
+
+
+def link_of(link: Link) -> LinkEvidence:
+    """Return a link as evidence."""
+    return LinkEvidence(
+        link.name, link.cause, link.k3_kl, link.rms_d, link.share, link.share_low, link.share_high, None
+    )
+
+
+def attributed(
+    sizes: tuple[float, float, float], prompts: int = 32, per_prompt: int = 4, seed: int = 0, spread: float = 0.0
+) -> Attribution:
+    """Return the attribution of a chain whose links are noise of these sizes, in nats.
+
+    `spread` is the log-standard deviation of a prompt's factor on the sizes, drawn for each link.
+    """
+    generator = np.random.default_rng(seed)
+    rollouts = prompts * per_prompt
+    score = -generator.exponential(1.0, rollouts * TOKENS) - 2.0
+    scores = {"rollout": score}
+    for name, size in zip(CHAIN, sizes, strict=True):
+        factors = np.repeat(np.exp(generator.normal(0, spread, prompts)), per_prompt * TOKENS)
+        score = score + size * factors * generator.standard_normal(rollouts * TOKENS)
+        scores[name] = score
+    groups = [f"prompt-{row // per_prompt}" for row in range(rollouts)]
+    return attribute(scores, np.arange(0, rollouts * TOKENS + 1, TOKENS), None, groups)
+
+
+def kinds_of(conclusions: tuple[Conclusion, ...]) -> list[str]:
+    """Return the kinds of conclusions, in their order."""
+    return [each.kind for each in conclusions]

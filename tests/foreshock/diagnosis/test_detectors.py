@@ -1,0 +1,143 @@
+"""Tests of the detectors' state: it round-trips through JSON bit for bit, and replays from snapshots are identical."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.diagnosis.detectors import (
+    ClosedStep,
+    OpenSignal,
+    WarningConfiguration,
+    WarningState,
+    advance,
+    open_signals,
+)
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.rule import Event
+from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
+
+CONFIGURATION = WarningConfiguration()
+NUMBERS = st.one_of(st.floats(1e-8, 1e4), st.just(0.0), st.just(math.nan), st.just(math.inf), st.just(-1.0))
+CLOSED = st.lists(st.dictionaries(st.sampled_from(CONFIGURATION.keys), NUMBERS), max_size=60)
+
+
+def numbered(rows: list[dict[str, float]], gaps: list[int]) -> list[ClosedStep]:
+    steps, step = [], 0
+    for index, row in enumerate(rows):
+        step += 1 + (gaps[index % len(gaps)] if gaps else 0)
+        steps.append(ClosedStep(step, row, rebaseline=index % 17 == 11))
+    return steps
+
+
+@settings(deadline=None, max_examples=60)
+@given(CLOSED, st.lists(st.integers(0, 9), max_size=4))
+def test_continuing_from_json_at_every_step_is_bit_identical(rows: list[dict[str, float]], gaps: list[int]) -> None:
+    straight, through_json = WarningState(), WarningState()
+    for closed in numbered(rows, gaps):
+        straight, events = advance(straight, closed, CONFIGURATION)
+        through_json, same_events = advance(through_json, closed, CONFIGURATION)
+        data = through_json.to_bytes()
+        through_json = WarningState.from_bytes(data)
+        assert through_json.to_bytes() == data == straight.to_bytes()
+        assert through_json == straight
+        assert [event.to_json() for event in events] == [event.to_json() for event in same_events]
+        json.dumps([event.to_json() for event in events], allow_nan=False)
+
+
+@pytest.mark.parametrize("snapshot", [3, 50, 108, 111, 150])
+def test_replay_from_a_snapshot_equals_the_replay_from_the_start(snapshot: int) -> None:
+    series = {LENGTH: noisy(surge_curve(110, 6.0), 0.1), K3: noisy(np.r_[np.full(200, 5e-4), np.full(100, 3e-2)], 0.2)}
+    steps = closed_steps(series)
+    whole, events = watch(steps)
+    before, _ = watch(steps[:snapshot])
+    state = WarningState.from_bytes(before.to_bytes())
+    tail: list[Event] = []
+    for closed in steps[snapshot:]:
+        state, new = advance(state, closed, CONFIGURATION)
+        tail.extend(new)
+    assert state.to_bytes() == whole.to_bytes()
+    assert tail == [event for event in events if event.step > snapshot]
+
+
+def test_lengths_after_a_rebaseline_are_compared_with_each_other_only() -> None:
+    lengths = np.r_[np.full(60, 500.0), np.full(60, 1500.0), np.full(60, 5000.0)]
+    steps = closed_steps({LENGTH: noisy(lengths, 0.05)})
+    _, events = watch(steps)
+    assert [step for rule, step in fired(events) if rule == "length_surge"] == [64]
+    announced = [replace(closed, rebaseline=closed.step == 61) for closed in steps]
+    state, events = watch(announced)
+    assert [step for rule, step in fired(events) if rule == "length_surge"] == [124]
+    assert state.surge_step == 121
+
+
+def test_rebaseline_keeps_a_confirmed_surge_and_a_firing_rule() -> None:
+    series = {LENGTH: np.r_[np.full(60, 500.0), np.full(40, 1500.0)], K3: np.full(100, 5e-2)}
+    steps = [replace(closed, rebaseline=closed.step == 90) for closed in closed_steps(series)]
+    state, _ = watch(steps)
+    assert state.surge_step == 61
+    firing = [rule.name for rule in CONFIGURATION.rules if state.rules.firing(rule) is not None]
+    assert "mismatch_critical" in firing
+
+
+def test_rule_relative_to_the_baseline_does_not_fire_for_a_level_that_was_announced() -> None:
+    values = np.r_[np.full(40, 5e-4), np.full(40, 4e-3)]
+    steps = closed_steps({K3: values})
+    relative = {rule.name for rule in CONFIGURATION.rules if rule.relative is not None and rule.key == K3}
+    _, events = watch(steps)
+    assert relative & {rule for rule, _ in fired(events)}
+    _, events = watch(replace(closed, rebaseline=closed.step == 41) for closed in steps)
+    assert not relative & {rule for rule, _ in fired(events)}
+
+
+def test_step_out_of_order_is_refused() -> None:
+    state, _ = advance(WarningState(), ClosedStep(5, {LENGTH: 100.0}), CONFIGURATION)
+    for step in (5, 4):
+        with pytest.raises(ValueError, match="steps must ascend"):
+            advance(state, ClosedStep(step, {LENGTH: 100.0}), CONFIGURATION)
+
+
+def test_firing_rules_that_move_the_learning_rate_are_open_signals() -> None:
+    k3 = np.r_[np.full(30, 5e-4), np.full(10, 0.2), np.full(10, 5e-4)]
+    steps = closed_steps({K3: k3})
+    state, _ = watch(steps[:35])
+    assert open_signals(state, CONFIGURATION) == (OpenSignal("mismatch_runaway", 35),)
+    state, _ = watch(steps)
+    assert open_signals(state, CONFIGURATION) == ()
+
+
+def test_state_stays_small_however_long_the_run() -> None:
+    step = np.arange(1, 3001)
+    state, _ = watch(closed_steps({LENGTH: 1000.0 + step % 7, K3: np.full(3000, 1e-4)}))
+    assert len(state.to_bytes()) < 12_000
+
+
+def test_detectors_read_the_quantities_of_their_rules_only() -> None:
+    assert LENGTH in CONFIGURATION.keys
+    assert K3 in CONFIGURATION.keys
+    assert "scalars:grad_norm" in CONFIGURATION.keys
+    assert not any(key.endswith("@baseline") for key in CONFIGURATION.keys)
+
+
+def test_sum_of_the_learning_rate_does_not_depend_on_how_steps_are_grouped() -> None:
+    rates = [ClosedStep(step, {"scalars:lr": 1e-6 / 3}) for step in range(1, 101)]
+    whole, _ = watch(rates)
+    gaps, _ = watch([each for each in rates if each.step % 7 == 1 or each.step == 100])
+    assert whole.learning_rate_sum == gaps.learning_rate_sum == pytest.approx(100e-6 / 3)
+
+
+def test_state_forgets_a_late_value_in_the_middle_of_a_healthy_run() -> None:
+    random = np.random.default_rng(5)
+    values = [
+        ClosedStep(step, {LENGTH: float(1000.0 * np.exp(0.1 * noise)), "scalars:lr": 1e-6})
+        for step, noise in enumerate(random.normal(size=600), start=1)
+    ]
+    whole, _ = watch(values)
+    missing, _ = watch([each for each in values if each.step != 200])
+    assert missing.to_bytes() == whole.to_bytes()

@@ -1,0 +1,98 @@
+"""The advised scale over random histories, with late steps and polls, never rises without an operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.detectors import (
+    LENGTH_KEY,
+    REWARD_KEY,
+    ClosedStep,
+    RulesFromStep,
+    WarningConfiguration,
+    WarningState,
+    advance,
+    holding_signals,
+    open_signals,
+)
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
+from foreshock.learning_rate.schedule import ScheduleSettings
+
+# One rule holds the learning rate, and rules change within the histories.
+HOLDING = tuple(replace(rule, effect="hold") if rule.name == "mismatch_rise" else rule for rule in default_rules())
+CONFIGURATION = WarningConfiguration(
+    changed_rules=(
+        RulesFromStep(50, HOLDING, ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4)),
+        RulesFromStep(90, default_rules(), ScheduleSettings(minimum_period=6)),
+    )
+)
+LEVELS = st.lists(
+    st.tuples(
+        st.integers(3, 20),
+        st.sampled_from([200.0, 500.0, 1200.0, 4000.0]),
+        st.sampled_from([0.1, 0.5, 0.9]),
+        st.sampled_from([1e-4, 5e-2]),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+def replay(values: dict[int, dict[str, float]]) -> WarningState:
+    state = WarningState()
+    for step in sorted(values):
+        state, _ = advance(state, ClosedStep(step, values[step]), CONFIGURATION)
+    return state
+
+
+@settings(deadline=None, max_examples=40)
+@given(LEVELS, st.integers(0, 12), st.integers(2, 30))
+def test_scale_of_consecutive_steps_only_falls(
+    levels: list[tuple[int, float, float, float]], delay: int, late_every: int
+) -> None:
+    rows = [
+        {LENGTH_KEY: length * (1.0 + 0.02 * (index % 3)), REWARD_KEY: reward, K3: k3}
+        for count, length, reward, k3 in levels
+        for index in range(count)
+    ]
+    known: dict[int, dict[str, float]] = {}
+    late: dict[int, dict[str, float]] = {}
+    log: list[Decision] = []
+    given_out: list[float] = []
+    for step, row in enumerate(rows, start=30):
+        given_out.append(fold(log).scale(step))
+        if step % late_every == 0:
+            late[step] = row
+        else:
+            known[step] = row
+        for each in [each for each in late if each <= step - delay]:
+            known[each] = late.pop(each)
+        if not known:
+            continue
+        # Late steps are inserted where they belong: the whole history is derived again.
+        state = replay(known)
+        log = [Decision.from_json(each.to_json()) for each in log]
+        signals = open_signals(state, CONFIGURATION)
+        holds = holding_signals(state, CONFIGURATION)
+        schedule = CONFIGURATION.schedule_at(state.surge_step or 0)
+        seen = Observation(1, max(known), step, state.surge_step, signals, at_us=step, schedule=schedule, holds=holds)
+        log += decide(log, seen)
+    assert all(later <= earlier for earlier, later in pairwise(given_out))
+    assert all(0.1 <= scale <= 1.0 for scale in given_out)
+
+
+def test_generated_histories_do_lower_the_scale() -> None:
+    rows = [(500.0, 0.5)] * 20 + [(1500.0, 0.5)] * 60
+    log: list[Decision] = []
+    state = WarningState()
+    for step, (length, reward) in enumerate(rows, start=30):
+        state, _ = advance(state, ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}), CONFIGURATION)
+        signals = open_signals(state, CONFIGURATION)
+        log += decide(log, Observation(1, step, step, state.surge_step, signals, at_us=step))
+    assert fold(log).scale(90) == 0.5
