@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from foreshock.errors import StatisticsError
 from foreshock.lint import LintEvidence, LintWarning, collect_evidence, run_checks
-from foreshock.lint.checks import sums_for_run
-from foreshock.lint.evidence.lint_evidence import examples_from_json
+from foreshock.lint.evidence import examples_from_json
+from foreshock.lint.sampling import sums_for_run
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.database.packing import Packed

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.health import WINDOW_STEPS
 from foreshock.lint import CHECKS, CheckResult, LintWarning
-from foreshock.lint.checks import Finding, NotChecked, SurprisalSums, check_surprisal
+from foreshock.lint.report import Finding, NotChecked
+from foreshock.lint.sampling import SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from foreshock_service.platform.database.tables import Run, ShardLint

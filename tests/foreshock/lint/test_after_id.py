@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
-from foreshock.lint.evidence.after_id import CANDIDATES
+from foreshock.lint.after_id import CANDIDATES
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 

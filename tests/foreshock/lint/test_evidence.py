@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.errors import StatisticsError
-from foreshock.lint import LintEvidence, collect_evidence, run_checks
-from foreshock.lint.evidence import pieces
-from foreshock.lint.evidence.fields import COUNTS, SUMS
+from foreshock.lint import LintEvidence, collect_evidence, counting, run_checks
+from foreshock.lint.counting import COUNTS, SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 from tests.foreshock.lint.conftest import recorded_step
@@ -96,7 +95,7 @@ def test_examples_hold_only_storable_characters() -> None:
 def test_piece_size_does_not_change_evidence(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = damaged_batch(5)
     expected = collect_evidence(batch)
-    monkeypatch.setattr(pieces, "_PIECE_TOKENS", piece)
+    monkeypatch.setattr(counting, "_PIECE_TOKENS", piece)
     evidence = collect_evidence(batch)
     assert evidence.counts.tolist() == expected.counts.tolist()
     assert evidence.examples == expected.examples

@@ -1,34 +1,132 @@
-"""Check pairs of log-probs: equal numbers, a mean ratio off 1, a shift by one token, two bases, one temperature."""
+"""How log μ and log π align: a shift by one token, two bases, or the temperature that the trainer does not apply."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from foreshock.lint.checks.outcomes import FALSE_ALARM, LEAST_GROUPS, Clean, Finding, NotChecked, Outcome
-from foreshock.lint.evidence.lint_evidence import LintEvidence
-from foreshock.lint.formatting import format_number, format_percent
-from foreshock.lint.report import Severity
-from foreshock.measures.estimators.intervals import student_t_quantile
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["check_identical", "check_log_base", "check_mean_ratio", "check_shift", "check_trainer_temperature"]
+from foreshock.lint.counting import EvidenceBuilder, row_sums
+from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.ragged import take_rows
 
-_LEAST_UNCERTAIN = 20
-# Published mismatches move mean ρ by less than 0.1 %; the worst mixture of experts by about 1 %.
-_LEAST_RATIO_ERROR = 0.02
-_LEAST_CERTAIN = 20
-_CERTAIN_SHARE = 0.01
-_ONE_SIDED = 0.2
+if TYPE_CHECKING:
+    from foreshock.lint.evidence import LintEvidence
+
+
+# A sample is enough: a shift is in every rollout of a rank or a data source.
+_MOST_TOKENS = 1 << 18
+# Each difference counts at most this much, in nats, so that one outlier does not decide.
+_SHIFT_CAP = 5.0
+# A rollout is clearly shifted if it has this many tokens, a mean difference of 0.1 nats or more, and a quarter of that
+# against its neighbour.
+_CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
+# log μ of a likely token, the largest log-prob of an uncertain one, and the least that is taken, in nats.
+_LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
+
+_SCALE_OF_LIKELY, _SCALE_OF_UNLIKELY = (
+    tuple(f"scale_{part}_{product}" for product in ("cross", "mu", "pi")) for part in ("likely", "unlikely")
+)
+
+Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
+
+
+def count_alignment(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
+    """Count shifts and factors over an even sample of the rollouts, tool tokens included."""
+    sample = _sample_of_rollouts(batch)
+    if sample is not None:
+        _count_scale(sample[0], sample[1], builder)
+        _count_shifts(batch, sample, builder)
+
+
+def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
+    """Return log μ [T], log π [T] and offsets of the sample; None if either was not logged."""
+    if batch.rollout_log_probs is None or batch.trainer_log_probs is None:
+        return None
+    stride = _stride(batch)
+    if stride <= 1:
+        return batch.rollout_log_probs, batch.trainer_log_probs, batch.response_offsets
+    positions, offsets = take_rows(batch.response_offsets, np.arange(0, batch.num_rollouts, stride))
+    return batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets
+
+
+def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], builder: EvidenceBuilder) -> None:
+    """Sum products of the two log-probs over likely and over unlikely tokens; a factor shows in both."""
+    below = (behaviour < np.float32(_BELOW_ZERO)) & (target < np.float32(_BELOW_ZERO))
+    chosen = (below & (behaviour > _LEAST_LOG_PROB) & (target > _LEAST_LOG_PROB)).nonzero()[0]
+    mu, pi = behaviour[chosen], target[chosen]
+    likely = mu > np.float32(_LIKELY)
+    builder.count(scale_tokens=chosen.size)
+    for (cross, of_mu, of_pi), of_part in ((_SCALE_OF_LIKELY, likely), (_SCALE_OF_UNLIKELY, ~likely)):
+        one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
+        products = {cross: one * other, of_mu: one * one, of_pi: other * other}
+        builder.add(**{name: float(np.add.reduce(values)) for name, values in products.items()})
+
+
+def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) -> None:
+    """Sum |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the tokens t that have a neighbour on both sides."""
+    behaviour, target, offsets = sample
+    if behaviour.size < 3:
+        return
+    inner = np.ones(behaviour.size, dtype=np.bool_)
+    filled = (offsets[1:] - offsets[:-1]).nonzero()[0]
+    inner[offsets[:-1][filled]] = False
+    inner[offsets[1:][filled] - 1] = False
+    inner[0] = inner[-1] = False
+    chosen = inner.nonzero()[0]
+    of_target = target[chosen]
+    with np.errstate(invalid="ignore", over="ignore"):
+        gaps = [np.abs(of_target - behaviour[chosen + shift]) for shift in (-1, 0, 1)]
+    known = np.isfinite(gaps[0]) & np.isfinite(gaps[1]) & np.isfinite(gaps[2])
+    if not known.all():
+        gaps = [np.where(known, gap, np.float32(0.0)) for gap in gaps]
+    running = np.zeros(inner.size + 1, np.int64)
+    np.cumsum(inner, out=running[1:])
+    rows = running[offsets]
+    earlier, own, later = (row_sums(np.minimum(gap, np.float32(_SHIFT_CAP)), rows) for gap in gaps)
+    tokens = row_sums(known, rows)
+    counted = tokens > 0
+    prefer_earlier, prefer_later = counted & (earlier < 0.5 * own), counted & (later < 0.5 * own)
+    far = (tokens >= _CLEAR_TOKENS) & (own >= _CLEAR_GAP * tokens)
+    builder.count(
+        shift_clear_earlier=int((far & (earlier <= _CLEAR_FACTOR * own)).sum()),
+        shift_clear_later=int((far & (later <= _CLEAR_FACTOR * own)).sum()),
+        shift_tokens=int(tokens.sum()),
+        shift_rollouts=int(counted.sum()),
+        shift_prefer_earlier=int(prefer_earlier.sum()),
+        shift_prefer_later=int(prefer_later.sum()),
+    )
+    by_earlier, by_later = builder.counts["shift_prefer_earlier"], builder.counts["shift_prefer_later"]
+    preferring = prefer_earlier if by_earlier >= by_later else prefer_later
+    most = min(2, max(by_earlier, by_later))
+    worst = np.argsort(np.where(preferring, -own, 0.0), kind="stable")[:most].tolist() if most else ()
+    for row in worst:
+        start = int(offsets[row])
+        four = slice(start, min(start + 4, int(offsets[row + 1])))
+        text = f"log μ {_join(behaviour[four])}, log π {_join(target[four])}"
+        builder.add_example("shifted_log_probs", Example(batch.sample_ids[row * _stride(batch)], 0, text))
+    builder.add(shift_earlier=float(earlier.sum()), shift_none=float(own.sum()), shift_later=float(later.sum()))
+
+
+def _stride(batch: RolloutBatch) -> int:
+    """Return k so that every k-th rollout is in the sample."""
+    return max(1, -(-batch.num_tokens // _MOST_TOKENS))
+
+
+def _join(values: NDArray[np.float32]) -> str:
+    return " ".join(f"{value:.3g}" for value in values.tolist())
+
+
 _LEAST_SHIFT_TOKENS = 50
 _LEAST_SHIFT_ROLLOUTS = 4
 _SHIFT_FACTOR = 0.5
 _SHIFT_SHARE = 0.6
 _LEAST_GAP = 0.01
-
 # By chance hardly any rollout of six tokens or more fits its neighbour four times as well.
 _LEAST_CLEAR_SHIFTS, _CLEAR_SHIFT_SHARE = 2, 0.02
-_LEAST_COPIED_ROLLOUTS, _COPIED_SHARE = 2, 0.05
-# If truncation is declared, this much missing mass is enough: it biases k3 as much as a mismatch does.
-_LEAST_CUT = 0.002
 _LEAST_SCALE_TOKENS = 100
 # The factor has to be within 3 % of one of these, and to explain 97 % of the squares.
 _BASES = {"log π is in base 2": 1 / math.log(2), "log π is in base 10": 1 / math.log(10)}
@@ -36,38 +134,8 @@ _SCALE_NEAR, _SCALE_FIT = 0.03, 0.97
 # If the trainer does not apply the temperature, a factor moves from 1 towards it by 0.5 or more of the way (measured).
 # A lag that softens or sharpens the policy moves it by a few per cent: temperatures within 0.15 of 1 are not checked.
 _TOWARDS_TEMPERATURE, _LEAST_HEAT = 0.4, 0.15
-
 _OTHER = {"earlier": "t − 1", "later": "t + 1"}
-_NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
-
-
-def check_identical(evidence: LintEvidence) -> Outcome:
-    """Check for a log π that equals log μ in every bit."""
-    check = "identical_log_probs"
-    paired, uncertain = evidence.count("paired"), evidence.count("uncertain")
-    if not paired:
-        return NotChecked(check, _NO_PAIRS)
-    if evidence.count("equal") < paired:
-        return _partly_copied(evidence)
-    if uncertain < _LEAST_UNCERTAIN:
-        return NotChecked(check, f"fewer than {_LEAST_UNCERTAIN} uncertain tokens: certain ones agree anyway")
-    bypass = evidence.count("declared_bypass") == evidence.count("rollouts")
-    seen = (
-        f"{paired:,} of {paired:,} differences are exactly 0, {uncertain:,} of them at tokens with log μ below −0.01"
-        f"{'; bypass is declared' if bypass else ''}."
-    )
-    severity: Severity = "warning" if evidence.count("declared_policy") == evidence.count("rollouts") else "critical"
-    return Finding(check, severity, seen, {"tokens": paired, "uncertain_tokens": uncertain})
-
-
-def _partly_copied(evidence: LintEvidence) -> Outcome:
-    """Check for rollouts in which log π equals log μ at every uncertain token, beside others in which it does not."""
-    check = "identical_log_probs"
-    copied, copiable = evidence.count("copied_rollouts"), evidence.count("copiable_rollouts")
-    if copied < max(_LEAST_COPIED_ROLLOUTS, _COPIED_SHARE * copiable):
-        return Clean(check)
-    seen = f"{copied:,} of {copiable:,} rollouts have log π equal to log μ at every uncertain token; the others do not."
-    return Finding(check, "warning", seen, {"copied_rollouts": copied, "rollouts": copiable})
+NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
 
 
 def check_log_base(evidence: LintEvidence) -> Outcome:
@@ -75,7 +143,7 @@ def check_log_base(evidence: LintEvidence) -> Outcome:
     check = "wrong_log_base"
     tokens = evidence.count("scale_tokens")
     if not evidence.count("paired"):
-        return NotChecked(check, _NO_PAIRS)
+        return NotChecked(check, NO_PAIRS)
     if tokens < _LEAST_SCALE_TOKENS:
         return NotChecked(check, f"fewer than {_LEAST_SCALE_TOKENS} uncertain tokens")
     slopes, fits = [], []
@@ -101,7 +169,7 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
     check = "temperature_of_trainer"
     rollouts, low = evidence.count("rollouts"), -evidence.extreme("minus_min_temperature")
     if not evidence.count("paired"):
-        return NotChecked(check, _NO_PAIRS)
+        return NotChecked(check, NO_PAIRS)
     if not evidence.count("sampling_unknown") and not evidence.count("declared_tempered"):
         return Clean(check, "sampled at temperature 1, as declared")
     if evidence.count("sampling_unknown") or evidence.count("mode_processed") < rollouts:
@@ -129,45 +197,12 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
     return Finding(check, "warning", seen, {**numbers, "tokens": tokens})
 
 
-def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
-    """Check for processed log-probs, and for a mean ρ off 1 for any other reason."""
-    processed, other = "processed_log_probs", "mean_ratio"
-    paired = evidence.count("paired")
-    if not paired:
-        return NotChecked(processed, _NO_PAIRS), NotChecked(other, _NO_PAIRS)
-    mean, t = evidence.groups.mean_and_t("ratio_minus_one")
-    groups = int((evidence.groups.tokens > 0).sum())
-    tested = groups >= LEAST_GROUPS and math.isfinite(mean) and not math.isnan(t)
-    cut = evidence.count("processed_and_truncated")
-    significant = tested and abs(t) >= student_t_quantile(1 - FALSE_ALARM / 2, groups - 1)
-    off = significant and abs(mean) >= _LEAST_RATIO_ERROR
-    certain = evidence.count("certain_behaviour")
-    above, below = evidence.count("above_zero"), evidence.count("below_zero")
-    many_certain = certain >= _LEAST_CERTAIN and certain >= _CERTAIN_SHARE * paired
-    one_sided = below >= _LEAST_CERTAIN and above <= _ONE_SIDED * below
-    numbers = {"mean_ratio": 1.0 + mean, "t": t, "groups": groups, "certain_under_mu_only": certain}
-    numbers |= {"d_above_0.01": above, "d_below_minus_0.01": below}
-    mean_text = f"Mean ρ is {format_number(1.0 + mean)}{_interval(mean, t, groups)}"
-    too_few = NotChecked(other, f"the error of mean ρ needs {LEAST_GROUPS} prompt groups, and there are {groups}")
-    if many_certain or (off and mean < 0 and one_sided) or (cut and significant and mean <= -_LEAST_CUT):
-        seen = (
-            f"{mean_text}; d is below −0.01 at {below:,} tokens and above 0.01 at {above:,}; {certain:,} tokens "
-            f"({format_percent(certain, paired)}) are certain under μ and not under π."
-        )
-        return Finding(processed, "critical", seen, numbers), NotChecked(other, "explained by processed log-probs")
-    if not tested:
-        return NotChecked(processed, too_few.why), too_few
-    if off:
-        return Clean(processed), Finding(other, "warning", f"{mean_text}, Student's t {format_number(t)}.", numbers)
-    return Clean(processed), Clean(other)
-
-
 def check_shift(evidence: LintEvidence) -> Outcome:
     """Check for a log π that fits log μ of the neighbouring token."""
     check = "shifted_log_probs"
     tokens, rollouts = evidence.count("shift_tokens"), evidence.count("shift_rollouts")
     if not evidence.count("paired"):
-        return NotChecked(check, _NO_PAIRS)
+        return NotChecked(check, NO_PAIRS)
     if tokens < _LEAST_SHIFT_TOKENS or rollouts < _LEAST_SHIFT_ROLLOUTS:
         return NotChecked(check, f"only {tokens} tokens in {rollouts} rollouts have a neighbour on both sides")
     own = evidence.sum("shift_none") / tokens
@@ -197,12 +232,3 @@ def _partly_shifted(evidence: LintEvidence) -> Outcome:
         "four times as well as log μ of token t; in the others it does not."
     )
     return Finding(check, "critical", seen, {"rollouts_preferring": clear[best], "rollouts": rollouts})
-
-
-def _interval(mean: float, t: float, groups: int) -> str:
-    """Return the interval of mean ρ by Student's t, clustered by prompt group, as text."""
-    if groups < 2 or not math.isfinite(t) or t == 0.0:
-        return ""
-    reach = student_t_quantile(0.975, groups - 1) * abs(mean / t)
-    low, high = format_number(1.0 + mean - reach), format_number(1.0 + mean + reach)
-    return f" (Student's t: {low} to {high} over {groups:,} prompt groups)"

@@ -7,30 +7,23 @@ column, one dropped id, a rounded type) have a negligible chance of a false alar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from foreshock.lint.after_id import check_after_id
+from foreshock.lint.alignment import check_log_base, check_shift, check_trainer_temperature
 from foreshock.lint.catalogue import CHECKS
-from foreshock.lint.checks.after_id import check_after_id
-from foreshock.lint.checks.duplicates import check_duplicates
-from foreshock.lint.checks.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
-from foreshock.lint.checks.outcomes import Finding, NotChecked, Outcome, build_report
-from foreshock.lint.checks.pairs import (
-    check_identical,
-    check_log_base,
-    check_mean_ratio,
-    check_shift,
-    check_trainer_temperature,
-)
-from foreshock.lint.checks.per_entropy import check_k3_per_entropy
-from foreshock.lint.checks.sampling import check_sampling
-from foreshock.lint.checks.values import check_finite, check_rounding, check_signs, columns_without_log_probs
-from foreshock.lint.evidence.lint_evidence import LintEvidence
-from foreshock.lint.report import LintReport
+from foreshock.lint.duplicates import check_duplicates
+from foreshock.lint.evidence import LintEvidence
+from foreshock.lint.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
+from foreshock.lint.pairs import check_identical, check_k3_per_entropy, check_mean_ratio
+from foreshock.lint.report import CheckResult, Clean, Finding, LintReport, LintWarning, NotChecked, Outcome
+from foreshock.lint.sampling import check_sampling
+from foreshock.lint.values import check_finite, check_rounding, check_signs, columns_without_log_probs
 from foreshock.model_kind import ModelKind
-
-__all__ = ["run_checks"]
+from foreshock.severity import severity_rank
 
 _OF_PAIRS = ("processed_log_probs", "mean_ratio", "temperature_of_trainer", "mismatch_after_id", "k3_per_entropy")
 _OF_ALIGNMENT = ("shifted_log_probs", "wrong_log_base")
@@ -69,7 +62,7 @@ def run_checks(
     if invalid := columns_without_log_probs(evidence):
         why = f"the {' and the '.join(invalid)} column holds no log-probs"
         record(*(NotChecked(name, why) for name in CHECKS if name not in outcomes))
-        return build_report(evidence, outcomes.values())
+        return _report(evidence, outcomes.values())
     record(
         check_finite(evidence), check_rounding(evidence), check_identical(evidence), *check_missing_trainer(evidence)
     )
@@ -95,7 +88,7 @@ def run_checks(
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))
     unknown = any(isinstance(outcomes[name], Finding) for name in ("raw_log_probs", "wrong_log_base"))
     record(check_duplicates(evidence, distribution_known=not unknown))
-    return build_report(evidence, outcomes.values())
+    return _report(evidence, outcomes.values())
 
 
 def _unreliable(evidence: LintEvidence, outcomes: Mapping[str, Outcome], why: str) -> str:
@@ -112,3 +105,37 @@ def _unreliable(evidence: LintEvidence, outcomes: Mapping[str, Outcome], why: st
 
 def _covered(outcomes: Mapping[str, Outcome]) -> bool:
     return not any(isinstance(outcomes[name], Finding) for name in ("processed_log_probs", "mean_ratio"))
+
+
+def _report(evidence: LintEvidence, outcomes: Iterable[Outcome]) -> LintReport:
+    """Return the report of the outcomes, one for each check, in the order of the catalogue, critical warnings first."""
+    by_name = {outcome.check: outcome for outcome in outcomes}
+    findings = [found for name in CHECKS if isinstance(found := by_name[name], Finding)]
+    ordered = sorted(findings, key=lambda each: severity_rank(each.severity))
+    return LintReport(
+        rollouts=evidence.count("rollouts"),
+        tokens=evidence.count("tokens"),
+        warnings=tuple(_warning(evidence, finding) for finding in ordered),
+        checks=tuple(_result(by_name[name]) for name in CHECKS),
+    )
+
+
+def _warning(evidence: LintEvidence, finding: Finding) -> LintWarning:
+    check = CHECKS[finding.check]
+    return LintWarning(
+        name=check.name,
+        severity=finding.severity,
+        title=check.title,
+        seen=finding.seen,
+        evidence={name: value for name, value in finding.evidence.items() if math.isfinite(value)},
+        where=evidence.where(check.name) if finding.where is None else finding.where,
+        effect=check.effect,
+        remedy=check.remedy,
+    )
+
+
+def _result(outcome: Outcome) -> CheckResult:
+    title = CHECKS[outcome.check].title
+    if isinstance(outcome, Finding):
+        return CheckResult(outcome.check, title, "warned")
+    return CheckResult(outcome.check, title, "clean" if isinstance(outcome, Clean) else "not checked", outcome.why)
