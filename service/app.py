@@ -96,9 +96,9 @@ from foreshock_service.runs.events import (
 )
 from foreshock_service.runs.findings.endpoints import of_runs as findings_of_runs
 from foreshock_service.runs.findings.endpoints import router as findings
-from foreshock_service.runs.findings.rebuilding import Sources, rebuild_due_findings
+from foreshock_service.runs.findings.service import Sources, rebuild_due_findings
 from foreshock_service.runs.findings.service import forget_superseded as forget_superseded_findings
-from foreshock_service.runs.health.endpoints import router as run_health
+from foreshock_service.runs.health.service import router as run_health
 from foreshock_service.runs.ingest.endpoints import router as ingest
 from foreshock_service.runs.lint.endpoints import router as lint
 from foreshock_service.runs.lint.service import findings_of_run
@@ -137,7 +137,7 @@ from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, o
 from foreshock_service.watch.long_polls.turns import PollTurns
 from foreshock_service.watch.long_polls.waiters import LongPolls
 from foreshock_service.watch.notifications.service import Notifier
-from foreshock_service.watch.risk.endpoints import router as risk
+from foreshock_service.watch.risk.service import router as risk
 from foreshock_service.watch.rules.endpoints import defaults as default_rules
 from foreshock_service.watch.rules.endpoints import router as rules
 from foreshock_service.watch.rules.service import RulesChanged

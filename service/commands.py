@@ -114,12 +114,12 @@ class NotifyCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the action; raises ConfigurationError if the target does not exist or does not take the message."""
-        from foreshock_service.watch.notifications import console
+        from foreshock_service.watch.notifications import sending
 
         if arguments.action == "list":
-            console.show()
+            sending.show_targets()
         else:
-            console.send_test(arguments.name)
+            sending.send_test(arguments.name)
         return 0
 
 

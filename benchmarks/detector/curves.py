@@ -8,15 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.diagnosis.detectors import (
-    LENGTH_KEY,
-    LONGEST_KEY,
-    TRUNCATED_KEY,
-    ClosedStep,
-    WarningConfiguration,
-    WarningState,
-    advance,
-)
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.quantities import LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY
 from foreshock.diagnosis.rule import Event
 
 DEVIATIONS = (0.05, 0.10, 0.15, 0.20, 0.25)

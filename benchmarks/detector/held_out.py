@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from benchmarks.detector.curves import HEALTHY_STEPS, HealthyCurve, healthy_curves
 from benchmarks.early_warning import Curve
-from foreshock.diagnosis.detectors import LENGTH_KEY, ClosedStep
+from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.quantities import LENGTH_KEY
 from foreshock.diagnosis.statistics import residuals_of
 
 RULE_TEXT = "foreshock held-out curves"

@@ -22,7 +22,7 @@ from benchmarks.detector.held_out import (
     recorded_residuals,
 )
 from benchmarks.early_warning import Curve
-from foreshock.backtest.applied import lost_learning_rate, scales_under_apply
+from foreshock.backtest.replay import lost_learning_rate, scales_under_apply
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.statistics import proportion_interval
 from foreshock.learning_rate.schedule import DECAY_MULTIPLIER, ScheduleSettings

@@ -30,7 +30,7 @@ from examples.closed_loop.plan import ARMS, SEEDS, SETTINGS, Arm, Plan, Setting,
 from examples.closed_loop.text import CLOSING, OPENING
 from examples.collapses.results import Result, read_results
 from foreshock.commands.svg_curve import Series, svg_curve
-from foreshock.diagnosis.detectors import REWARD_KEY
+from foreshock.diagnosis.quantities import REWARD_KEY
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "closed-loop.md"
 IMAGES: Final = DOCUMENT.parent / "images"

@@ -13,8 +13,9 @@ from examples.collapses.results import Result
 from examples.collapses.run import Control
 from examples.tiny_rl.rollouts import StepRollouts
 from examples.tiny_rl.trainer import Correction
-from foreshock.backtest.applied import AppliedAdvice
-from foreshock.diagnosis.detectors import LEARNING_RATE_KEY, ClosedStep, WarningConfiguration
+from foreshock.backtest.replay import AppliedAdvice
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
 
 
 def control_of(plan: Plan, finished: Callable[[Plan], Result]) -> Control:

@@ -13,7 +13,7 @@ from examples.closed_loop.arms import scales_of
 from examples.closed_loop.plan import ARMS, SETTINGS, Arm, Plan, plans
 from examples.collapses.labels import label
 from examples.collapses.results import Result
-from foreshock.diagnosis.detectors import REWARD_KEY
+from foreshock.diagnosis.quantities import REWARD_KEY
 from foreshock.diagnosis.statistics import proportion_interval
 
 SAVED_SHARE: Final = 0.9

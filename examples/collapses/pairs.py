@@ -14,7 +14,8 @@ from typing import Final
 from examples.collapses.leads import SIGNALS, Signal, episodes, false_rate, rises
 from foreshock.backtest.replay import RecordedRun
 from foreshock.backtest.scoring import Score, score
-from foreshock.diagnosis.detectors import REWARD_KEY, ClosedStep
+from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.quantities import REWARD_KEY
 from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.statistics import median
 

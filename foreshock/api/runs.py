@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from foreshock.api.records import NAN, Measured, Record, parse
 from foreshock.changes import ChangeKind
-from foreshock.conclusions.health import HealthVerdict
+from foreshock.diagnosis.health import HealthVerdict
 from foreshock.interval_names import RANGE, RANGE_DESCRIPTION
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock.severity import Severity

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foreshock.api.records import Record
-from foreshock.early_warning.risk import RiskLevel
+from foreshock.diagnosis.risk import RiskLevel
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice
 from foreshock.learning_rate.applied import Applied

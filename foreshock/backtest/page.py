@@ -6,9 +6,7 @@ import html
 from collections.abc import Sequence
 from itertools import groupby
 
-from foreshock.backtest.result import BacktestResult, RunResult
-from foreshock.backtest.roc import RocPoint
-from foreshock.backtest.scoring import Score
+from foreshock.backtest.scoring import BacktestResult, RocPoint, RunResult, Score
 
 __all__ = ["SCORE_HEADER", "render_page", "score_cells"]
 

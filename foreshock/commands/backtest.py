@@ -13,7 +13,7 @@ from foreshock.commands.text import table
 from foreshock.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from foreshock.backtest.result import BacktestResult
+    from foreshock.backtest.scoring import BacktestResult
 
 __all__ = ["command"]
 
@@ -56,7 +56,7 @@ class BacktestCommand:
         """Run the backtest. Raises UnreadableRun for a file that is no record of a run, and ConfigurationError."""
         from foreshock.backtest.page import render_page
         from foreshock.backtest.readers import read_run
-        from foreshock.backtest.result import backtest
+        from foreshock.backtest.scoring import backtest
         from foreshock.diagnosis.detectors import WarningConfiguration
         from foreshock.learning_rate.schedule import ScheduleSettings
 

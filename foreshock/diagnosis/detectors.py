@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
 from foreshock.diagnosis.rule import Effect, Event, ThresholdRule
 from foreshock.diagnosis.rules import LAG_KEY, RulesState, advance_rules, forget_baselines
@@ -28,11 +28,6 @@ from foreshock.model_kind import ModelKind
 DETECTOR_VERSION = 6
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
-LENGTH_KEY = f"{STEP_ROW}:response_length_mean"
-LONGEST_KEY = f"{STEP_ROW}:response_length_max"
-TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
-REWARD_KEY = f"{STEP_ROW}:reward_mean"
-LEARNING_RATE_KEY = "scalars:lr"
 
 RATE_UNIT_BITS = 120
 """Σ η is kept in units of 2⁻¹²⁰: sums of integers do not depend on how the steps between two values are grouped."""

@@ -10,9 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.detectors import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.suggestions import did_you_mean
+
+LENGTH_KEY = f"{STEP_ROW}:response_length_mean"
+LONGEST_KEY = f"{STEP_ROW}:response_length_max"
+TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
+REWARD_KEY = f"{STEP_ROW}:reward_mean"
+LEARNING_RATE_KEY = "scalars:lr"
 
 SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""

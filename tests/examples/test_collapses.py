@@ -40,7 +40,8 @@ from examples.tiny_rl.policy import next_token_distributions, pad
 from examples.tiny_rl.task import Problem, encode
 from examples.tiny_rl.trainer import Trainer, TrainerOptions
 from foreshock.backtest.replay import RecordedRun
-from foreshock.diagnosis.detectors import REWARD_KEY, ClosedStep
+from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.quantities import REWARD_KEY
 
 HEALTHY = [0.5] * 60
 COLLAPSING = [0.5] * 30 + [0.1] * 30

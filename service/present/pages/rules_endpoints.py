@@ -19,8 +19,7 @@ from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_respons
 from foreshock_service.present.pages.sessions import OperatorSession, PageRoute, PageSession, ReaderSession
 from foreshock_service.runs.runs.addresses import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs.service import get_run
-from foreshock_service.watch.rules.editing import change_rule
-from foreshock_service.watch.rules.service import set_rules
+from foreshock_service.watch.rules.service import change_rule, set_rules
 
 LONGEST_NAME = 100
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -1,19 +1,23 @@
 """Findings of runs: kept up to date by their sources when steps change, and listed.
 
 A source adds the findings of a new step in the transaction that stores them. Whatever takes findings away (a late
-shard, a measurement made again, a resume) marks the run's source as due, and a background job reads it anew.
+shard, a measurement made again, a resume) marks the run's source as due, and a background job reads it anew outside the
+writer, and stores it if no step changed meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.severity import Severity, severity_rank
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import StoredFinding
 from foreshock_service.platform.pagination import Page, decode_cursor, page_of
 from foreshock_service.platform.security import Principal
@@ -21,7 +25,7 @@ from foreshock_service.runs.attempts.active_attempts import active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.events import AttemptStarted
 from foreshock_service.runs.findings import repository
-from foreshock_service.runs.findings.repository import CursorOfFindings
+from foreshock_service.runs.findings.repository import CursorOfFindings, Due
 from foreshock_service.runs.findings.schemas import (
     FindingFilter,
     FindingOfStep,
@@ -29,7 +33,7 @@ from foreshock_service.runs.findings.schemas import (
     FindingRead,
     FindingSource,
 )
-from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.runs.service import get_run, lock_run_for_background
 from foreshock_service.runs.step_key import StepKey
 
 
@@ -130,3 +134,35 @@ def _read(row: StoredFinding, run_key: str, project: str) -> FindingRead:
         project=project,
         **{name: getattr(row, name) for name in FindingRead.model_fields if name not in ("run", "run_key", "project")},
     )
+
+
+Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]
+"""What reads the findings of a run, by source. `service/app.py` names them: some are above this part."""
+
+_AT_ONCE = 100
+_logger = logging.getLogger(__name__)
+
+
+def rebuild_due_findings(context: ServiceContext, sources: Sources) -> int:
+    """Read the findings anew that are due, and return the number of runs × sources that are done. For the sweeper."""
+    with context.database.read() as session:
+        due = repository.due(session, _AT_ONCE)
+    return sum(_try_to_rebuild(context, sources, each) for each in due)
+
+
+def _try_to_rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool:
+    """Rebuild one source of a run; False if its steps changed meanwhile, or after an error, which is logged."""
+    try:
+        with context.database.read() as session:
+            found = sources[due.source](session, due.run_id)
+        return context.database.write(partial(_store, due, found))
+    except Exception:
+        _logger.exception("the findings of run %s (%s) could not be read; they are retried", due.run_id, due.source)
+        return False
+
+
+def _store(due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
+    if lock_run_for_background(session, due.run_id) is None or not repository.settle(session, due):
+        return False
+    replace_findings(session, due.run_id, due.source, found)
+    return True

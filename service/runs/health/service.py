@@ -6,21 +6,26 @@ import statistics
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from typing import Annotated
 
 import numpy as np
+from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.diagnosis.health import JUDGED_MEASURES, WINDOW_STEPS, HealthEvidence, PooledMeasure
+from foreshock.diagnosis.health import JUDGED_MEASURES, WINDOW_STEPS, HealthEvidence, PooledMeasure, conclude_health
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.reliability import interval_warning
 from foreshock.measures.pooling import CLUSTERED_BY_PROMPT, PooledMean, pool_over_steps, pool_summaries
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.security import Principal, Reader
+from foreshock_service.runs.health.schemas import HealthRead
 from foreshock_service.runs.lint.service import read_run as read_lint
 from foreshock_service.runs.measurements.curves import MeasuredStep
 from foreshock_service.runs.measurements.service import newest_steps, summaries_of_steps
+from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run
 
 _COLUMNS = (*JUDGED_MEASURES, "tokens", "pareto_k", "pareto_k_inverse")
@@ -143,3 +148,20 @@ def _unreliable(window: Sequence[MeasuredStep], pooled: PooledMean) -> str | Non
         for name in ("pareto_k", "pareto_k_inverse")
     }  # fmt: skip
     return interval_warning({"prompt_groups": float(pooled.clusters), **shapes})
+
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["health"])
+
+
+@router.get("/health")
+def read_health(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    steps: Annotated[int, Query(ge=1, le=100, description="the newest measured steps to pool")] = WINDOW_STEPS,
+    model_kind: Annotated[ModelKind | None, Query(description="judge as this kind; absent: the run's")] = None,
+) -> HealthRead:
+    """Return the mismatch pooled over the newest measured steps, its interval over prompts × steps, and the verdict."""
+    with context.database.read() as session:
+        evidence = health_evidence(session, principal, run, model_kind, steps)
+    return HealthRead.nothing() if evidence is None else HealthRead.of(evidence, conclude_health(evidence))

@@ -25,7 +25,6 @@ from foreshock_service.runs.findings.service import add_step, of_steps
 from foreshock_service.runs.lint import repository
 from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
 from foreshock_service.runs.lint.repository import RunSums, WarnedStep
-from foreshock_service.runs.lint.scalar_entropy import SCALAR_NAMES, entropy_of_scalars
 from foreshock_service.runs.lint.schemas import (
     CheckRead,
     RunLintRead,
@@ -231,3 +230,12 @@ def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:
     if isinstance(tested, NotChecked):
         return None, CheckRead.of(CheckResult(check.name, check.title, "not checked", tested.why))
     return None, CheckRead.of(CheckResult(check.name, check.title, "clean", tested.why))
+
+
+SCALAR_NAMES = ("entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy_mean")
+"""Names under which trainers log it, in nats, in the order in which they are looked for."""
+
+
+def entropy_of_scalars(values: Mapping[str, float]) -> float | None:
+    """Return the first positive entropy of a step's scalars; None if there is none. verl logs it as `entropy_loss`."""
+    return next((values[name] for name in SCALAR_NAMES if values.get(name, 0.0) > 0.0), None)

@@ -20,9 +20,8 @@ from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.tables import Alert, Notification, Run
 from foreshock_service.platform.notification_targets import NotificationTarget
 from foreshock_service.watch.notifications import repository
-from foreshock_service.watch.notifications.messages import Message
 from foreshock_service.watch.notifications.repository import OPENED
-from foreshock_service.watch.notifications.sending import SendingFailed, send
+from foreshock_service.watch.notifications.sending import Message, SendingFailed, send
 
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US

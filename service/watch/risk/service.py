@@ -1,20 +1,26 @@
-"""The risk of runs, from the alerts that stand."""
+"""The risk of runs, from the alerts that stand: an ordinal level."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
+from fastapi import APIRouter
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.risk import LEVELS, NO_PROBABILITY, Risk, RiskLevel, StandingAlert, assess
 from foreshock.severity import Severity
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import Alert, Run
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.watch.alerts.service import standing_of_runs
 from foreshock_service.watch.detection.states import observed_steps
-from foreshock_service.watch.risk import repository
 from foreshock_service.watch.risk.schemas import RiskRead
+
+router = APIRouter(prefix="/v1/runs/{run}/risk", tags=["alerts"])
 
 MOST_SEARCHED = 1000
 """Runs with standing alerts whose risk one search computes."""
@@ -35,11 +41,12 @@ class RunsAtRisk(NamedTuple):
     searched_all: bool
 
 
-def read_risk(session: Session, principal: Principal, run_id: str) -> RiskRead:
-    """Return the risk of a run."""
-    get_run(session, principal, run_id)
-    risk = risks_of_runs(session, [run_id])[run_id]
-    step = observed_steps(session, [run_id]).get(run_id)
+@router.get("")
+def read_risk(run: RunIdentifier, context: Context, principal: Reader) -> RiskRead:
+    """Return an ordinal level, calm to critical, with its reasons: the alerts that stand, by family."""
+    with context.database.read() as session:
+        get_run(session, principal, run)
+        risk, step = risks_of_runs(session, [run])[run], observed_steps(session, [run]).get(run)
     return RiskRead(
         level=risk.level, score=risk.score, reasons=list(risk.reasons), note=NO_PROBABILITY, observed_step=step
     )
@@ -63,8 +70,23 @@ def runs_at_risk(session: Session, projects: Sequence[str], level: RiskLevel) ->
     """
     if level == "calm":
         raise ValueError("level must be one of watch, elevated, high, critical, got 'calm'")
-    found = repository.newest_with_standing_alerts(session, projects, _LEAST[level], MOST_SEARCHED + 1)
+    found = _newest_with_standing_alerts(session, projects, _LEAST[level], MOST_SEARCHED + 1)
     searched = found[:MOST_SEARCHED]
     risks = risks_of_runs(session, searched)
     chosen = tuple(run_id for run_id in searched if risks[run_id].score >= LEVELS.index(level))
     return RunsAtRisk(chosen, len(found) <= MOST_SEARCHED)
+
+
+def _newest_with_standing_alerts(
+    session: Session, projects: Collection[str], severities: Collection[str], limit: int
+) -> Sequence[str]:
+    """Return the ids of up to `limit` runs that have an open or acknowledged alert of these severities, newest first.
+
+    The project must equal all of `projects`.
+    """
+    standing = select(Alert.run_id).where(
+        Alert.run_id == Run.id, Alert.state.in_(("open", "acknowledged")), Alert.severity.in_(severities)
+    )
+    query = select(Run.id).where(Run.deleted_at_us.is_(None), standing.exists())
+    query = query.where(*(Run.project == project for project in projects))
+    return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit)).all()

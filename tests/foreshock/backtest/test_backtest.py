@@ -11,13 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.backtest.clocks import compared
 from foreshock.backtest.readers import UnreadableRun, read_run
 from foreshock.backtest.replay import Episode, RecordedRun, replay_episodes
-from foreshock.backtest.roc import STRICTNESS, roc_points, stricter
-from foreshock.backtest.scoring import ALL_WARNINGS, LOWERS_RATE, lowering_of, score, scores_of, warnings_of
+from foreshock.backtest.scoring import (
+    ALL_WARNINGS,
+    LOWERS_RATE,
+    STRICTNESS,
+    compared,
+    lowering_of,
+    roc_points,
+    score,
+    scores_of,
+    stricter,
+    warnings_of,
+)
 from foreshock.commands.backtest import command
-from foreshock.diagnosis.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep, WarningConfiguration
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.diagnosis.reward import collapse_step, hit_window
 from foreshock.diagnosis.statistics import poisson_interval, proportion_interval
 from foreshock.errors import ConfigurationError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from examples.tiny_rl.record import RECORDED
-from foreshock.backtest.applied import lost_learning_rate, scales_under_apply
 from foreshock.backtest.readers import read_run
+from foreshock.backtest.replay import lost_learning_rate, scales_under_apply
 from foreshock.diagnosis.detectors import WarningConfiguration
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, noisy, watch
 

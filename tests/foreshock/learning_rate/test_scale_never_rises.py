@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import (
-    LENGTH_KEY,
-    REWARD_KEY,
     ClosedStep,
     RulesFromStep,
     WarningConfiguration,
@@ -21,6 +19,7 @@ from foreshock.diagnosis.detectors import (
     open_signals,
 )
 from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
 from foreshock.learning_rate.schedule import ScheduleSettings
 

@@ -14,8 +14,7 @@ from foreshock_service.present.pages.presenters.run import model_kind_in_words
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rules_models import RuleCard, RuleForm, RuleGroup, RulesPage, VersionRow
 from foreshock_service.present.pages.view_models import Label
-from foreshock_service.watch.rules.editing import RuleOfRun, rules_of_run
-from foreshock_service.watch.rules.service import DELIVERY_RULES
+from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
 
 EFFECTS: Final[dict[Effect, str]] = {
     "none": "none on the learning rate",

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreshock.backtest.event_files import event_files, scalars_of
-from foreshock.backtest.readers import UnreadableRun, read_run
-from foreshock.diagnosis.detectors import LENGTH_KEY, REWARD_KEY, ClosedStep
+from foreshock.backtest.readers import UnreadableRun, event_files, read_run, scalars_of
+from foreshock.diagnosis.detectors import ClosedStep
+from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 
 ROWS = [(1, 100.0, 0.5), (2, 110.0, 0.25), (300, 120.0, -0.125)]
 STEPS = [ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}) for step, length, reward in ROWS]
