@@ -27,14 +27,8 @@ from examples.collapses.results import (
     result_file,
     write_result,
 )
-from foreshock.diagnosis.detectors import (
-    LEARNING_RATE_KEY,
-    LENGTH_KEY,
-    LONGEST_KEY,
-    REWARD_KEY,
-    TRUNCATED_KEY,
-    WarningConfiguration,
-)
+from foreshock.diagnosis.detectors import WarningConfiguration
+from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
 from foreshock.diagnosis.rules import LAG_KEY
 
 if TYPE_CHECKING:
