@@ -26,6 +26,10 @@ from foreshock_service.watch.detection.states import NOT_CHANGED, Due
 
 _STEPS_READ_AT_ONCE = 500
 _INTERVAL_SECONDS = 0.5
+
+_PAUSE_SECONDS = 0.0002
+"""After each step, of about 0.3 ms: threads of requests go on then, instead of waiting 5 ms for Python to switch."""
+
 _ENDED = ("finished", "failed")
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +77,7 @@ def note_outdated(database: Database) -> int:
             is_other = newest.configuration_digest != watched_as(session, run).digest
             if (is_other and run.state not in _ENDED) or newest.read() is None:
                 outdated.append(run.id)
-            time.sleep(0)
+            time.sleep(_PAUSE_SECONDS)
     for run_id in outdated:
         database.write(partial(_note_outdated, run_id))
     return len(outdated)
@@ -140,8 +144,7 @@ def _derive_on(database: Database, run_id: str, derivation: Derivation, is_stopp
             if is_stopping():
                 return False
             derivation.go_on([step])
-            # The threads of requests go on after each step, instead of waiting for Python's 5 ms.
-            time.sleep(0)
+            time.sleep(_PAUSE_SECONDS)
         if len(steps) < _STEPS_READ_AT_ONCE:
             return True
 
