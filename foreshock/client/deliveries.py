@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
-from foreshock.digests import digest_of_bytes
 from foreshock.diagnosis.quantities import check_declared
+from foreshock.digests import digest_of_bytes
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
