@@ -1,4 +1,4 @@
-"""Every public error, as one tree. docs/errors.md lists when each is raised and what to do.
+"""Every public error, as one tree. docs/api.md lists when each is raised and what to do.
 
     ForeshockError
      ├── RolloutsError              invalid rollouts or scores

@@ -28,11 +28,11 @@ class Framework:
 
 
 FRAMEWORKS = (
-    Framework("verl", "docs/integrations/verl.md", "", 0, "trainer.logger=[console,wandb]"),
+    Framework("verl", "docs/integrations.md", "", 0, "trainer.logger=[console,wandb]"),
     Framework(
-        "slime", "docs/integrations/slime.md", "", 2, "--use-wandb --wandb-project P --wandb-group G --wandb-key K"
+        "slime", "docs/integrations.md", "", 2, "--use-wandb --wandb-project P --wandb-group G --wandb-key K"
     ),
-    Framework("TRL", "docs/integrations/trl.md", "python", 3, 'GRPOConfig(report_to="wandb")'),
+    Framework("TRL", "docs/integrations.md", "python", 3, 'GRPOConfig(report_to="wandb")'),
     Framework(
         "torch loop", "README.md", "python", 8,
         "import wandb\nrun = wandb.init(project='p')\nrun.log({'grad_norm': norm}, step=step)\nrun.finish()",

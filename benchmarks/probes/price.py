@@ -1,4 +1,4 @@
-"""What a replay costs, in units of what the sampling of the same tokens cost: `r` of docs/scale.md."""
+"""What a replay costs, in units of what the sampling of the same tokens cost: `r` of docs/large-runs.md."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Asynchronous training, logged with the weights version of each token; see docs/asynchronous-training.md."""
+"""Asynchronous training, logged with the weights version of each token; see docs/large-runs.md."""

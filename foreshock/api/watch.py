@@ -122,7 +122,7 @@ class DecisionRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRecord(Record):
-    """A rule: what it reads, its thresholds and their source; docs/rules.md has the fields."""
+    """A rule: what it reads, its thresholds and their source; docs/early-warning.md has the fields."""
 
     name: str
     key: str

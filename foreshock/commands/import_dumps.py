@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 
 def add_dump_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for dumps of frameworks."""
-    group = parser.add_argument_group("dumps of a framework (docs/integrations/importers.md)")
+    group = parser.add_argument_group("dumps of a framework (docs/integrations.md)")
     group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
     group.add_argument(
         "--follow", action="store_true", help="import the dumps of folder PATH as they appear, until Ctrl-C"

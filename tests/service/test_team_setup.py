@@ -1,4 +1,4 @@
-"""The commands of docs/run-it-for-a-team.md work as written: keys, PostgreSQL, four processes, a second host name.
+"""The commands of docs/operations.md work as written: keys, PostgreSQL, four processes, a second host name.
 
 Only the database's address is replaced. The name `foreshock`, by which the document lets others reach the service, is
 resolved to an address of this machine that is not 127.0.0.1.
@@ -44,8 +44,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_trainer_logs_by_the_second_host_name(tmp_path: Path, host: str) -> None:
     port = free_port()
-    text = (DOCS / "run-it-for-a-team.md").read_text()
-    (commands,) = re.findall(r"## By hand\n\n```\n(.*?)```", text, re.DOTALL)
+    text = (DOCS / "operations.md").read_text()
+    (commands,) = re.findall(r"### By hand\n\n```\n(.*?)```", text, re.DOTALL)
     assert DATABASE in commands
     assert f"FORESHOCK_ALLOWED_HOSTS={host} " in commands
     cluster = start_postgres()

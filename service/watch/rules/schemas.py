@@ -66,4 +66,4 @@ class RulesPut(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    toml: str = Field(max_length=LARGEST_TEXT, description="changes of the default rules; see docs/rules.md")
+    toml: str = Field(max_length=LARGEST_TEXT, description="changes of the default rules; see docs/early-warning.md")

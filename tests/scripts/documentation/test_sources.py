@@ -22,7 +22,7 @@ def document() -> dict[str, Any]:
     [
         ("README.md", "index.md", "[a](docs/api.md)", "[a](api.md)"),
         ("README.md", "index.md", "![a](docs/images/run.png)", "![a](images/run.png)"),
-        ("README.md", "index.md", "[a](docs/rules.md#fields)", "[a](rules.md#fields)"),
+        ("README.md", "index.md", "[a](docs/early-warning.md#fields)", "[a](early-warning.md#fields)"),
         ("CONTRIBUTING.md", "contributing.md", "[a](README.md)", "[a](index.md)"),
         ("examples/tiny_rl/README.md", "examples/tiny_rl/README.md", "[a](../../docs/api.md)", "[a](../../api.md)"),
         ("README.md", "index.md", "[a](https://example.org)", "[a](https://example.org)"),
