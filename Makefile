@@ -13,8 +13,8 @@ export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-late-shards bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
-	bench-called-intervals bench-held-processes bench-steps bench-disk bench-truth bench-connect bench-faults bench-ingest bench-queries \
+BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
+	bench-called-intervals bench-truth bench-connect bench-faults bench-ingest bench-queries \
 	bench-house bench-bad-input bench-pages bench-dashboards bench-jobs bench-probes bench-closed-loop
 
 .DEFAULT_GOAL := help

@@ -1,199 +1,157 @@
-"""How fast does the service ingest, and what does a step cost? `make bench-ingest`, or with fewer tokens and steps
-`python -m benchmarks.ingest --tokens 20e6 --steps 1000`.
+"""How fast does the service ingest, beside an earlier revision? `make bench-ingest`.
 
 The service is the real one, in its own processes, on the same cores as the load generator; bodies are encoded
-beforehand and sent over a few connections. A request counts when its answer says that the step is closed: committed,
-measured by all measures, checked by the lint, observed by the detectors, advice decided.
+beforehand and sent over a few connections. A request counts when its answer says that the step is closed.
 
-1. Tokens per second of shards of 128 rollouts × 3,000 tokens, on SQLite and local files, and the memory of all
-   processes of the service while `--tokens` of them are ingested.
-2. Small steps (8 rollouts × 20 tokens) closed per second around step 100 and around step `--steps`, which are all
-   really ingested, without and with eight scalars a step: the median of three windows of 400 steps. The same on
-   PostgreSQL up to step POSTGRESQL_STEPS.
-3. Bytes of database per small step, between those two steps.
+1. CPU time of a step of 128 rollouts × 3,000 tokens, here and at the revision BESIDE, in alternating windows.
+2. Tokens per second of such steps, and the memory of all processes of the service while `--tokens` are ingested.
+3. Small steps (8 rollouts × 20 tokens) per second, and bytes of database a step.
 
-Bars: ≥ 5 M tokens/s; ≥ 100 small steps/s at both steps (SQLite); ≤ 8 kB of database a step; memory < 1 GiB and flat.
+Bars: 1.1 × the CPU; 5 M tokens/s, memory below 1 GiB and flat; 20 small steps/s; 20 kB of database a small step.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from sqlalchemy import create_engine, text
-
-from benchmarks.ingest.load import DISTINCT, JSON, Request, encoded_shards, send, start_run
+from benchmarks.ingest.load import DISTINCT, Request, encoded_shards, send, start_run
 from benchmarks.ingest.processes import MemorySamples, cpu_seconds, sampled_memory
 from benchmarks.running_service import running_service
-from benchmarks.steps import database_urls
-from foreshock_service.platform.database.engine import parse_database_url
 
-BAR_TOKENS, BAR_STEPS, BAR_BYTES, BAR_MEMORY, BAR_GROWTH = 5e6, 100.0, 8_000, 1 << 30, 1.1
+REPOSITORY = Path(__file__).resolve().parents[2]
+BESIDE = "edd6602"
+"""The revision before this package was halved, with the import names of today."""
+BAR_CPU, BAR_TOKENS, BAR_MEMORY, BAR_GROWTH, BAR_STEPS, BAR_BYTES = 1.1, 5e6, 1 << 30, 1.1, 20.0, 20_000
 LARGE, SMALL = (128, 3_000), (8, 20)
-# Steps over which a rate is taken.
-WINDOW = 400
-WINDOWS = 3
-FIRST_WINDOW = 100
-WARM_UP = 400
-POSTGRESQL_STEPS = 1_000
 CONNECTIONS = 4
-SCALARS = ("reward", "entropy", "grad_norm", "learning_rate", "kl", "loss", "response_length", "clip_fraction")
+WARM_UP, WINDOW, WINDOWS = 8, 8, 9
+SMALL_STEPS = 600
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What was done in a time: `per_second`, and CPU milliseconds of the service for each."""
+    """Things done per second, and CPU seconds of the service's processes for each."""
 
     per_second: float
-    cpu_ms: float
+    cpu: float
 
 
-def measured(address: str, requests: Sequence[Request], count: float, connections: int = CONNECTIONS) -> Rate:
-    """Send the requests; the rate of the `count` things that they are."""
-    cpu, begin = cpu_seconds(), time.perf_counter()
-    send(address, requests, connections)
+def measured(address: str, requests: Sequence[Request], parent: str = "") -> Rate:
+    """Send the requests; return the rate of their answers. `parent` limits the CPU time to one service."""
+    cpu, begin = cpu_seconds(parent), time.perf_counter()
+    send(address, requests, CONNECTIONS)
     seconds = time.perf_counter() - begin
-    return Rate(count / seconds, 1e3 * (cpu_seconds() - cpu) / count)
+    return Rate(len(requests) / seconds, (cpu_seconds(parent) - cpu) / len(requests))
 
 
-def large_shards(tokens: float) -> tuple[Rate, MemorySamples]:
-    """Ingest so many tokens in large shards: tokens per second with CPU per million tokens, and the memory."""
+def steps(run: str, bodies: Sequence[bytes], numbers: range) -> list[Request]:
+    """Return the requests of these steps: the rollouts in one shard."""
+    return [
+        Request(f"{run}/steps/{number}/rollouts/0?attempt=1&shards=1", bodies[number % len(bodies)])
+        for number in numbers
+    ]
+
+
+@contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """Check a revision out in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="foreshock-beside-") as name:
+        folder = Path(name) / "tree"
+        subprocess.run(["git", "worktree", "add", "--detach", folder, revision], cwd=REPOSITORY, check=True, stdout=-3)
+        try:
+            yield folder
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=REPOSITORY, check=True)
+
+
+def paired_cpu(revision: str) -> tuple[float, float]:
+    """Return the CPU seconds of a large step, at the revision and here: medians of alternating windows."""
     bodies = encoded_shards(*LARGE, 4)
-    each = LARGE[0] * LARGE[1]
+    found: dict[str, list[float]] = {"before": [], "now": []}
+    with checkout(revision) as tree, ExitStack() as stack:
+        runs = {}
+        for name, source in (("before", tree), ("now", REPOSITORY)):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"foreshock-{name}-")))
+            address = stack.enter_context(running_service(folder, PYTHONPATH=str(source)))
+            runs[name] = (address, start_run(address, "large"), str(folder))
+        for window in range(WINDOWS + 1):
+            numbers = range(window * WINDOW, (window + 1) * WINDOW)
+            for name in sorted(runs, reverse=bool(window % 2)):
+                address, run, folder_name = runs[name]
+                rate = measured(address, steps(run, bodies, numbers), folder_name)
+                if window:  # the first one warms up
+                    found[name].append(rate.cpu)
+    return median(found["before"]), median(found["now"])
+
+
+def large_steps(tokens: float) -> tuple[Rate, MemorySamples]:
+    """Ingest so many tokens in large steps; return the rate of steps, and the memory."""
+    bodies = encoded_shards(*LARGE, 4)
     with tempfile.TemporaryDirectory(prefix="foreshock-ingest-") as folder, running_service(Path(folder)) as address:
         run = start_run(address, "large")
-        send(address, list(steps(run, bodies, range(8), scalars=False)), CONNECTIONS)
-        numbers = range(8, 8 + max(8, round(tokens / each)))
+        send(address, steps(run, bodies, range(WARM_UP)), CONNECTIONS)
+        numbers = range(WARM_UP, WARM_UP + max(WARM_UP, round(tokens / (LARGE[0] * LARGE[1]))))
         with sampled_memory() as memory:
-            rate = measured(address, list(steps(run, bodies, numbers, scalars=False)), len(numbers) * each / 1e6)
+            rate = measured(address, steps(run, bodies, numbers))
     return rate, memory
 
 
-def steps(run: str, bodies: Sequence[bytes], numbers: range, *, scalars: bool) -> Iterator[Request]:
-    """Yield the requests of these steps: the rollouts in one shard, and then, if wanted, eight scalars."""
-    for number in numbers:
-        yield Request(f"{run}/steps/{number}/rollouts/0?attempt=1&shards=1", bodies[number % len(bodies)])
-        if scalars:
-            values = {name: 0.5 + 0.01 * ((number * (index + 3)) % 17) for index, name in enumerate(SCALARS)}
-            body = json.dumps({"values": values}).encode()
-            yield Request(f"{run}/steps/{number}/scalars?attempt=1", body, JSON, closes=False)
-
-
-def small_steps(url: str, last: int) -> tuple[dict[tuple[int, bool], Rate], float]:
-    """Return the rates by (step, with scalars), and the bytes of database per step between the first windows of one
-    run and the last ones.
-
-    A rate is the median of WINDOWS windows: around FIRST_WINDOW of as many runs, around `last` one after the other.
-    """
+def small_steps() -> tuple[Rate, float]:
+    """Return the rate of small steps, and the bytes of a SQLite database for each."""
     bodies = encoded_shards(*SMALL, DISTINCT)
-    rates: dict[tuple[int, bool], list[Rate]] = {
-        (step, on): [] for step in (FIRST_WINDOW, last) for on in (True, False)
-    }
-    with tempfile.TemporaryDirectory(prefix="foreshock-ingest-") as folder:
-        url = url or f"sqlite:///{folder}/foreshock.db"
-        with running_service(Path(folder), FORESHOCK_DATABASE_URL=url) as address:
-            # The length of a run is measured, not the age of the service: decoders load their machine code first.
-            send(address, list(steps(start_run(address, "first"), bodies, range(WARM_UP), scalars=True)), CONNECTIONS)
-            for number in range(WINDOWS):
-                for scalars in (True, False):
-                    run = start_run(address, f"small {number} {scalars}")
-                    send(address, list(steps(run, bodies, range(FIRST_WINDOW), scalars=scalars)), CONNECTIONS)
-                    rates[FIRST_WINDOW, scalars].append(_window(address, run, bodies, FIRST_WINDOW, scalars=scalars))
-            before = database_bytes(url)
-            send(address, list(steps(run, bodies, range(FIRST_WINDOW + WINDOW, last), scalars=False)), CONNECTIONS)
-            each = (database_bytes(url) - before) / (last - FIRST_WINDOW - WINDOW)
-            windows = iter(range(last, last + 2 * WINDOWS * WINDOW, WINDOW))
-            for _ in range(WINDOWS):
-                for scalars in (False, True):
-                    rates[last, scalars].append(_window(address, run, bodies, next(windows), scalars=scalars))
-    return {key: _median(found) for key, found in rates.items()}, each
+    with tempfile.TemporaryDirectory(prefix="foreshock-ingest-") as folder, running_service(Path(folder)) as address:
+        run = start_run(address, "small")
+        send(address, steps(run, bodies, range(SMALL_STEPS // 2)), CONNECTIONS)
+        database = Path(folder) / "foreshock-data" / "foreshock.db"
+        before = database_bytes(database)
+        rate = measured(address, steps(run, bodies, range(SMALL_STEPS // 2, SMALL_STEPS * 3 // 2)))
+        return rate, (database_bytes(database) - before) / SMALL_STEPS
 
 
-def _window(address: str, run: str, bodies: Sequence[bytes], first: int, *, scalars: bool) -> Rate:
-    requests = list(steps(run, bodies, range(first, first + WINDOW), scalars=scalars))
-    return measured(address, requests, WINDOW)
-
-
-def _median(rates: Sequence[Rate]) -> Rate:
-    return Rate(median(each.per_second for each in rates), median(each.cpu_ms for each in rates))
-
-
-def database_bytes(url: str) -> int:
-    """Return the bytes of the tables and indexes of a database."""
-    parsed = parse_database_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        connection = sqlite3.connect(str(parsed.database))
-        try:
-            (pages,), (size,) = (
-                connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
-            )
-        finally:
-            connection.close()
-        return int(pages) * int(size)
-    engine = create_engine(parsed)
+def database_bytes(path: Path) -> int:
+    """Return the bytes of the tables and indexes of a SQLite database."""
+    connection = sqlite3.connect(path)
     try:
-        with engine.connect() as connected:
-            return int(connected.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+        (pages,), (size,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
     finally:
-        engine.dispose()
+        connection.close()
+    return int(pages) * int(size)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=500e6, help="tokens of large shards (default 500e6)")
-    parser.add_argument("--steps", type=int, default=10_000, help="the second step of small steps (default 10,000)")
-    parser.add_argument("--only", choices=["large", "small", "postgresql"], help="one part, for a profile")
+    parser.add_argument("--tokens", type=float, default=500e6, help="tokens of large steps (default 500e6)")
+    parser.add_argument("--beside", default=BESIDE, help=f"the revision to compare with (default {BESIDE})")
     arguments = parser.parse_args()
-    print(f"load average at the start: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores", flush=True)
-    reached, pairs = True, []
-    if arguments.only in (None, "large"):
-        rate, memory = large_shards(arguments.tokens)
-        print(f"\nshards of {LARGE[0]} × {LARGE[1]:,} tokens: {rate.per_second:.2f} M tokens/s (bar 5),", end=" ")
-        print(f"{rate.cpu_ms:.1f} ms of CPU of the service per million tokens")
-        print(
-            f"memory over {arguments.tokens / 1e6:,.0f} M tokens: peak {memory.peak / 2**20:,.0f} MiB (bar 1,024),",
-            end=" ",
-        )
-        print(f"last third over second third {memory.growth:.3f} (bar {BAR_GROWTH})", flush=True)
-        reached &= rate.per_second * 1e6 >= BAR_TOKENS and memory.peak < BAR_MEMORY and memory.growth <= BAR_GROWTH
-        pairs += [f"tokens_per_second={rate.per_second * 1e6:.0f}", f"cpu_ms_per_million_tokens={rate.cpu_ms:.1f}"]
-        pairs += [f"memory_peak_mib={memory.peak / 2**20:.0f}", f"memory_growth={memory.growth:.3f}"]
-    databases = {"small": ["sqlite"], "postgresql": ["postgresql"], "large": []}
-    for database in databases.get(arguments.only, ["sqlite", "postgresql"]):
-        ok, found = _small(database, arguments.steps if database == "sqlite" else POSTGRESQL_STEPS)
-        reached &= ok or database != "sqlite"
-        pairs += found
-    print()
-    print(*pairs, f"reached={str(reached).lower()}")
-    return 0 if reached else 1
-
-
-def _small(database: str, last: int) -> tuple[bool, list[str]]:
-    if database == "sqlite":
-        rates, each = small_steps("", last)
-    else:
-        with database_urls() as urls:
-            rates, each = small_steps(urls[database], last)
+    before, now = paired_cpu(arguments.beside)
+    rate, memory = large_steps(arguments.tokens)
+    small, each = small_steps()
+    per_second = rate.per_second * LARGE[0] * LARGE[1]
+    table = [
+        (f"CPU ms of a step of 384k tokens: {1e3 * before:.0f} before, now", 1e3 * now, 1e3 * before * BAR_CPU, now <= BAR_CPU * before),
+        ("M tokens/s", per_second / 1e6, BAR_TOKENS / 1e6, per_second >= BAR_TOKENS),
+        ("peak memory, MiB", memory.peak / 2**20, BAR_MEMORY / 2**20, memory.peak < BAR_MEMORY),
+        ("memory, last third over second third", memory.growth, BAR_GROWTH, memory.growth <= BAR_GROWTH),
+        ("small steps/s", small.per_second, BAR_STEPS, small.per_second >= BAR_STEPS),
+        ("bytes of database a small step", each, BAR_BYTES, each <= BAR_BYTES),
+    ]  # fmt: skip
+    for text, value, bar, reached in table:
+        print(f"{text:60}{value:>12,.2f}{bar:>12,.2f}{'' if reached else '  not reached'}")
     print(
-        f"\n{database}: {SMALL[0]} rollouts × {SMALL[1]} tokens a step, {each / 1e3:.2f} kB of database a step (bar 8)"
+        f"cpu_ratio={now / before:.3f} tokens_per_second={per_second:.0f} memory_mib={memory.peak / 2**20:.0f} "
+        f"memory_growth={memory.growth:.3f} small_steps_per_second={small.per_second:.1f} bytes_per_small_step={each:.0f}"
     )
-    print(f"{'step':>7s} {'scalars':>8s} {'steps/s':>8s} {'CPU ms of the service per step':>31s}")
-    pairs = [f"{database}_bytes_per_step={each:.0f}"]
-    for (step, scalars), rate in sorted(rates.items()):
-        print(f"{step:7,d} {'8' if scalars else 'none':>8s} {rate.per_second:8.1f} {rate.cpu_ms:31.2f}", flush=True)
-        name = f"{database}_steps_per_second_{step}" + ("_with_scalars" if scalars else "")
-        pairs += [f"{name}={rate.per_second:.1f}", f"{name.replace('steps_per_second', 'cpu_ms')}={rate.cpu_ms:.2f}"]
-    closed = [rate.per_second for (_, scalars), rate in rates.items() if not scalars]
-    return min(closed) >= BAR_STEPS and each <= BAR_BYTES, pairs
+    return 0 if all(reached for *_, reached in table) else 1
 
 
 if __name__ == "__main__":

@@ -13,8 +13,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _SAMPLE_SECONDS = 0.5
 
 
-def service_processes() -> list[int]:
-    """Return the processes that this process started, and theirs: the service and its decoders."""
+def service_processes(folder: str = "") -> list[int]:
+    """Return the processes that this process started, and theirs: the service and its decoders.
+
+    With `folder` those of the service that was started in it alone.
+    """
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -22,7 +25,11 @@ def service_processes() -> list[int]:
         except OSError:
             continue
         children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, waiting = [], [os.getpid()]
+    found: list[int] = []
+    waiting = [os.getpid()]
+    if folder:
+        waiting = [each for each in children.get(os.getpid(), []) if os.readlink(f"/proc/{each}/cwd") == folder]
+        found = list(waiting)
     while waiting:
         below = children.get(waiting.pop(), [])
         found += below
@@ -30,10 +37,10 @@ def service_processes() -> list[int]:
     return found
 
 
-def cpu_seconds() -> float:
+def cpu_seconds(folder: str = "") -> float:
     """Return user and system time of the service's processes, with that of decoders that have been replaced."""
     total = 0
-    for process in service_processes():
+    for process in service_processes(folder):
         try:
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:

@@ -5,8 +5,8 @@ prompt log-probs on the same batches. Torch scores at least 90 % of the tokens p
 same batches, sorted by length. At most 5 % of the tokens of these batches are padding. Of logits [T, V] in float32 less
 than 1 % grows with vocabulary × tokens in the peak memory, beyond what each of the two adds alone.
 
-Without a bar: the CPU time of a replay over that of sampling the same responses, from which docs/large-runs.md works out a
-price.
+Without a bar: the CPU time of a replay over that of sampling the same responses, from which docs/large-runs.md works
+out a price.
 
 Tokens per second are those of CPU time. Compared runs alternate; a ratio is the median of the ratios of neighbouring
 runs.

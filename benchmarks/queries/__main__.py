@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks.queries import curves, livez, long_polls, scrape, tokens
+from benchmarks.queries import curves, long_polls, scrape
 from benchmarks.queries.bar import Bar
 
 BARS: dict[str, Callable[[], Bar]] = {
     "curves": curves.measure,
-    "tokens": tokens.measure,
     "scrape": scrape.measure,
     "long_polls": long_polls.measure,
-    "livez": livez.measure,
 }
 
 

@@ -1,4 +1,4 @@
-"""Bar: 20 measures × 10,000 steps come in less than 50 ms at p99 while the same run takes 1 M tokens/s of uploads."""
+"""Bar: 20 measures × 10,000 steps come in less than 100 ms at p99 while the same run takes 1 M tokens/s of uploads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.queries.uploads import steady_uploads
 from benchmarks.running_service import running_service
 from foreshock.measures.registry import MEASURES, STEP_MEASURES
 
-BAR_SECONDS = 0.050
+BAR_SECONDS = 0.100
 STEPS, REPEATS, PAUSE_SECONDS = 10_000, 200, 0.1
 TOKENS_PER_SECOND = 1_000_000
 MEASURED = [measure.name for measure in MEASURES if measure not in STEP_MEASURES][:20]
