@@ -138,7 +138,7 @@ def main() -> int:
     small, each = small_steps()
     per_second = rate.per_second * LARGE[0] * LARGE[1]
     table = [
-        (f"CPU ms of a step of 384k tokens: {1e3 * before:.0f} before, now", 1e3 * now, 1e3 * before * BAR_CPU, now <= BAR_CPU * before),
+        (f"CPU ms, 384k tokens: {1e3 * before:.0f} before, now", 1e3 * now, 1e3 * before * BAR_CPU, now <= BAR_CPU * before),
         ("M tokens/s", per_second / 1e6, BAR_TOKENS / 1e6, per_second >= BAR_TOKENS),
         ("peak memory, MiB", memory.peak / 2**20, BAR_MEMORY / 2**20, memory.peak < BAR_MEMORY),
         ("memory, last third over second third", memory.growth, BAR_GROWTH, memory.growth <= BAR_GROWTH),
@@ -149,7 +149,8 @@ def main() -> int:
         print(f"{text:60}{value:>12,.2f}{bar:>12,.2f}{'' if reached else '  not reached'}")
     print(
         f"cpu_ratio={now / before:.3f} tokens_per_second={per_second:.0f} memory_mib={memory.peak / 2**20:.0f} "
-        f"memory_growth={memory.growth:.3f} small_steps_per_second={small.per_second:.1f} bytes_per_small_step={each:.0f}"
+        f"memory_growth={memory.growth:.3f} small_steps_per_second={small.per_second:.1f} "
+        f"bytes_per_small_step={each:.0f}"
     )
     return 0 if all(reached for *_, reached in table) else 1
 

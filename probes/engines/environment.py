@@ -9,7 +9,8 @@ values bit for bit only under the instruction set that logged them. A CPU that h
 - vLLM selects its build and its attention by `torch.cpu.get_capabilities()`, which no variable changes:
   `hold_this_process` replaces it, so that it omits what `FORESHOCK_INSTRUCTION_SET` excludes.
 
-On Intel CPUs a held process computes the same bits as a CPU without the further instructions. MKL also selects by the CPU's vendor, see `MklKernels`.
+On Intel CPUs a held process computes the same bits as a CPU without the further instructions. MKL
+also selects by the CPU's vendor, see `MklKernels`.
 """
 
 from __future__ import annotations

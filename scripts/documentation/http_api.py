@@ -14,8 +14,8 @@ _METHODS: Final = ("get", "put", "post", "patch", "delete")
 _HEAD: Final = """# The HTTP API
 
 Generated from the [OpenAPI document](openapi.json) of the service, which a running service gives at `/openapi.json` and
-shows at `/docs`. Errors are [problems](../api.md#types-of-problems); [schemas](http-schemas.md) have the fields of bodies
-and answers. How to read runs and curves in Python and with curl: [Read the API](../api.md).
+shows at `/docs`. Errors are [problems](../api.md#types-of-problems); [schemas](http-schemas.md) have the fields of
+bodies and answers. How to read runs and curves in Python and with curl: [Read the API](../api.md).
 """
 _SCHEMAS_HEAD: Final = """# Schemas of the HTTP API
 
