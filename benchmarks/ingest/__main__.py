@@ -138,7 +138,7 @@ def main() -> int:
     small, each = small_steps()
     per_second = rate.per_second * LARGE[0] * LARGE[1]
     table = [
-        (f"CPU ms, 384k tokens: {1e3 * before:.0f} before, now", 1e3 * now, 1e3 * before * BAR_CPU, now <= BAR_CPU * before),
+        (f"CPU ms, 384k tokens: {1e3 * before:.0f} before", 1e3 * now, 1e3 * before * BAR_CPU, now <= BAR_CPU * before),
         ("M tokens/s", per_second / 1e6, BAR_TOKENS / 1e6, per_second >= BAR_TOKENS),
         ("peak memory, MiB", memory.peak / 2**20, BAR_MEMORY / 2**20, memory.peak < BAR_MEMORY),
         ("memory, last third over second third", memory.growth, BAR_GROWTH, memory.growth <= BAR_GROWTH),
