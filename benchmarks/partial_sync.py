@@ -32,8 +32,7 @@ from examples.tiny_rl.task import draw_problem
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from foreshock.digests import weights_digest
 from foreshock.rollouts import encode_rollouts
-from foreshock_probes.weights_search.assembly import assemble, read_ingredients
-from foreshock_probes.weights_search.tensors import read_tensors, write_tensors
+from foreshock_probes.weights_search.assembly import assemble, read_ingredients, read_tensors, write_tensors
 
 __all__ = [
     "ANNOUNCED",

@@ -78,7 +78,6 @@ class Replayer:
         rollouts, scores = self._folder / "rollouts.parquet", self._folder / "scores.parquet"
         rollouts.write_bytes(encode_rollouts(batch))
         command = ScoreCommand(
-            number=0,
             scorer=scorer,
             variant=variant,
             weights_folder=str(weights),

@@ -13,10 +13,7 @@ from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
 
 __all__ = [
     "DEFAULT_VARIATIONS",
-    "MATRIX_KIND",
-    "MATRIX_ROLLOUTS",
     "MOST_CELLS",
-    "MOST_MATRIX_ROLLOUTS",
     "VARIATION_EXAMPLE",
     "Cell",
     "cells_of_grid",
@@ -26,8 +23,6 @@ __all__ = [
 ]
 
 # The kind of probe that replays one cell.
-MATRIX_KIND = "matrix"
-MATRIX_ROLLOUTS, MOST_MATRIX_ROLLOUTS = 64, 1024
 MOST_CELLS = 32
 VARIATION_EXAMPLE = f"{TRAINER_REPLAY}:head_dtype=null,float32"
 

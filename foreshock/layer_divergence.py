@@ -25,12 +25,9 @@ from foreshock.measures.inputs import group_names
 from foreshock.measures.rollout_clusters import clusters_of
 
 __all__ = [
-    "CAPABILITY",
     "EMBEDDINGS",
     "FINAL_NORM",
     "HIGH_QUANTILE",
-    "LAYERS_KIND",
-    "LAYERS_ROLLOUTS",
     "ComparedLayer",
     "Departure",
     "Distance",
@@ -46,12 +43,6 @@ __all__ = [
 
 Float64 = NDArray[np.float64]
 
-LAYERS_KIND = "layers"
-"""The kind of a probe that compares two scorers layer by layer."""
-CAPABILITY = "layers.compare"
-"""What a worker offers, beside its scorers, if it can compare layers: a worker of an older release would only score."""
-LAYERS_ROLLOUTS = 64
-"""Rollouts of such a probe that names no number: it runs each scorer twice, without their log-probs."""
 HIGH_QUANTILE = 0.99
 EMBEDDINGS, FINAL_NORM = "embeddings", "norm"
 

@@ -14,30 +14,14 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import json_value, number_or_nan
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
-from foreshock.scorers import ENGINE_REPLAY, SCORERS, TRAINER_REPLAY
 
 __all__ = [
-    "DEFAULT_PAIR",
     "MOST_LAYERS",
-    "MOST_ROUTING_ROLLOUTS",
-    "RECORDING_SCORERS",
-    "ROUTING_CAPABILITY",
-    "ROUTING_KIND",
-    "ROUTING_ROLLOUTS",
     "RoutingComparison",
 ]
 
-ROUTING_KIND = "routing"
-"""The kind of probe that compares the routes of two scorers."""
-ROUTING_CAPABILITY = "routing.compare"
-"""What a worker offers, beside its scorers, if it can compare routes: a worker of an older release cannot."""
-ROUTING_ROLLOUTS, MOST_ROUTING_ROLLOUTS = 64, 1024
 MOST_LAYERS = 512
 """Largest number of layers in a comparison, which bounds its size."""
-DEFAULT_PAIR = (TRAINER_REPLAY, ENGINE_REPLAY)
-"""The scorers of a probe that names none: π, then μ."""
-RECORDING_SCORERS = tuple(name for name, scorer in SCORERS.items() if scorer.routes is not None)
-"""The scorers that can record the experts of each token."""
 
 
 @dataclass(frozen=True, slots=True)

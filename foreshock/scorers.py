@@ -41,7 +41,6 @@ __all__ = [
     "middle_of_chain",
     "noise_floor_scorers",
     "score_name",
-    "scorers_by_layer",
     "split_score_name",
 ]
 
@@ -186,7 +185,7 @@ SCORERS: dict[str, Scorer] = {
             colour=6,
             place=_DECODE,
             engine="vllm",
-            implementation="foreshock_probes.scorers.vllm_decode:score",
+            implementation="foreshock_probes.scorers.vllm_scorers:score_decode",
             by_default=False,
         ),
         Scorer(
@@ -195,9 +194,9 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="vllm",
-            implementation="foreshock_probes.scorers.vllm_prefill:score",
+            implementation="foreshock_probes.scorers.vllm_scorers:score_prefill",
             routes="foreshock_probes.routing.vllm_routes:record",
-            hidden_states="foreshock_probes.layer_divergence.vllm_states:prefill_states",
+            hidden_states="foreshock_probes.layer_divergence.vllm_states:VllmStates",
         ),
         Scorer(
             name="vllm.http",
@@ -205,7 +204,7 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="http",
-            implementation="foreshock_probes.scorers.vllm_http:score",
+            implementation="foreshock_probes.scorers.http_servers:score_with_vllm",
             by_default=False,
         ),
         Scorer(
@@ -214,7 +213,7 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="http",
-            implementation="foreshock_probes.scorers.sglang_http:score",
+            implementation="foreshock_probes.scorers.http_servers:score_with_sglang",
             by_default=False,
         ),
         Scorer(
@@ -223,9 +222,9 @@ SCORERS: dict[str, Scorer] = {
             colour=3,
             place=_FORWARD,
             engine="torch",
-            implementation="foreshock_probes.scorers.torch_forward:score_as_trainer",
-            hidden_states="foreshock_probes.layer_divergence.torch_states:trainer_states",
-            routes="foreshock_probes.routing.torch_routes:record_as_trainer",
+            implementation="foreshock_probes.scorers.torch_forward:score",
+            hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
+            routes="foreshock_probes.routing.torch_routes:record",
         ),
         Scorer(
             name="trainer",
@@ -238,9 +237,9 @@ SCORERS: dict[str, Scorer] = {
             title="a torch forward pass, weights and activations in bfloat16",
             colour=6,
             engine="torch",
-            implementation="foreshock_probes.scorers.torch_forward:score_in_bfloat16",
-            hidden_states="foreshock_probes.layer_divergence.torch_states:bfloat16_states",
-            routes="foreshock_probes.routing.torch_routes:record_in_bfloat16",
+            implementation="foreshock_probes.scorers.torch_forward:score",
+            hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
+            routes="foreshock_probes.routing.torch_routes:record",
         ),
         Scorer(
             name="torch.decode",
@@ -255,9 +254,9 @@ SCORERS: dict[str, Scorer] = {
             title="a torch forward pass in float32, the reference of the side branch",
             colour=5,
             engine="torch",
-            implementation="foreshock_probes.scorers.torch_forward:score_in_float32",
-            hidden_states="foreshock_probes.layer_divergence.torch_states:float32_states",
-            routes="foreshock_probes.routing.torch_routes:record_in_float32",
+            implementation="foreshock_probes.scorers.torch_forward:score",
+            hidden_states="foreshock_probes.layer_divergence.torch_states:TorchStates",
+            routes="foreshock_probes.routing.torch_routes:record",
         ),
     )
 }
@@ -278,11 +277,6 @@ REFERENCE = "torch.float32"
 def available_scorers() -> tuple[str, ...]:
     """Return the names of the scorers that this release implements."""
     return tuple(name for name, scorer in SCORERS.items() if scorer.implementation is not None)
-
-
-def scorers_by_layer() -> tuple[str, ...]:
-    """Return the names of the scorers whose hidden states can be compared layer by layer."""
-    return tuple(name for name, scorer in SCORERS.items() if scorer.hidden_states is not None)
 
 
 def chain_of(names: Collection[str]) -> tuple[str, ...]:

@@ -13,23 +13,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from foreshock.json_values import json_value
-from foreshock.scorers import ENGINE_REPLAY
 
 __all__ = [
-    "CAPABILITY",
-    "PROBE_KIND",
-    "SEARCH_SCORER",
     "WHOLE",
     "WeightsReplay",
     "WeightsSearch",
     "interleaved",
     "joined_parts",
 ]
-
-PROBE_KIND = "weights"
-SEARCH_SCORER = ENGINE_REPLAY
-CAPABILITY = "weights.search"
-"""What a worker offers, beside its scorers, if it can search: a worker of an older release would only score."""
 
 WHOLE = "all"
 

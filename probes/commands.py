@@ -13,8 +13,6 @@ from foreshock_probes.ray_workers import RayPlacement, RayWorkers
 from foreshock_probes.settings import load_settings
 from foreshock_probes.worker import Worker
 
-__all__ = ["WorkerCommand", "worker"]
-
 
 class WorkerCommand:
     """Run a worker until it is stopped, for one job (`--once`), or until it is idle (`--until-idle`)."""

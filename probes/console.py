@@ -14,8 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from foreshock_probes.scorers.request import Report
 
-__all__ = ["WorkerConsole"]
-
 
 class WorkerConsole:
     """Writes log lines and progress to `stream` (default: stderr)."""

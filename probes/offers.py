@@ -9,15 +9,11 @@ from foreshock.environment import device_slug
 from foreshock.errors import ConfigurationError
 from foreshock.hardware import accelerator_name, device_name, gpu_name
 from foreshock.installing import install_command
-from foreshock.layer_divergence import CAPABILITY as LAYERS
-from foreshock.routing import ROUTING_CAPABILITY
+from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.scorers import EXACT_PAIRS, REFUSED_SCORERS
-from foreshock.weights_search import CAPABILITY as WEIGHTS_SEARCH
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.table import installed_scorers, offered_pairs, scorer_named
-
-__all__ = ["Offers", "offers_of_machine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class Offers:
     @property
     def requirements(self) -> tuple[str, ...]:
         """Return what a job may need of the worker besides exact pairs: its scorers, and the other kinds of jobs."""
-        return (*self.scorers, WEIGHTS_SEARCH, LAYERS, ROUTING_CAPABILITY)
+        return (*self.scorers, *(kind.capability for kind in PROBE_KINDS.values() if kind.capability))
 
     def in_words(self) -> str:
         """Return the offers for a log line."""

@@ -19,8 +19,6 @@ from foreshock_probes.console import WorkerConsole
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 
-__all__ = ["RayPlacement", "RayWorkers"]
-
 _POLL_SECONDS = 1.0
 _SECONDS_TO_LEAVE = 5.0
 

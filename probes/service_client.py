@@ -14,16 +14,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from foreshock.client.connection import ServiceConnection
 from foreshock.errors import Rejected, WrongService
 
-__all__ = [
-    "Checkpoint",
-    "FailKind",
-    "Job",
-    "Lease",
-    "LeaseClient",
-    "LeaseLostError",
-    "RequestedScorer",
-]
-
 FailKind = Literal["retry", "final", "skipped"]
 
 _TRANSFER_SECONDS = 300.0
@@ -47,6 +37,11 @@ class RequestedScorer(_FromService):
 
     scorer: str
     variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The scorer's name with its variant, for messages."""
+        return f"{self.scorer} ({self.variant})" if self.variant else self.scorer
 
 
 class Checkpoint(_FromService):
@@ -156,39 +151,16 @@ class LeaseClient:
 
     def upload_scores(self, lease: Lease, requested: RequestedScorer, scores: bytes, shard: int = 0) -> None:
         """Upload scores. Uploading the same bytes again has no effect."""
-        self._on_lease(
-            "PUT",
-            lease,
-            f"scores/{shard}",
-            query={"scorer": requested.scorer, "variant": requested.variant},
-            content=scores,
-            headers={"Content-Type": _PARQUET},
-            timeout_seconds=_TRANSFER_SECONDS,
-        )
+        query = {"scorer": requested.scorer, "variant": requested.variant}
+        self._upload(lease, f"scores/{shard}", query, scores)
 
     def upload_exact(self, lease: Lease, pair: str, divergences: bytes, shard: int = 0) -> None:
         """Upload the divergences of an exact pair. Uploading the same bytes again has no effect."""
-        self._on_lease(
-            "PUT",
-            lease,
-            f"exact/{shard}",
-            query={"pair": pair},
-            content=divergences,
-            headers={"Content-Type": _PARQUET},
-            timeout_seconds=_TRANSFER_SECONDS,
-        )
+        self._upload(lease, f"exact/{shard}", {"pair": pair}, divergences)
 
-    def upload_weights_search(self, lease: Lease, search: dict[str, Any]) -> None:
-        """Upload the result of a weights search. Uploading it again replaces it."""
-        self._on_lease("PUT", lease, "weights-search", json_body=search)
-
-    def upload_layers(self, lease: Lease, comparison: dict[str, Any]) -> None:
-        """Upload a comparison by layer. Uploading it again replaces it."""
-        self._on_lease("PUT", lease, "layers", json_body=comparison)
-
-    def upload_routing(self, lease: Lease, comparison: dict[str, Any]) -> None:
-        """Upload a comparison of routed experts. Uploading it again replaces it."""
-        self._on_lease("PUT", lease, "routing", json_body=comparison)
+    def upload_document(self, lease: Lease, path: str, document: dict[str, Any]) -> None:
+        """Upload the result of a job that is a document. Uploading it again replaces it."""
+        self._on_lease("PUT", lease, path, json_body=document)
 
     def complete(self, lease: Lease) -> None:
         """Mark the job as complete; its scores, or the result of its search or comparison, must have been uploaded."""
@@ -206,6 +178,12 @@ class LeaseClient:
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+    def _upload(self, lease: Lease, path: str, query: dict[str, str], content: bytes) -> None:
+        headers = {"Content-Type": _PARQUET}
+        self._on_lease(
+            "PUT", lease, path, query=query, content=content, headers=headers, timeout_seconds=_TRANSFER_SECONDS
+        )
 
     def _on_lease(self, method: str, lease: Lease, action: str, **options: Any) -> Any:
         headers = {_TOKEN_HEADER: str(lease.token), **options.pop("headers", {})}

@@ -13,8 +13,6 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from foreshock.errors import ConfigurationError
 
-__all__ = ["WorkerSettings", "load_settings"]
-
 
 class WorkerSettings(BaseSettings):
     """The settings of a worker. Times are in seconds.

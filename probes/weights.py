@@ -17,15 +17,6 @@ from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
 from foreshock.projects import DEFAULT_PROJECT
 
-__all__ = [
-    "AnnouncedCheckpoint",
-    "UnknownRootError",
-    "Weights",
-    "WeightsGoneError",
-    "WeightsLibrary",
-    "WeightsRefusedError",
-]
-
 LOADABLE_FORMAT = "hf_safetensors"
 EVERY_PROJECT = "*"
 

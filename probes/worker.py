@@ -6,9 +6,11 @@ job), job not possible (fail it with the reason), worker stopped (finish within 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from foreshock.errors import ServiceError
@@ -16,11 +18,10 @@ from foreshock.retry import Backoff, sleep_until_stopped
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import EngineTimeouts
-from foreshock_probes.heartbeat import Heartbeat
 from foreshock_probes.job_scoring import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,
-    JobScoring,
+    LeasedJob,
     call_service,
     failure_of,
     names_of_job,
@@ -30,8 +31,6 @@ from foreshock_probes.service_client import FailKind, Lease, LeaseClient, LeaseL
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.weights import WeightsLibrary
 from foreshock_probes.work_folder import work_folder
-
-__all__ = ["Worker"]
 
 _OUTCOMES = {"retry": "failed, will be retried", "final": "failed", "skipped": "skipped"}
 
@@ -147,7 +146,7 @@ class Worker:
                 return heartbeat.lost or time.monotonic() > self._stop_at
 
             try:
-                JobScoring(
+                LeasedJob(
                     lease, self._client, self._offers, self._library, pool, folder, self._console, abandoned
                 ).run()
                 call_service(lambda: self._client.complete(lease), abandoned, self._console)
@@ -187,3 +186,45 @@ class Worker:
                 "no weights root is configured, so no checkpoint can be loaded; set "
                 "FORESHOCK_WEIGHTS_ROOTS='name=/folder/of/checkpoints,name@project=/folder'"
             )
+
+
+class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
+    """Sends heartbeats for `lease` while the `with` block runs.
+
+    `lost` becomes True if the service answers that the lease is no longer held. If the service is unavailable, the job
+    goes on, and the service checks the fencing token when the scores are uploaded.
+    """
+
+    def __init__(self, lease: Lease, connect: Callable[[], LeaseClient]) -> None:
+        self._lease = lease
+        self._connect = connect
+        self._lost = threading.Event()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{lease.lease}", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=15.0)
+
+    @property
+    def lost(self) -> bool:
+        """True if the service answered that the lease is no longer held."""
+        return self._lost.is_set()
+
+    def _beat(self) -> None:
+        client = self._connect()
+        try:
+            while not self._done.wait(max(0.05, self._lease.heartbeat_seconds)):
+                try:
+                    client.heartbeat(self._lease)
+                except LeaseLostError:
+                    self._lost.set()
+                    return
+                except ServiceError:
+                    continue
+        finally:
+            client.close()

@@ -50,30 +50,25 @@ from foreshock_service.platform.store.removals import remove_due_files
 from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter.endpoints import router as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
-from foreshock_service.replay.attribution.causes import causes_of_run
-from foreshock_service.replay.attribution.endpoints import router as attribution
+from foreshock_service.replay.attribution.conclusions import causes_of_run
 from foreshock_service.replay.attribution.service import (
     attribute_published_scores,
     compute_stale_attributions,
     mark_attribution_stale,
     mark_stale_after_late_rollouts,
 )
+from foreshock_service.replay.attribution.service import router as attribution
 from foreshock_service.replay.events import ScoresPublished
-from foreshock_service.replay.exact.endpoints import router as exact
-from foreshock_service.replay.hardware.endpoints import router as hardware
-from foreshock_service.replay.layers.endpoints import router as layers
+from foreshock_service.replay.hardware.service import router as hardware
 from foreshock_service.replay.leases.endpoints import router as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
-from foreshock_service.replay.matrix.endpoints import router as matrix
-from foreshock_service.replay.policies.automatic import make_automatic_probes
-from foreshock_service.replay.policies.endpoints import router as probe_policies
+from foreshock_service.replay.matrix.service import router as matrix
+from foreshock_service.replay.policies.service import make_automatic_probes
+from foreshock_service.replay.policies.service import router as probe_policies
 from foreshock_service.replay.probes.endpoints import router as probes
-from foreshock_service.replay.probes.priorities import raise_jobs_near_alerts
-from foreshock_service.replay.probes.removed_tokens import cancel_jobs_of_run
-from foreshock_service.replay.routing.endpoints import router as routing
-from foreshock_service.replay.scores.endpoints import router as scores
-from foreshock_service.replay.scores.published import read_replayed_scores
-from foreshock_service.replay.weights.endpoints import router as weights_searches
+from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
+from foreshock_service.replay.results.publishing import router as results
+from foreshock_service.replay.results.scores import read_replayed_scores
 from foreshock_service.runs.attempts.endpoints import router as attempts
 from foreshock_service.runs.changes.endpoints import router as changes
 from foreshock_service.runs.checkpoints.endpoints import router as checkpoints
@@ -163,11 +158,7 @@ ROUTERS = (
     probes,
     probe_policies,
     leases,
-    scores,
-    exact,
-    weights_searches,
-    layers,
-    routing,
+    results,
     matrix,
     attribution,
     hardware,

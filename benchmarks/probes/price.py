@@ -17,7 +17,7 @@ from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import process_variables
 from foreshock_probes.scorers.tokens import sequence, sequence_lengths
-from foreshock_probes.scorers.vllm_arguments import VllmOptions, engine_arguments
+from foreshock_probes.scorers.vllm_engine import VllmOptions, engine_arguments
 
 __all__ = ["Price", "measure_price"]
 

@@ -23,13 +23,12 @@ from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import process_variables
-from foreshock_probes.scorers.composition import Composition, compose
 from foreshock_probes.scorers.forward_pass import TokenBatch, load_model
 from foreshock_probes.scorers.request import ScoreRequest, WarmModel
 from foreshock_probes.scorers.table import scorer_named
-from foreshock_probes.scorers.tokens import sequence, sequence_lengths
+from foreshock_probes.scorers.tokens import Composition, compose, sequence, sequence_lengths
 from foreshock_probes.scorers.torch_forward import ForwardOptions, plan_of
-from foreshock_probes.scorers.vllm_arguments import VllmOptions, engine_arguments
+from foreshock_probes.scorers.vllm_engine import VllmOptions, engine_arguments
 
 __all__ = ["Comparison", "cpu_seconds", "measure_torch", "measure_vllm"]
 

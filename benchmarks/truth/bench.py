@@ -168,7 +168,6 @@ class Bench:
         rollouts, scores = self.folder / "scored.rollouts", self.folder / "scored.scores"
         rollouts.write_bytes(encode_rollouts(batch))
         command = ScoreCommand(
-            number=0,
             scorer=scorer,
             variant="",
             weights_folder=str(weights),

@@ -20,8 +20,8 @@ from benchmarks.partial_sync import (
 from benchmarks.recorded_runs import shipped_run
 from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
+from foreshock.probe_kinds import WEIGHTS
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
 from foreshock_probes.engines.environment import offered_environments
 
 __all__ = ["CASES", "recorded"]
@@ -59,7 +59,7 @@ def search(
     `request` has further arguments of `Bench.probe`.
     """
     run = bench.log_run(key, {step: batch}, checkpoints=checkpoints, model_kind="dense")
-    bench.probe(run, step, (SEARCH_SCORER,), kind=PROBE_KIND, **request)
+    bench.probe(run, step, WEIGHTS.default_scorers, kind=WEIGHTS.name, **request)
     return bench.shown(run, step)
 
 

@@ -24,9 +24,8 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     import numpy as np
     import torch
 
-    from foreshock_probes.fingerprints import score_fingerprint
     from foreshock_probes.scorers.forward_pass import load_model
-    from foreshock_probes.scorers.request import Scored
+    from foreshock_probes.scorers.request import Scored, score_fingerprint
     from foreshock_probes.scorers.sampling import divisors
     from foreshock_probes.scorers.tokens import check_tokens, sequence
 

@@ -23,18 +23,15 @@ from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
-from foreshock.layer_divergence import LAYERS_KIND, LAYERS_ROLLOUTS
-from foreshock.routing import DEFAULT_PAIR, RECORDING_SCORERS, ROUTING_KIND, ROUTING_ROLLOUTS, RoutingComparison
+from foreshock.probe_kinds import LAYERS, ROUTING, WEIGHTS
+from foreshock.routing import RoutingComparison
 from foreshock.scorers import (
     EXACT_PAIRS,
-    REFERENCE,
     default_scorers,
     noise_floor_scorers,
     score_name,
-    scorers_by_layer,
     split_score_name,
 )
-from foreshock.weights_search import PROBE_KIND
 
 __all__ = ["command"]
 
@@ -150,15 +147,17 @@ def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
         "--layers",
         action="store_true",
         help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference "
-        f"(default: {_TRAINER_REPLAY}, {REFERENCE}; scorers that have layers: {', '.join(scorers_by_layer())}), "
-        f"of {LAYERS_ROLLOUTS} rollouts unless --max-rollouts says otherwise",
+        f"(default: {', '.join(LAYERS.default_scorers)}; scorers that have layers: "
+        f"{', '.join(LAYERS.usable_scorers())}), "
+        f"of {LAYERS.rollouts} rollouts unless --max-rollouts says otherwise",
     )
     parser.add_argument(
         "--routing",
         action="store_true",
         help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the "
-        f"second μ (default: {', '.join(DEFAULT_PAIR)}; scorers that can: {', '.join(RECORDING_SCORERS)}), of "
-        f"{ROUTING_ROLLOUTS} rollouts unless --max-rollouts says otherwise",
+        f"second μ (default: {', '.join(ROUTING.default_scorers)}; scorers that can: "
+        f"{', '.join(ROUTING.usable_scorers())}), of "
+        f"{ROUTING.rollouts} rollouts unless --max-rollouts says otherwise",
     )
 
 
@@ -225,7 +224,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
             )
         scorers.append({"scorer": name, "variant": variant})
     options: dict[str, str | None] = {}
-    kind = LAYERS_KIND if arguments.layers else ROUTING_KIND if arguments.routing else "exact"
+    kind = LAYERS.name if arguments.layers else ROUTING.name if arguments.routing else "exact"
     if arguments.trainer_autocast is not None:
         options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
     if arguments.trainer_master_dtype is not None:
@@ -249,7 +248,7 @@ def _search_request(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigurationError("--weights-search replays the engine; --exact and --trainer-… are for other probes")
     body = {
         "step": arguments.step,
-        "kind": PROBE_KIND,
+        "kind": WEIGHTS.name,
         "scorers": [{"scorer": name} for name in arguments.scorer or ()],
         "accelerator": arguments.accelerator,
         "environment": arguments.environment,

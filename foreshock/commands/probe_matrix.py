@@ -16,8 +16,6 @@ from foreshock.commands.command import connect
 from foreshock.commands.queries import find_run
 from foreshock.commands.text import table, wrap
 from foreshock.configuration_grid import (
-    MATRIX_KIND,
-    MATRIX_ROLLOUTS,
     VARIATION_EXAMPLE,
     Cell,
     cells_of_grid,
@@ -27,6 +25,7 @@ from foreshock.configuration_grid import (
 )
 from foreshock.diagnosis.configurations import in_words
 from foreshock.errors import ConfigurationError, ServiceUnavailable
+from foreshock.probe_kinds import MATRIX
 
 __all__ = ["add_matrix_arguments", "run_matrix"]
 
@@ -45,7 +44,7 @@ def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="SCORER:OPTION=V,V",
         help=f"values of a scorer's option, such as {VARIATION_EXAMPLE}; may be repeated: every "
-        f"combination is a cell (default: one change at a time; {MATRIX_ROLLOUTS} rollouts)",
+        f"combination is a cell (default: one change at a time; {MATRIX.rollouts} rollouts)",
     )
     options.add_argument(
         "--on",
@@ -86,7 +85,7 @@ def _request(arguments: argparse.Namespace, cell: Cell, hardware: str | None) ->
     accelerator, _, environment = (hardware or "").partition("@")
     body = {
         "step": arguments.matrix_step,
-        "kind": MATRIX_KIND,
+        "kind": MATRIX.name,
         "scorers": [{"scorer": cell.scorer}],
         "options": {cell.scorer: dict(cell.options)} if cell.options else None,
         "accelerator": accelerator or arguments.accelerator,

@@ -15,15 +15,13 @@ from foreshock.api.runs import HealthRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.records import Bucket, Curve
-from foreshock.configuration_grid import MATRIX_KIND
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
-from foreshock.layer_divergence import LAYERS_KIND
 from foreshock.model_kind import ModelKind
+from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
 from foreshock.reading.request import Request
-from foreshock.routing import ROUTING_KIND
 from foreshock.suggestions import did_you_mean
 
 Answer = TypeVar("Answer")
@@ -62,7 +60,7 @@ def find_run(connection: ServiceConnection, name: str | None, project: str | Non
 
 
 # Kinds of probes that publish no score.
-_WITHOUT_ATTRIBUTION = frozenset({MATRIX_KIND, LAYERS_KIND, ROUTING_KIND})
+_WITHOUT_ATTRIBUTION = frozenset(kind.name for kind in PROBE_KINDS.values() if not kind.in_chain)
 
 
 class RunQueries:

@@ -15,43 +15,38 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import multiprocessing
 import os
-import select
 import signal
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection
 
-from foreshock_probes.engines.architecture import model_key
-from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.engines.protocol import ScoreCommand, model_key
 from foreshock_probes.engines.serving import EXIT_SECONDS, serve
 
-__all__ = ["serve_with_children"]
-
 _POLL_SECONDS = 0.2
-_PRELOADED = {
-    "vllm": ("vllm.entrypoints.llm", "foreshock_probes.scorers.vllm_prefill", "foreshock_probes.scorers.vllm_decode")
-}
+_PRELOADED = {"vllm": ("vllm.entrypoints.llm", "foreshock_probes.scorers.vllm_scorers")}
 
 
 class _Child:
     """A forked process that serves commands for one model."""
 
-    def __init__(self, engine: str, requests: int, replies: int) -> None:
-        read, self._commands = os.pipe()
+    def __init__(self, engine: str, worker: Connection) -> None:
+        read, self._commands = multiprocessing.Pipe(duplex=False)
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(requests)
-            os.close(self._commands)
-            _run_child(engine, read, replies)
-        os.close(read)
+            self._commands.close()
+            _run_child(engine, read, worker)
+        read.close()
 
-    def send(self, line: bytes) -> None:
-        """Send a command line to the child; if the child has ended, `status` reports it."""
+    def send(self, command: bytes) -> None:
+        """Send a command to the child; if the child has ended, `status` reports it."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._commands, line)
+            self._commands.send_bytes(command)
 
     def status(self) -> int | None:
         """Return the exit code of the child as `os.waitstatus_to_exitcode` does; None while it runs."""
@@ -60,7 +55,7 @@ class _Child:
 
     def end(self) -> None:
         """Wait 10 s for the child to exit, then kill the process group: the child, what it started and this process."""
-        os.close(self._commands)
+        self._commands.close()
         deadline = time.monotonic() + EXIT_SECONDS
         while self.status() is None:
             if time.monotonic() > deadline:
@@ -68,43 +63,40 @@ class _Child:
             time.sleep(0.01)
 
 
-def serve_with_children(engine: str, requests: int, replies: int) -> int:
-    """Serve commands from the file descriptor `requests` until it is closed, each model in a child process.
+def serve_with_children(engine: str, worker: Connection) -> int:
+    """Serve the worker's commands until the connection is closed, each model in a child process that replies itself.
 
     If a child ends by itself, this process ends with the same exit status or signal.
     """
     child: _Child | None = None
     model = ""
     held: set[str] = set()  # the digests of all weights that the child was asked to load
-    received = b""
     while True:
         if child is not None and (status := child.status()) is not None:
             return _exit_as(status)
-        if not select.select([requests], [], [], _POLL_SECONDS)[0]:
+        if not worker.poll(_POLL_SECONDS):
             continue
-        piece = os.read(requests, 65_536)
-        if not piece:
+        try:
+            message = worker.recv_bytes()
+        except (EOFError, OSError):
             if child is not None:
                 child.end()
             return 0
-        received += piece
-        while b"\n" in received:
-            line, _, received = received.partition(b"\n")
-            command = ScoreCommand.model_validate_json(line)
-            requested = model_key(command)
-            if child is not None and (requested != model or (command.fresh and held != {command.weights_digest})):
-                child.end()
-                child = None
-            if child is None:
-                if command.accelerator == "cpu" and sys.platform == "linux":
-                    for name in _PRELOADED.get(engine, ()):
-                        importlib.import_module(name)
-                child, model, held = _Child(engine, requests, replies), requested, set()
-            held.add(command.weights_digest)
-            child.send(line + b"\n")
+        command = ScoreCommand.model_validate_json(message)
+        requested = model_key(command)
+        if child is not None and (requested != model or (command.fresh and held != {command.weights_digest})):
+            child.end()
+            child = None
+        if child is None:
+            if command.accelerator == "cpu" and sys.platform == "linux":
+                for name in _PRELOADED.get(engine, ()):
+                    importlib.import_module(name)
+            child, model, held = _Child(engine, worker), requested, set()
+        held.add(command.weights_digest)
+        child.send(message)
 
 
-def _run_child(engine: str, requests: int, replies: int) -> None:
+def _run_child(engine: str, requests: Connection, replies: Connection) -> None:
     status = 1
     try:
         serve(engine, requests, replies)

@@ -11,8 +11,6 @@ from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.scorers.request import Report
 from foreshock_probes.scorers.table import scorer_named
 
-__all__ = ["EnginePool"]
-
 
 class EnginePool:
     """One process for each engine. A command in another environment replaces it: a process is held only once.

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,20 +10,24 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from foreshock.errors import ForeshockError
-from foreshock_probes.engines.architecture import model_key
+from foreshock_probes.child_process import ChildEndedError, ChildProcess
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.protocol import Failed, Progress, Ready, Reply, ScoreCommand, Scored, parse_reply
+from foreshock_probes.engines.protocol import (
+    Failed,
+    Progress,
+    Ready,
+    Reply,
+    ScoreCommand,
+    Scored,
+    model_key,
+    parse_reply,
+)
 from foreshock_probes.scorers.request import Report
-
-__all__ = ["EngineError", "EngineProcess", "EngineTimeouts", "JobAbandonedError", "process_variables"]
 
 Answer = TypeVar("Answer", Ready, Scored)
 ErrorKind = Literal["retry", "final"]
 
 _POLL_SECONDS = 0.2
-_SECONDS_TO_LEAVE = 5.0
-_LOG_TAIL_BYTES = 16_384
-_LOG_TAIL_LINES = 12
 # Engines do not need the key.
 _WITHHELD = ("FORESHOCK_API_KEY",)
 _ENVIRONMENT = {
@@ -95,44 +94,20 @@ class EngineProcess:
         variables = process_variables(environment)
         self.engine = engine
         self._timeouts = timeouts or EngineTimeouts()
-        self._buffer = b""
-        self._number = 0
-        self._log = folder / f"{engine}-{time.monotonic_ns()}.log"
-        requests_read, self._requests = os.pipe()
-        self._replies, replies_write = os.pipe()
-        command = [sys.executable, "-m", "foreshock_probes.engines.main", engine]
-        command += ["--requests", str(requests_read), "--replies", str(replies_write)]
-        try:
-            with self._log.open("wb") as output:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(requests_read, replies_write),
-                    env=variables,
-                    start_new_session=True,  # a process group of its own, so that its children are ended too
-                )
-        except OSError:
-            os.close(self._requests)
-            os.close(self._replies)
-            raise
-        finally:
-            os.close(requests_read)
-            os.close(replies_write)
-        self.model_pid = self._process.pid
+        log_file = folder / f"{engine}-{time.monotonic_ns()}.log"
+        self._child = ChildProcess("foreshock_probes.engines.serving", [engine], variables, log_file)
+        self.model_pid = self._child.pid
         """Id of the process that holds the model; differs from `pid` if the engine has a process for each model."""
-        self._open = True
         self._listens = False
 
     @property
     def pid(self) -> int:
         """Id of the process and of its process group."""
-        return self._process.pid
+        return self._child.pid
 
     def alive(self) -> bool:
         """Return True if the process runs."""
-        return self._open and self._process.poll() is None
+        return self._child.alive()
 
     def score(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool] = lambda: False) -> float:
         """Run the command and return the seconds that it took in the engine.
@@ -155,45 +130,17 @@ class EngineProcess:
         return self._run(command.model_copy(update={"fresh": True}), report, abandoned)
 
     def _run(self, command: ScoreCommand, report: Report, abandoned: Callable[[], bool]) -> float:
-        self._number += 1
-        numbered = command.model_copy(update={"number": self._number})
         try:
-            os.write(self._requests, numbered.line())
-        except OSError as error:
-            raise self._crashed() from error
+            self._child.send(command.encoded())
+        except ChildEndedError as error:
+            raise self._crash(error) from error
         scored = self._wait_for(Scored, self._timeouts.silence_seconds, report, abandoned)
         self.model_pid = scored.pid
         return scored.seconds
 
     def close(self) -> None:
         """End the process and its children: wait up to 5 s for its exit, then kill them."""
-        if not self._open:
-            return
-        self._open = False
-        os.close(self._requests)  # the process exits at the end of its commands
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_LEAVE)
-        self._kill()
-        os.close(self._replies)
-
-    def kill(self) -> None:
-        """Kill the process and its children immediately."""
-        if self._open:
-            self._open = False
-            os.close(self._requests)
-            self._kill()
-            os.close(self._replies)
-
-    def log_tail(self) -> str:
-        """Return the last lines of the engine's log."""
-        try:
-            with self._log.open("rb") as log:
-                log.seek(max(0, self._log.stat().st_size - _LOG_TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError:
-            return ""
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return "\n".join(line[:400] for line in lines[-_LOG_TAIL_LINES:])
+        self._child.close()
 
     def _wait_for(
         self, expected: type[Answer], silence_seconds: float, report: Report, abandoned: Callable[[], bool]
@@ -202,13 +149,13 @@ class EngineProcess:
         last_reply = time.monotonic()
         while True:
             if abandoned():
-                self.kill()
+                self._child.kill()
                 raise JobAbandonedError(f"{self.engine} was ended because its job was abandoned")
             reply = self._next_reply()
             if reply is None:
                 if time.monotonic() - last_reply > silence_seconds:
-                    tail = self.log_tail()
-                    self.kill()
+                    tail = self._child.log_tail()
+                    self._child.kill()
                     raise EngineError(
                         f"{self.engine} was ended: no message for {silence_seconds:g} s; the end of its log:\n{tail}",
                         "retry",
@@ -227,37 +174,17 @@ class EngineProcess:
 
     def _next_reply(self) -> Reply | None:
         """Return the next reply, None if there is none within 0.2 s. Raises EngineError if the process ended."""
-        while b"\n" not in self._buffer:
-            readable, _, _ = select.select([self._replies], [], [], _POLL_SECONDS)
-            if not readable:
-                return None
-            piece = os.read(self._replies, 65_536)
-            if not piece:
-                raise self._crashed()
-            self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            return parse_reply(line)
+            message = self._child.receive(_POLL_SECONDS)
+        except ChildEndedError as error:
+            raise self._crash(error) from error
+        try:
+            return None if message is None else parse_reply(message)
         except ValueError as error:
             raise EngineError(f"{self.engine} sent an invalid reply: {error}", "retry") from error
 
-    def _crashed(self) -> EngineError:
-        """Return the error for a process that ended by itself, with its exit status and the end of its log."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_LEAVE)
-        status = self._process.poll()
-        how = "closed its pipe" if status is None else f"was ended by signal {-status}" if status < 0 else ""
-        how = how or f"exited with status {status}"
-        hint = " (signal 9 is often the system's out-of-memory killer)" if status == -signal.SIGKILL else ""
-        tail = self.log_tail()
-        self.kill()
-        return EngineError(f"the process of {self.engine} {how}{hint}; the end of its log:\n{tail}", "retry", gone=True)
-
-    def _kill(self) -> None:
-        # The group may outlive its leader, for example an engine's own workers.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def _crash(self, error: ChildEndedError) -> EngineError:
+        return EngineError(f"the process of {self.engine} {error}", "retry", gone=True)
 
 
 def process_variables(environment: EngineEnvironment = AS_IT_IS) -> dict[str, str]:

@@ -1,52 +1,39 @@
-"""Messages between worker and engine process: one JSON object per line, over two pipes.
+"""Messages between worker and engine process: JSON objects over a connection.
 
-Standard output is not used, because engines and their libraries write to it. Rollouts and scores are exchanged as
-Parquet files in a private folder of the worker.
+Rollouts and scores are exchanged as Parquet files in a private folder of the worker.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-__all__ = [
-    "Failed",
-    "FailureKind",
-    "Message",
-    "Progress",
-    "Ready",
-    "Reply",
-    "ScoreCommand",
-    "Scored",
-    "parse_reply",
-]
+from foreshock.digests import canonical_json
 
 FailureKind = Literal["retry", "final", "reload"]
 
 
 class Message(BaseModel):
-    """Base of the messages. A message is one line of JSON."""
+    """Base of the messages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    def line(self) -> bytes:
-        """Return the message as a line of JSON."""
-        return self.model_dump_json().encode() + b"\n"
+    def encoded(self) -> bytes:
+        """Return the message as JSON."""
+        return self.model_dump_json().encode()
 
 
 class ScoreCommand(Message):
     """Command to the engine: score the rollouts in the file `rollouts` and write the scores to the file `scores`.
 
-    With `states`, `scorer` is one of the two of the exact pair `pair`: its target writes the states of its model to the
-    file `states`, its behaviour compares them with its own distributions and writes the divergences to `scores`.
-    With `layers`, `states` is the file of a comparison by layer: the first scorer writes its hidden states there, the
-    second one compares them with its own, and both write distances to `scores`.
-    With `routes`, the experts of the tokens and their log-probs are written to the file `routes`, and no scores.
+    `task`: another task than scoring, as `module:function` of (request, arguments, result file, warm model, report);
+    `arguments` are its own.
     `fresh`: score in an engine that was started with these weights and never held other ones.
     """
 
-    number: int
     scorer: str
     variant: str
     weights_folder: str
@@ -56,10 +43,8 @@ class ScoreCommand(Message):
     accelerator: str
     rollouts: str
     scores: str
-    pair: str | None = None
-    layers: Literal["first", "second"] | None = None
-    states: str | None = None
-    routes: str | None = None
+    task: str | None = None
+    arguments: dict[str, str] = {}
     fresh: bool = False
 
 
@@ -74,7 +59,6 @@ class Progress(Message):
     """Reply: the number of response tokens that are scored so far."""
 
     kind: Literal["progress"] = "progress"
-    number: int
     tokens: int
 
 
@@ -82,7 +66,6 @@ class Scored(Message):
     """Reply: the scores are written. `seconds` is the time in the engine, `pid` the process that holds the model."""
 
     kind: Literal["scored"] = "scored"
-    number: int
     seconds: float
     pid: int
 
@@ -94,7 +77,6 @@ class Failed(Message):
     """
 
     kind: Literal["failed"] = "failed"
-    number: int
     reason: str
     failure: FailureKind
 
@@ -103,6 +85,20 @@ Reply = Ready | Progress | Scored | Failed
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
 
 
-def parse_reply(line: bytes) -> Reply:
-    """Parse a line; raises ValueError if it is not a reply."""
-    return _REPLY.validate_json(line)
+def parse_reply(message: bytes) -> Reply:
+    """Parse a message; raises ValueError if it is not a reply."""
+    return _REPLY.validate_json(message)
+
+
+# Entries of a config.json that tell who wrote it, not what the model is.
+_IGNORED = ("_name_or_path", "transformers_version")
+
+
+def model_key(command: ScoreCommand) -> str:
+    """Return a key that is equal for commands that differ only in weights, rollouts, scorer and variant."""
+    try:
+        configuration = json.loads((Path(command.weights_folder) / "config.json").read_text("utf-8"))
+        described = {name: value for name, value in configuration.items() if name not in _IGNORED}
+    except (OSError, ValueError, AttributeError):
+        described = {"digest": command.weights_digest}  # The scorer says what is wrong with it.
+    return canonical_json([described, command.options, command.accelerator])

@@ -1,23 +1,33 @@
-"""Serve commands in this process: read them from a pipe, score, reply.
+"""The engine's side: `python -m foreshock_probes.engines.serving <engine> --connection <fd>`.
 
-When the pipe of the commands is closed, the process exits. If it is busy, it kills itself and the processes that it
-started after 10 s, because the worker no longer waits for the scores.
+Commands are scored one after another in this process, and answered. Not a `__main__.py`: Python does not import a
+module of that name in processes that multiprocessing spawns.
+
+When the connection is closed, the process exits. If it is busy, it kills itself and the processes that it started after
+10 s, because the worker no longer waits for the scores.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import gc
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from foreshock.errors import ForeshockError
-from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_exact, encode_scores
-from foreshock_probes.engines.protocol import Failed, Message, Progress, ScoreCommand, Scored
+from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
+from foreshock.scorers import ENGINES
+from foreshock_probes.child_process import connection_to_parent
+from foreshock_probes.engines.environment import hold_this_process
+from foreshock_probes.engines.protocol import Failed, Message, Progress, Ready, ScoreCommand, Scored
 from foreshock_probes.scorers.request import (
     ReloadError,
     Report,
@@ -25,27 +35,26 @@ from foreshock_probes.scorers.request import (
     TooFewDevicesError,
     UnsupportedScoreError,
     WarmModel,
+    write_result,
 )
-from foreshock_probes.scorers.table import scorer_named
-
-__all__ = ["EXIT_SECONDS", "send", "serve"]
+from foreshock_probes.scorers.table import imported, scorer_named
 
 EXIT_SECONDS = 10.0
 
 
-def serve(engine: str, requests: int, replies: int) -> None:
-    """Serve commands from the file descriptor `requests` until it is closed; write replies to `replies`."""
+def serve(engine: str, requests: Connection, replies: Connection) -> None:
+    """Serve commands from `requests` until it is closed; send replies to `replies`, which may be the same."""
     commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, commands), daemon=True).start()
     warm = WarmModel()
-    while (line := commands.get()) is not None:
-        _serve(ScoreCommand.model_validate_json(line), engine, warm, replies)
+    while (message := commands.get()) is not None:
+        _serve(ScoreCommand.model_validate_json(message), engine, warm, replies)
 
 
-def _read(descriptor: int, commands: queue.SimpleQueue[bytes | None]) -> None:
-    with os.fdopen(descriptor, "rb") as pipe:
-        for line in pipe:
-            commands.put(line)
+def _read(requests: Connection, commands: queue.SimpleQueue[bytes | None]) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            commands.put(requests.recv_bytes())
     commands.put(None)
     time.sleep(EXIT_SECONDS)
     if os.getpgrp() == os.getpid():
@@ -53,27 +62,27 @@ def _read(descriptor: int, commands: queue.SimpleQueue[bytes | None]) -> None:
     os._exit(1)
 
 
-def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: int) -> None:
+def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: Connection) -> None:
     """Run one command and reply with its scores or its error."""
     start = time.monotonic()
     print(f"--- {command.scorer} {command.variant} of {command.weights_folder}", flush=True)
     try:
-        _score(command, engine, warm, lambda tokens: send(replies, Progress(number=command.number, tokens=tokens)))
+        _score(command, engine, warm, lambda tokens: send(replies, Progress(tokens=tokens)))
     except ReloadError as error:
-        send(replies, Failed(number=command.number, reason=str(error), failure="reload"))
+        send(replies, Failed(reason=str(error), failure="reload"))
     except TooFewDevicesError as error:
-        send(replies, Failed(number=command.number, reason=f"{command.scorer}: {error}", failure="retry"))
+        send(replies, Failed(reason=f"{command.scorer}: {error}", failure="retry"))
     except UnsupportedScoreError as error:
-        send(replies, Failed(number=command.number, reason=str(error), failure="final"))
+        send(replies, Failed(reason=str(error), failure="final"))
     except ForeshockError as error:
         reason = f"{command.scorer}: {type(error).__name__}: {error}"
-        send(replies, Failed(number=command.number, reason=reason, failure="final"))
+        send(replies, Failed(reason=reason, failure="final"))
     except Exception as error:
         traceback.print_exc()
         reason = f"{command.scorer} failed with {type(error).__name__}: {str(error).strip()[:2000]}"
-        send(replies, Failed(number=command.number, reason=reason, failure="retry"))
+        send(replies, Failed(reason=reason, failure="retry"))
     else:
-        send(replies, Scored(number=command.number, seconds=time.monotonic() - start, pid=os.getpid()))
+        send(replies, Scored(seconds=time.monotonic() - start, pid=os.getpid()))
     gc.collect()
 
 
@@ -96,17 +105,8 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         options=command.options,
         accelerator=command.accelerator,
     )
-    if command.pair is not None and command.states is not None:
-        _compare(command.pair, request, Path(command.states), Path(command.scores), warm, report)
-        return
-    if command.layers is not None and command.states is not None:
-        first, states = command.layers == "first", Path(command.states)
-        _compare_layers(request, states, Path(command.scores), first, warm, report)
-        return
-    if command.routes is not None:
-        from foreshock_probes.routing.comparison import record_routes
-
-        record_routes(request, Path(command.routes), warm, report)
+    if command.task is not None:
+        imported(command.task)(request, command.arguments, Path(command.scores), warm, report)
         return
     function, loading, start = scorer.load(), warm.loading_seconds, time.monotonic()
     scored = function(request, warm, report)
@@ -122,36 +122,33 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
         fingerprint=scored.fingerprint,
         seconds=max(seconds, 0.0),
     )
-    _write(encode_scores(scores), Path(command.scores))
+    write_result(encode_scores(scores), Path(command.scores))
 
 
-def _compare(pair: str, request: ScoreRequest, states: Path, result: Path, warm: WarmModel, report: Report) -> None:
-    """Do the request's part of an exact pair: write the target's states, or compare with them."""
-    from foreshock_probes.exact_divergence.pairs import part_of_pair
-
-    divergences = part_of_pair(pair, request, states, warm, report)
-    if divergences is not None:
-        _write(encode_exact(divergences), result)
+def send(replies: Connection, message: Message) -> None:
+    """Send `message`."""
+    replies.send_bytes(message.encoded())
 
 
-def _compare_layers(
-    request: ScoreRequest, states: Path, result: Path, first: bool, warm: WarmModel, report: Report
-) -> None:
-    """Do one scorer's part of a comparison by layer."""
-    from foreshock_probes.layer_divergence.part import part_of_comparison
-
-    _write(part_of_comparison(request, states, first=first, warm=warm, report=report).encode(), result)
+# At import and not in main(): processes that an engine spawns import this module too and must be held as well.
+hold_this_process()
 
 
-def _write(data: bytes, result: Path) -> None:
-    """Write the result under a temporary name first, so that a partial file never has its name."""
-    temporary = result.with_name(result.name + ".part")
-    temporary.write_bytes(data)
-    temporary.replace(result)
+def main() -> int:
+    """Serve commands until the connection is closed."""
+    parser = argparse.ArgumentParser(prog="python -m foreshock_probes.engines.serving")
+    parser.add_argument("engine", choices=list(ENGINES))
+    parser.add_argument("--connection", type=int, required=True, help="file descriptor of the connection to the worker")
+    arguments = parser.parse_args()
+    connection = connection_to_parent(arguments.connection)
+    send(connection, Ready(pid=os.getpid()))
+    if ENGINES[arguments.engine].forks:
+        from foreshock_probes.engines.forking import serve_with_children  # which uses this module
+
+        return serve_with_children(arguments.engine, connection)
+    serve(arguments.engine, connection, connection)
+    return 0
 
 
-def send(descriptor: int, message: Message) -> None:
-    """Write `message` completely."""
-    data = message.line()
-    while data:
-        data = data[os.write(descriptor, data) :]
+if __name__ == "__main__":
+    sys.exit(main())

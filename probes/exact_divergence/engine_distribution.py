@@ -25,7 +25,7 @@ from foreshock_probes.exact_divergence.divergences import ExactDivergences, exac
 from foreshock_probes.exact_divergence.logit_sources import LogitSource, SourceError
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.tokens import vocabulary_size
-from foreshock_probes.scorers.vllm_arguments import VllmOptions
+from foreshock_probes.scorers.vllm_engine import VllmOptions
 from foreshock_probes.work_folder import ENGINE_DISTRIBUTION, work_folder
 
 __all__ = ["EngineDistribution", "JobFolder"]

@@ -15,9 +15,8 @@ from foreshock_probes.exact_divergence.engine_distribution import Job, JobFolder
 from foreshock_probes.exact_divergence.observed_logits import NotReproducedError, PromptLogitsHook, RolloutReduction
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.tokens import check_tokens, sequence, sequence_lengths
-from foreshock_probes.scorers.vllm_arguments import engine_arguments
-from foreshock_probes.scorers.vllm_engine import VllmEngine
-from foreshock_probes.scorers.vllm_prefill import prompt_log_probs
+from foreshock_probes.scorers.vllm_engine import VllmEngine, engine_arguments
+from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
 
 __all__ = ["main"]
 

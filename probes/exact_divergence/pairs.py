@@ -7,7 +7,7 @@ are observed (`observed_logits.PromptLogitsHook`); its option `batch_size` has n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,22 +17,28 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import ExactBatch, RolloutBatch
+from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.exact_divergence.divergences import ExactDivergences
 from foreshock_probes.exact_divergence.logit_sources import LogitSource
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
 from foreshock_probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
 from foreshock_probes.exact_divergence.target_states import TargetStates, open_states, write_states
-from foreshock_probes.scorers.composition import compose
 from foreshock_probes.scorers.forward_pass import TokenBatch
-from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
+from foreshock_probes.scorers.request import (
+    Report,
+    ScoreRequest,
+    UnsupportedScoreError,
+    WarmModel,
+    parse_options,
+    write_result,
+)
+from foreshock_probes.scorers.tokens import compose, known_states, sequence, sequence_lengths, tokens_of_states
 
 if TYPE_CHECKING:
     from foreshock_probes.scorers.vllm_engine import VllmEngine
 
-__all__ = ["compare_with_states", "part_of_pair", "write_target"]
+__all__ = ["compare_with_states", "part_of_pair", "run_part", "write_target"]
 
 # The columns of ExactBatch that ExactDivergences has under the same name.
 _COLUMNS = (
@@ -44,6 +50,15 @@ _COLUMNS = (
     "target_log_probs",
     "behaviour_log_probs",
 )
+
+
+def run_part(
+    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
+) -> None:
+    """Do one part of a pair as a task of an engine; the divergences are written to the file `result`."""
+    divergences = part_of_pair(arguments["pair"], request, Path(arguments["states"]), warm, report)
+    if divergences is not None:
+        write_result(encode_exact(divergences), result)
 
 
 def part_of_pair(pair: str, request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> ExactBatch | None:
@@ -87,9 +102,8 @@ def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, re
 
     Raises NotReproducedError if the log-probs that vLLM returns are not those of the observed logits.
     """
-    from foreshock_probes.scorers.vllm_arguments import VllmOptions
-    from foreshock_probes.scorers.vllm_engine import prepare_engine
-    from foreshock_probes.scorers.vllm_prefill import prompt_log_probs
+    from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
+    from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
 
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
     if options.tensor_parallel_size != 1:

@@ -1,4 +1,4 @@
-"""The states of a comparison: which tokens have one, the file that keeps those of one scorer, and the distances.
+"""A comparison by layer: which tokens have a state, the file that keeps those of one scorer, and the distances.
 
 A scorer's states are given to an observer batch by batch, place by place. Those of the first scorer are written to the
 file; each scorer then runs again in other batches for its noise floor, whose states are compared and dropped. Memory is
@@ -8,32 +8,30 @@ one batch; the file holds one scorer's states.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
-from foreshock.layer_divergence import DistanceSums, state_distances
-from foreshock.rollouts import RolloutBatch
-from foreshock.scorers import NOISE_FLOOR_VARIANT
-from foreshock_probes.scorers.request import Report, UnsupportedScoreError
+from foreshock.layer_divergence import DistanceSums, LayerComparison, compared_layers, count_groups, state_distances
+from foreshock.probe_kinds import LAYERS
+from foreshock.rollouts import RolloutBatch, decode_rollouts
+from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, write_result
+from foreshock_probes.scorers.table import imported
 from foreshock_probes.scorers.tokens import known_states
 
-__all__ = [
-    "HiddenStates",
-    "Observe",
-    "ScorerDistances",
-    "StatesMissingError",
-    "chosen_states",
-    "compare_with_file",
-    "write_file",
-]
+if TYPE_CHECKING:
+    from foreshock_probes.engines.protocol import ScoreCommand
+    from foreshock_probes.job_scoring import LeasedJob
 
+PART = f"{__name__}:run_part"
+"""The task of an engine that does one scorer's part."""
 STATES_BYTES = 2 << 30
 """Size of the file at most; a model of 36 layers and 4,096 features has 3,456 states in it."""
 MOST_STATES = 1 << 16
@@ -204,3 +202,64 @@ class _Distances:
         self._seen.check()
         rows = np.searchsorted(rollouts.response_offsets, tokens, side="right").astype(np.int64) - 1
         return DistanceSums.of_states(self._relative, self._cosine, rows, rollouts.num_rollouts)
+
+
+def run_part(
+    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
+) -> None:
+    """Do one scorer's part as a task of its engine: the first writes the file `states`, the second is compared with it.
+
+    Raises UnsupportedScoreError if the scorer, or its model, gives no hidden states.
+    """
+    named = SCORERS[request.scorer].hidden_states
+    if named is None:
+        raise UnsupportedScoreError(
+            f"{request.scorer} gives no hidden states; scorers that do: {', '.join(LAYERS.usable_scorers())}"
+        )
+    source: HiddenStates = imported(named)(request, warm)
+    run = write_file if arguments["part"] == "first" else compare_with_file
+    write_result(run(source, request.rollouts, Path(arguments["states"]), report).encode(), result)
+
+
+def run_job(job: LeasedJob) -> dict[str, Any]:
+    """Compare the job's first scorer with its second one, the reference, and return the comparison."""
+    states = job.folder / "states.npy"
+    commands = [
+        job.command(requested, PART, part=part, states=str(states))
+        for part, requested in zip(("first", "second"), job.job.scorers, strict=True)
+    ]
+    found = compare_layers(job.job.step, commands, lambda each: job.run_engine(each, f"layers: {each.scorer}"))
+    job.log(found.in_words())
+    return found.to_dict()
+
+
+def compare_layers(
+    step: int, commands: Sequence[ScoreCommand], run: Callable[[ScoreCommand], object]
+) -> LayerComparison:
+    """Return the comparison of the first command's scorer with the second one's, the reference.
+
+    `run` runs a command in its engine. The file of the states is removed at the end.
+    """
+    parts = []
+    try:
+        for command in commands:
+            run(command)
+            parts.append(ScorerDistances.decode(Path(command.scores).read_bytes()))
+    finally:
+        Path(commands[0].arguments["states"]).unlink(missing_ok=True)
+    (compared, reference), pair = parts, parts[1].pair
+    assert pair is not None
+    rollouts = decode_rollouts(Path(commands[0].rollouts).read_bytes())
+    return LayerComparison(
+        step=step,
+        compared=commands[0].scorer,
+        reference=commands[1].scorer,
+        rollouts=int((pair.states > 0).sum()),
+        groups=count_groups(pair, rollouts.group_ids),
+        tokens=rollouts.num_tokens,
+        states=int(pair.states.sum()),
+        non_finite=pair.non_finite,
+        layers=compared_layers(pair, compared.floor, reference.floor, rollouts.group_ids),
+        compared_fingerprint=compared.fingerprint.to_dict(),
+        reference_fingerprint=reference.fingerprint.to_dict(),
+    )

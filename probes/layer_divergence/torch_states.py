@@ -16,35 +16,10 @@ from foreshock_probes.layer_divergence.states import Observe
 from foreshock_probes.scorers.forward_pass import TokenBatch, precision
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.tokens import known_states, tokens_of_states
-from foreshock_probes.scorers.torch_forward import (
-    ForwardPass,
-    TrainerOptions,
-    bfloat16_options,
-    float32_options,
-    plan_of,
-    prepare_forward_pass,
-    trainer_options,
-)
-
-__all__ = ["TorchStates", "bfloat16_states", "decoder_layers", "float32_states", "trainer_states"]
+from foreshock_probes.scorers.torch_forward import ForwardPass, forward_options, plan_of, prepare_forward_pass
 
 # The lists of layers of decoders in transformers; GPT-2's is `h`.
 _STACKS = ("layers", "h", "blocks")
-
-
-def trainer_states(request: ScoreRequest, warm: WarmModel) -> TorchStates:
-    """Return the hidden states of `torch.trainer`."""
-    return TorchStates(request, trainer_options(request), warm)
-
-
-def bfloat16_states(request: ScoreRequest, warm: WarmModel) -> TorchStates:
-    """Return the hidden states of `torch.bfloat16`."""
-    return TorchStates(request, bfloat16_options(request), warm)
-
-
-def float32_states(request: ScoreRequest, warm: WarmModel) -> TorchStates:
-    """Return the hidden states of `torch.float32`."""
-    return TorchStates(request, float32_options(request), warm)
 
 
 class TorchStates:
@@ -54,8 +29,10 @@ class TorchStates:
     UnsupportedScoreError if the model has no list of decoder layers.
     """
 
-    def __init__(self, request: ScoreRequest, options: TrainerOptions, warm: WarmModel) -> None:
-        options = options.model_copy(update={"temperature": 1.0})  # no logits, so none of a truncated run to refuse
+    def __init__(self, request: ScoreRequest, warm: WarmModel) -> None:
+        options = forward_options(request).model_copy(
+            update={"temperature": 1.0}
+        )  # no logits, so none of a truncated run to refuse
         self._request, self._options = request, options
         self._forward: ForwardPass = prepare_forward_pass(request, options, warm)
         self._layers = decoder_layers(self._forward.model)

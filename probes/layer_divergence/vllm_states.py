@@ -16,30 +16,29 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock_probes.layer_divergence.states import Observe, StatesMissingError
-from foreshock_probes.scorers.composition import Composition, compose
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import known_states, sequence, sequence_lengths, tokens_of_states
-from foreshock_probes.scorers.vllm_arguments import VllmOptions
-from foreshock_probes.scorers.vllm_engine import prepare_engine
-
-__all__ = ["SequencePlaces", "VllmStates", "prefill_states"]
+from foreshock_probes.scorers.tokens import (
+    Composition,
+    compose,
+    known_states,
+    sequence,
+    sequence_lengths,
+    tokens_of_states,
+)
+from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
 
 Int64 = NDArray[np.int64]
 
 
-def prefill_states(request: ScoreRequest, warm: WarmModel) -> VllmStates:
-    """Return the hidden states of `vllm.prefill`. Raises UnsupportedScoreError."""
-    return VllmStates(request, parse_options(VllmOptions, request), warm)
-
-
 class VllmStates:
-    """The hidden states of the engine's prefill.
+    """The hidden states of `vllm.prefill`.
 
     Raises UnsupportedScoreError if the model is in other processes, is compiled (hooks in it are never called), or has
     no list of decoder layers.
     """
 
-    def __init__(self, request: ScoreRequest, options: VllmOptions, warm: WarmModel) -> None:
+    def __init__(self, request: ScoreRequest, warm: WarmModel) -> None:
+        options = parse_options(VllmOptions, request)
         if options.tensor_parallel_size != 1 or not options.enforce_eager:
             raise UnsupportedScoreError(
                 "hidden states need tensor_parallel_size=1 and enforce_eager=true, got "

@@ -1,20 +1,32 @@
-"""The routes and log-probs of one scorer, and the file in which an engine's process hands them to the worker."""
+"""Routes and log-probs of scorers: recorded in an engine's process, handed over in a file, compared in the worker."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
-from foreshock.measures.routing import UNKNOWN_EXPERT
-from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock.measures.routing import UNKNOWN_EXPERT, measure_routing
+from foreshock.probe_kinds import ROUTING
+from foreshock.rollouts import RolloutBatch
+from foreshock.routing import RoutingComparison
+from foreshock.scorers import SCORERS, score_name
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.table import imported
 
-__all__ = ["MOST_ROUTES_BYTES", "RecordedRoutes", "empty_routes", "read_routes", "write_routes"]
+if TYPE_CHECKING:
+    from foreshock_probes.job_scoring import LeasedJob
+    from foreshock_probes.service_client import RequestedScorer
 
+PART = f"{__name__}:run_part"
+"""The task of an engine that records routes."""
 MOST_ROUTES_BYTES = 512 << 20
 """The largest array of experts. The worker holds two of them, and some times their size in values per token and layer
 while it compares them."""
@@ -69,3 +81,68 @@ def read_routes(path: Path) -> RecordedRoutes:
             log_probs=file.get_tensor("log_probs"),
             fingerprint=Fingerprint.from_json(file.metadata()[_FINGERPRINT]),
         )
+
+
+class RoutesDifferError(ForeshockError):
+    """The two scorers have other layers of experts, so their routes cannot be compared."""
+
+
+def run_part(
+    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
+) -> None:
+    """Score the request as a task of its engine and write the experts of its tokens to the file `routes`.
+
+    Raises UnsupportedScoreError if the scorer or the model has no routed experts that can be recorded.
+    """
+    named = SCORERS[request.scorer].routes
+    if named is None:
+        raise UnsupportedScoreError(
+            f"{request.scorer} cannot record routed experts; scorers that can: {', '.join(ROUTING.usable_scorers())}"
+        )
+    write_routes(Path(arguments["routes"]), imported(named)(request, warm, report))
+
+
+def run_job(job: LeasedJob) -> dict[str, Any]:
+    """Compare the routes of the job's two scorers and return the comparison."""
+    target, behaviour = (_record(job, requested) for requested in job.job.scorers)
+    first, second = (score_name(each.scorer, each.variant) for each in job.job.scorers)
+    return compare_routes(job.rollouts(), target, behaviour, (first, second)).to_dict()
+
+
+def _record(job: LeasedJob, requested: RequestedScorer) -> RecordedRoutes:
+    routes, name = job.folder / "routes.safetensors", f"routes of {requested.name}"
+    try:
+        command = job.command(requested, PART, routes=str(routes))
+        job.log_done(name, job.run_engine(command, name))
+        return read_routes(routes)
+    finally:
+        routes.unlink(missing_ok=True)  # larger than the scores by layers times experts per token
+
+
+def compare_routes(
+    rollouts: RolloutBatch, target: RecordedRoutes, behaviour: RecordedRoutes, names: tuple[str, str]
+) -> RoutingComparison:
+    """Return the comparison of the routes of π (`target`) and μ (`behaviour`); `names` are those of their scores.
+
+    Raises RoutesDifferError.
+    """
+    shapes = [(each.layers, each.experts.shape[2]) for each in (target, behaviour)]
+    if shapes[0] != shapes[1]:
+        raise RoutesDifferError(
+            " and ".join(
+                f"{name} routes in {len(layers)} layers to {top_k} experts each"
+                for name, (layers, top_k) in zip(names, shapes, strict=True)
+            )
+            + ": their routes cannot be compared"
+        )
+    measures = measure_routing(
+        target.experts,
+        behaviour.experts,
+        target.log_probs,
+        behaviour.log_probs,
+        rollouts.response_offsets,
+        rollouts.generated,
+        rollouts.group_ids,
+        target.layers,
+    )
+    return RoutingComparison(names[0], names[1], target.fingerprint, behaviour.fingerprint, measures)

@@ -20,42 +20,19 @@ from numpy.typing import NDArray
 from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes
 from foreshock_probes.scorers.forward_pass import TokenBatch
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.torch_forward import (
-    TrainerOptions,
-    bfloat16_options,
-    float32_options,
-    prepare_forward_pass,
-    run_forward_pass,
-    trainer_options,
-)
-
-__all__ = ["TorchRoutes", "record_as_trainer", "record_in_bfloat16", "record_in_float32"]
+from foreshock_probes.scorers.torch_forward import forward_options, prepare_forward_pass, run_forward_pass
 
 # What the argument with the chosen experts [tokens, k] is called.
 _ARGUMENTS = ("top_k_index", "selected_experts")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def record_as_trainer(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:
-    """Return the routes and log-probs of `torch.trainer`; see `_record`."""
-    return _record(request, trainer_options(request), warm, report)
-
-
-def record_in_bfloat16(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:
-    """Return the routes and log-probs of `torch.bfloat16`; see `_record`."""
-    return _record(request, bfloat16_options(request), warm, report)
-
-
-def record_in_float32(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:
-    """Return the routes and log-probs of `torch.float32`; see `_record`."""
-    return _record(request, float32_options(request), warm, report)
-
-
-def _record(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> RecordedRoutes:
+def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:
     """Return the routes and log-probs of the scorer's forward passes.
 
     Raises UnsupportedScoreError if the model has no layer whose experts can be recorded.
     """
+    options = forward_options(request)
     forward = prepare_forward_pass(request, options, warm)
     routes = TorchRoutes(request.rollouts.num_tokens)
     with routes.recorded(forward.model):

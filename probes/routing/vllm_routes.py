@@ -19,14 +19,10 @@ from numpy.typing import NDArray
 
 from foreshock.scorers import REFERENCE
 from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes
-from foreshock_probes.scorers.composition import compose
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import sequence, sequence_lengths
-from foreshock_probes.scorers.vllm_arguments import VllmOptions
-from foreshock_probes.scorers.vllm_engine import VllmEngine, prepare_engine
-from foreshock_probes.scorers.vllm_prefill import prompt_log_probs
-
-__all__ = ["VllmRoutes", "record"]
+from foreshock_probes.scorers.tokens import compose, sequence, sequence_lengths
+from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
+from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
 
 
 def record(request: ScoreRequest, warm: WarmModel, report: Report) -> RecordedRoutes:

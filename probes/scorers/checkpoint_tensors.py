@@ -7,8 +7,6 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-__all__ = ["CheckpointTensors"]
-
 
 class CheckpointTensors:
     """The tensors in the safetensors files of `folder`, each in its own dtype."""

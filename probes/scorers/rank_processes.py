@@ -10,7 +10,6 @@ import datetime
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -26,11 +25,39 @@ from typing import Any
 import torch
 
 from foreshock.errors import ForeshockError
+from foreshock_probes.child_process import how_it_ended
 from foreshock_probes.engines.environment import hold_this_process
-from foreshock_probes.scorers.devices import cores_of_ranks
-from foreshock_probes.scorers.request import Report, WarmModel
+from foreshock_probes.scorers.request import Report, TooFewDevicesError, WarmModel
 
-__all__ = ["Handle", "Rank", "RankError", "RankProcesses"]
+
+def device_count() -> int:
+    """Return the number of GPUs that this process sees, else that of the CPU cores that it may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else len(_cores())
+
+
+def check_devices(option: str, needed: int) -> None:
+    """Raise TooFewDevicesError if the option needs more devices than this machine has, one for each process."""
+    available = device_count()
+    if needed > available:
+        kind = "GPU" if torch.cuda.is_available() else "CPU core"
+        raise TooFewDevicesError(
+            f"{option}={needed} needs {needed} {kind}s, one for each process; this worker has {available}: start a "
+            f"worker with {needed} or lower the option"
+        )
+
+
+def cores_of_ranks(ranks: int) -> list[list[int]]:
+    """Return the CPU cores of each of `ranks` processes: as many for each, at least one, no core twice."""
+    cores = _cores()
+    size = max(1, len(cores) // ranks)
+    return [cores[rank * size : (rank + 1) * size] for rank in range(ranks)]
+
+
+def _cores() -> list[int]:
+    # Not every system tells the cores of a process.
+    affinity = getattr(os, "sched_getaffinity", None)
+    return sorted(affinity(0)) if affinity is not None else list(range(os.cpu_count() or 1))
+
 
 # A rank waits this long for the others in a collective operation: longer than the slowest batch and than reading a
 # checkpoint, because ranks do not read at the same speed.
@@ -140,12 +167,8 @@ class RankProcesses:
         """Return the error for a rank that ended by itself."""
         process = self._processes[number]
         process.join(_SECONDS_TO_SEE_A_DEATH)
-        status = process.exitcode
-        how = "closed its pipe" if status is None else f"exited with status {status}"
-        if status is not None and status < 0:
-            how = f"was ended by signal {-status}"
-        hint = " (signal 9 is often the system's out-of-memory killer)" if status == -signal.SIGKILL else ""
-        return RankError(f"{process.name} of {len(self._processes)} {how}{hint}; all ranks were ended")
+        how = how_it_ended(process.exitcode)
+        return RankError(f"{process.name} of {len(self._processes)} {how}; all ranks were ended")
 
 
 def _end(processes: list[BaseProcess], connections: list[Connection], folder: Path) -> None:

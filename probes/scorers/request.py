@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from foreshock.errors import ForeshockError
 from foreshock.fingerprint import Fingerprint
+from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.engines.environment import EngineEnvironment
 
-__all__ = [
-    "Options",
-    "ReloadError",
-    "ScoreRequest",
-    "Scored",
-    "TooFewDevicesError",
-    "UnsupportedScoreError",
-    "WarmModel",
-    "parse_options",
-]
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 Chosen = TypeVar("Chosen", bound="Options")
@@ -111,3 +105,29 @@ def parse_options(kind: type[Chosen], request: ScoreRequest) -> Chosen:
         name = ".".join(str(part) for part in wrong["loc"]) or "options"
         known = ", ".join(kind.model_fields)
         raise UnsupportedScoreError(f"{request.scorer}: option {name!r}: {wrong['msg']}; options: {known}") from error
+
+
+def score_fingerprint(
+    request: ScoreRequest, engine: str, device: torch.device, *, flags: dict[str, str], **known: Any
+) -> Fingerprint:
+    """Return the fingerprint of a score of `engine` on `device`; the scorer gives the fields in `known`.
+
+    At temperature 1 without truncation, raw and processed log-probs are equal; the mode is then raw.
+    """
+    return process_fingerprint(
+        engine,
+        device,
+        flags=flags,
+        held_by=EngineEnvironment.of_variables().variables(),
+        logprobs_mode="raw_logprobs" if known.get("temperature") == 1.0 else "processed_logprobs",
+        weights_version=request.weights_version,
+        weights_digest=request.weights_digest,
+        **known,
+    )
+
+
+def write_result(data: bytes, result: Path) -> None:
+    """Write a result under a temporary name first, so that a partial file never has its name."""
+    temporary = result.with_name(result.name + ".part")
+    temporary.write_bytes(data)
+    temporary.replace(result)

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.request import UnsupportedScoreError
 
-__all__ = ["LoggedDistribution", "Truncation", "divisors", "logged_distribution", "sampled_temperature"]
-
 Truncation = Literal["refuse", "apply", "ignore"]
 
 

@@ -6,17 +6,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from foreshock.scorers import ENGINES, EXACT_PAIRS, scorers_by_layer
+from foreshock.scorers import ENGINES, EXACT_PAIRS
 from foreshock.scorers import SCORERS as TABLE
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.settings import load_settings
-
-if TYPE_CHECKING:
-    from foreshock_probes.layer_divergence.states import HiddenStates
-
-__all__ = ["SCORERS", "ImplementedScorer", "installed_scorers", "offered_pairs", "scorer_named"]
 
 ScoreFunction = Callable[[ScoreRequest, WarmModel, Report], Scored]
 
@@ -40,22 +35,9 @@ class ImplementedScorer:
             return f"no server is configured; set FORESHOCK_ENGINE_SERVERS='{server}=http://host:port'"
         return None
 
-    def hidden_states(self) -> Callable[[ScoreRequest, WarmModel], HiddenStates]:
-        """Return what gives the scorer's hidden states. Call it in the engine's process only: it imports the engine.
-
-        Raises UnsupportedScoreError if the scorer gives none.
-        """
-        named = TABLE[self.name].hidden_states
-        if named is None:
-            raise UnsupportedScoreError(
-                f"{self.name} gives no hidden states; scorers that do: {', '.join(scorers_by_layer())}"
-            )
-        found: Callable[[ScoreRequest, WarmModel], HiddenStates] = _function(named)
-        return found
-
     def load(self) -> ScoreFunction:
         """Return the scorer's function. Call it in the engine's process only: it imports the engine."""
-        found: ScoreFunction = _function(self.function)
+        found: ScoreFunction = imported(self.function)
         return found
 
 
@@ -71,7 +53,7 @@ def installed_scorers() -> tuple[str, ...]:
     return tuple(name for name, scorer in SCORERS.items() if scorer.lacks() is None)
 
 
-def _function(name: str) -> Any:
+def imported(name: str) -> Any:
     """Import the function `module:function`."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)

@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_probes.scorers.forward_pass import head_in, log_softmax_at
-from foreshock_probes.scorers.processed_logits import LogitProcessing
+from foreshock_probes.scorers.forward_pass import LogitProcessing, head_in, log_softmax_at
 from foreshock_probes.scorers.request import Options, Report, Scored, ScoreRequest, WarmModel, parse_options
 from foreshock_probes.scorers.tokens import sequence
 from foreshock_probes.scorers.torch_forward import ForwardPass, TrainerOptions, prepare_forward_pass
-
-__all__ = ["DecodeOptions", "score"]
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 

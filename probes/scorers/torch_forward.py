@@ -22,10 +22,14 @@ from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch
-from foreshock_probes.fingerprints import score_fingerprint
-from foreshock_probes.scorers.composition import Composition, compose, compose_by_length
-from foreshock_probes.scorers.forward_pass import TokenBatch, check_packing, head_in, load_model, next_token_log_probs
-from foreshock_probes.scorers.processed_logits import LogitProcessing
+from foreshock_probes.scorers.forward_pass import (
+    LogitProcessing,
+    TokenBatch,
+    check_packing,
+    head_in,
+    load_model,
+    next_token_log_probs,
+)
 from foreshock_probes.scorers.request import (
     Options,
     Report,
@@ -34,28 +38,13 @@ from foreshock_probes.scorers.request import (
     UnsupportedScoreError,
     WarmModel,
     parse_options,
+    score_fingerprint,
 )
 from foreshock_probes.scorers.sampling import LoggedDistribution, Truncation, logged_distribution
-from foreshock_probes.scorers.tokens import check_tokens, sequence_lengths
-
-__all__ = [
-    "ForwardOptions",
-    "ForwardPass",
-    "TrainerOptions",
-    "bfloat16_options",
-    "float32_options",
-    "plan_of",
-    "prepare_forward_pass",
-    "run_forward_pass",
-    "score_as_trainer",
-    "score_batch",
-    "score_in_bfloat16",
-    "score_in_float32",
-    "trainer_options",
-    "uses_gpu",
-]
+from foreshock_probes.scorers.tokens import Composition, check_tokens, compose, compose_by_length, sequence_lengths
 
 Dtype = Literal["bfloat16", "float16", "float32"]
+_ONE_DTYPE: dict[str, Dtype] = {"torch.bfloat16": "bfloat16", "torch.float32": "float32"}
 Load = Callable[[Path, torch.dtype, str, torch.device], Any]
 
 
@@ -95,34 +84,26 @@ class TrainerOptions(ForwardOptions):
     head_dtype: Dtype | None = None
 
 
-def score_as_trainer(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score as `torch.trainer`: log π with the numerics of the trainer that the options describe."""
-    return _score(request, trainer_options(request), warm, report)
+def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """Score all response tokens of the request. Raises UnsupportedScoreError if that cannot be done correctly."""
+    options = forward_options(request)
+    if options.shards > 1:
+        from foreshock_probes.scorers.sharded import score_on_ranks  # which uses this module
+
+        return score_on_ranks(request, options, warm, report)
+    return run_forward_pass(prepare_forward_pass(request, options, warm), request.rollouts, options, report)
 
 
-def score_in_bfloat16(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score as `torch.bfloat16`: weights and activations in bfloat16, no autocast."""
-    return _score(request, bfloat16_options(request), warm, report)
+def forward_options(request: ScoreRequest) -> TrainerOptions:
+    """Return the options of the request's scorer.
 
-
-def score_in_float32(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score as `torch.float32`: everything in float32, without TensorFloat-32; the reference precision."""
-    return _score(request, float32_options(request), warm, report)
-
-
-def trainer_options(request: ScoreRequest) -> TrainerOptions:
-    """Return the options of `torch.trainer`."""
-    return parse_options(TrainerOptions, request)
-
-
-def bfloat16_options(request: ScoreRequest) -> TrainerOptions:
-    """Return the options of `torch.bfloat16`, with its precision."""
-    return TrainerOptions(**parse_options(ForwardOptions, request).model_dump(), autocast=None, master_dtype="bfloat16")
-
-
-def float32_options(request: ScoreRequest) -> TrainerOptions:
-    """Return the options of `torch.float32`, with its precision."""
-    return TrainerOptions(**parse_options(ForwardOptions, request).model_dump(), autocast=None, master_dtype="float32")
+    `torch.trainer` takes the trainer's precision; `torch.bfloat16` and `torch.float32` have weights and activations in
+    one dtype, the latter without TensorFloat-32: the reference precision.
+    """
+    if request.scorer not in _ONE_DTYPE:
+        return parse_options(TrainerOptions, request)
+    given = parse_options(ForwardOptions, request).model_dump()
+    return TrainerOptions(**given, autocast=None, master_dtype=_ONE_DTYPE[request.scorer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,14 +218,6 @@ def run_forward_pass(
             done += batch.num_response_tokens
             report(done)
     return Scored(log_probs=log_probs, fingerprint=forward.fingerprint)
-
-
-def _score(request: ScoreRequest, options: TrainerOptions, warm: WarmModel, report: Report) -> Scored:
-    if options.shards > 1:
-        from foreshock_probes.scorers.sharded_forward import score_on_ranks  # which uses this module
-
-        return score_on_ranks(request, options, warm, report)
-    return run_forward_pass(prepare_forward_pass(request, options, warm), request.rollouts, options, report)
 
 
 def _dtype(name: str) -> torch.dtype:

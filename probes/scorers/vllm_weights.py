@@ -21,8 +21,6 @@ import torch
 from foreshock_probes.scorers.checkpoint_tensors import CheckpointTensors
 from foreshock_probes.scorers.request import ReloadError
 
-__all__ = ["reload_and_verify", "verify_weights"]
-
 _ROWS_AT_ONCE = 1024
 # Where layers say how many inputs they have: parallel linear layers, gates of experts, embeddings and heads.
 _COLUMNS = ("input_size_per_partition", "input_size", "embedding_dim")

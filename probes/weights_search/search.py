@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 from foreshock.digests import digest_of_json
 from foreshock.errors import WeightsError
 from foreshock.measures.comparison import compare
-from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts import RolloutBatch, decode_rollouts, decode_scores
+from foreshock.scorers import NOISE_FLOOR_VARIANT
 from foreshock.weights_search import WHOLE, WeightsReplay, WeightsSearch
-from foreshock_probes.weights import Weights
+from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.weights import AnnouncedCheckpoint, Weights, WeightsLibrary
 from foreshock_probes.weights_search.assembly import (
     Ingredients,
     NotComparableError,
@@ -35,7 +38,8 @@ from foreshock_probes.weights_search.assembly import (
     why_not_comparable,
 )
 
-__all__ = ["MOST_REPLAYS", "Candidate", "Searcher"]
+if TYPE_CHECKING:
+    from foreshock_probes.job_scoring import LeasedJob
 
 MOST_REPLAYS = 64
 """A bound on the time of a search: a replay takes 0.2 s with a tiny model, and minutes with a large one."""
@@ -267,3 +271,69 @@ class Searcher:
 
     def _end(self, why: str) -> None:
         self._found = dataclasses.replace(self._found, ended=why[:_LONGEST_REASON])
+
+
+def run_job(job: LeasedJob) -> dict[str, Any]:
+    """Score the announced weights, search with the other ones, and return the search."""
+    scored = {requested.variant: job.score(requested) for requested in job.job.scorers}
+    plain = next(requested for requested in job.job.scorers if not requested.variant)
+    return search_weights(
+        job.job.step,
+        job.weights,
+        [job.announced(each) for each in job.job.candidates],
+        job.library,
+        job.command(plain),
+        scored,
+        lambda command: job.run_engine(command, None),
+        job.log,
+    ).to_dict()
+
+
+def search_weights(
+    step: int,
+    base: Weights,
+    candidates: Sequence[AnnouncedCheckpoint],
+    library: WeightsLibrary,
+    template: ScoreCommand,
+    scored: Mapping[str, bytes],
+    score: Callable[[ScoreCommand], object],
+    log: Callable[[str], None],
+) -> WeightsSearch:
+    """Search with the weights of `candidates` and return the result.
+
+    `template` is the command that scored the announced weights `base`; `scored` has its scores by variant, as Parquet;
+    `score` has a command done. Weights that are missing or refused, or that the engine cannot load, are skipped, with
+    the reason in the result.
+
+    Raises EngineError if an engine fails in a way that another try may not.
+    """
+    plain, rebatched = (decode_scores(scored[variant]).log_probs for variant in ("", NOISE_FLOOR_VARIANT))
+
+    def replay(folder: Path, digest: str, *, fresh: bool) -> NDArray[np.float32]:
+        weights = {"weights_folder": str(folder), "weights_digest": digest, "fresh": fresh}
+        try:
+            score(template.model_copy(update=weights))
+        except EngineError as error:
+            if error.kind == "final":
+                raise NotComparableError(error.reason) from error
+            raise
+        return decode_scores(Path(template.scores).read_bytes()).log_probs
+
+    searcher = Searcher(
+        step=step,
+        scorer=template.scorer,
+        base=base,
+        candidates=[_candidate(library, each) for each in candidates],
+        batch=decode_rollouts(Path(template.rollouts).read_bytes()),
+        replay=replay,
+        folder=Path(template.scores).parent / "weights-search",
+        log=log,
+    )
+    return searcher.run(plain, rebatched)
+
+
+def _candidate(library: WeightsLibrary, checkpoint: AnnouncedCheckpoint) -> Candidate:
+    try:
+        return Candidate(checkpoint.step, library.find(checkpoint))
+    except WeightsError as error:
+        return Candidate(checkpoint.step, None, str(error))

@@ -44,7 +44,7 @@ def test_default_grid_changes_one_thing_at_a_time_and_fits() -> None:
 
 def test_default_options_exist() -> None:
     torch_forward = pytest.importorskip("foreshock_probes.scorers.torch_forward")
-    vllm_arguments = pytest.importorskip("foreshock_probes.scorers.vllm_arguments")
+    vllm_arguments = pytest.importorskip("foreshock_probes.scorers.vllm_engine")
     options = {"torch.trainer": torch_forward.TrainerOptions, "vllm.prefill": vllm_arguments.VllmOptions}
     for cell in default_cells()[1:]:
         options[cell.scorer](**cell.options)

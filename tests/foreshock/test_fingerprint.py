@@ -10,7 +10,7 @@ import torch
 
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, dtype_name, with_precision
-from foreshock_service.replay.probes.declared_precision import declared_precision
+from foreshock_service.replay.probes.environments import declared_precision
 
 
 def test_equal_fingerprints_have_equal_digest() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import RoutingMeasures, measure_routing
-from foreshock.routing import DEFAULT_PAIR, RECORDING_SCORERS, RoutingComparison
+from foreshock.probe_kinds import ROUTING
+from foreshock.routing import RoutingComparison
 from foreshock.scorers import SCORERS
 
 
@@ -32,5 +33,5 @@ def test_comparison_survives_json(rollouts: int) -> None:
 
 
 def test_scorers_that_record_are_replays_of_the_table() -> None:
-    assert all(SCORERS[name].implementation is not None for name in RECORDING_SCORERS)
-    assert set(DEFAULT_PAIR) <= set(RECORDING_SCORERS)
+    assert all(SCORERS[name].implementation is not None for name in ROUTING.usable_scorers())
+    assert set(ROUTING.default_scorers) <= set(ROUTING.usable_scorers())

@@ -19,7 +19,7 @@ from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.keys.service import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.settings import load_settings
-from foreshock_service.replay.probes.removed_tokens import cancel_jobs_of_run
+from foreshock_service.replay.probes.service import cancel_jobs_of_run
 from foreshock_service.runs.deletions.deleted_ids import DeletedIds
 from foreshock_service.runs.deletions.schemas import DeletionCreate
 from foreshock_service.runs.deletions.service import request_deletion

@@ -22,7 +22,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
-from foreshock_service.replay.exact.service import remeasure_exact
+from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs.lint.judging import judge_step
 from foreshock_service.runs.measurements.folding import fold_step
 from foreshock_service.runs.rollouts.service import replace_shards, shards_of_step

@@ -19,7 +19,7 @@ from foreshock_service.platform.database.tables import (
     Shard,
     Step,
 )
-from foreshock_service.replay.probes.job_transitions import ENDED
+from foreshock_service.replay.probes.jobs import ENDED
 from foreshock_service.runs.step_key import StepKey
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.ranges import required_range
-from foreshock_service.replay.workers.service import LIVE_MINUTES
+from foreshock_service.replay.probes.jobs import LIVE_MINUTES
 
 Kind = Literal["gauge", "counter"]
 

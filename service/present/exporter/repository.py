@@ -19,7 +19,7 @@ from foreshock_service.platform.database.tables import (
     measurements,
 )
 from foreshock_service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob
-from foreshock_service.replay.probes.job_transitions import FAILURES, JobState
+from foreshock_service.replay.probes.jobs import FAILURES, JobState
 
 # Shown for jobs that any worker may do.
 ANY_ACCELERATOR = "any"

@@ -2,11 +2,16 @@
 
 The logged scores (`rollout`, `trainer`) are in the token files; the replayed ones are in score files that name their
 rollouts. A rollout that a score does not have is NaN there and is left out of every comparison of that score.
+
+A scorer run twice has k3 = σ², its noise floor; in a comparison with another scorer its noise adds σ²/2. Each end's
+floor is therefore halved before it is subtracted. The result is never clamped: a negative one means that the noise is
+the larger part.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +31,16 @@ from foreshock.measures.estimators.environment_links import (
     excess_over_environments,
 )
 from foreshock.rollouts import RolloutBatch
-from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS, score_name
-from foreshock_service.replay.attribution.noise_floors import Floor
-from foreshock_service.replay.probes.job_environments import run_fingerprints
+from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS, noise_floor_scorers, score_name
+from foreshock_service.replay.probes.environments import run_fingerprints
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from foreshock_service.replay.scores.files import ScoreFiles, read_aligned_scores
-from foreshock_service.replay.scores.preferred import environment_of, other_environments, preferred_scores
+from foreshock_service.replay.results.files import (
+    ScoreFiles,
+    environment_of,
+    other_environments,
+    preferred_scores,
+    read_aligned_scores,
+)
 from foreshock_service.runs.measurements.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
@@ -215,3 +224,31 @@ def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> Floor:
         rollouts=int(measures["rollouts"]),
         tokens=int(measures["tokens"]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The noise floor of a scorer: its rebatched variant compared with itself, in nats per token."""
+
+    scorer: str
+    comparison: str
+    k3_kl: float
+    mean_abs_d: float
+    max_abs_d: float
+    rollouts: int
+    tokens: int
+
+
+def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float]) -> float | None:
+    """Return k3 − ½·floor(target) − ½·floor(behaviour) in nats; None if a floor is unknown or k3 is not finite.
+
+    `floors` maps a scorer to the k3 of its noise floor.
+    """
+    known = [_floor_of(name, floors) for name in split_comparison(comparison)]
+    if not math.isfinite(k3_kl) or any(floor is None or not math.isfinite(floor) for floor in known):
+        return None
+    return k3_kl - 0.5 * sum(floor for floor in known if floor is not None)
+
+
+def _floor_of(scorer: str, floors: Mapping[str, float]) -> float | None:
+    return next((floors[name] for name in noise_floor_scorers(scorer) if name in floors), None)

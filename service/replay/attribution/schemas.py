@@ -14,11 +14,15 @@ from foreshock.environment import Environment
 from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import METHOD, OLD_METHOD, Attribution, Link, SideBranch
-from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink
-from foreshock_service.replay.attribution.noise_floors import Floor, excess_over_floors
+from foreshock_service.replay.attribution.compute import (
+    AttributionResult,
+    Floor,
+    MeasuredEnvironmentLink,
+    excess_over_floors,
+)
 from foreshock_service.replay.exact.schemas import ExactRead
-from foreshock_service.replay.probes.declared_precision import declared_precision, precision_in_words
-from foreshock_service.replay.scores.preferred import environment_of
+from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
+from foreshock_service.replay.results.files import environment_of
 from foreshock_service.replay.weights.schemas import WeightsSearchRead
 from foreshock_service.runs.shard_schemas import AnswerOfStep
 from foreshock_service.runs.step_key import StepKey

@@ -14,21 +14,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock.digests import digest_of_json
 from foreshock.scorers import CHAIN, score_name
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Score
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.platform.store.reading import TokensPurged
 from foreshock_service.replay.attribution import repository
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
-from foreshock_service.replay.attribution.evidence import evidence_of
+from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
 from foreshock_service.replay.attribution.schemas import (
     AttributionDocument,
     AttributionRead,
@@ -37,20 +39,24 @@ from foreshock_service.replay.attribution.schemas import (
     ScoreSource,
 )
 from foreshock_service.replay.events import ScoresPublished
-from foreshock_service.replay.exact.service import exact_of_step
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
-from foreshock_service.replay.scores.files import ScoreFiles
-from foreshock_service.replay.scores.published import files_of_score, newest_scores
+from foreshock_service.replay.results.exact import exact_of_step
+from foreshock_service.replay.results.files import ScoreFiles
+from foreshock_service.replay.results.scores import files_of_score, newest_scores
+from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.replay.weights.schemas import WeightsSearchRead
-from foreshock_service.replay.weights.service import find_search
 from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
 from foreshock_service.runs.events import MeasurementsChanged, StepClosed
 from foreshock_service.runs.findings.service import mark_due
 from foreshock_service.runs.measurements.service import store_measurements
+from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run, lock_run_for_background
+from foreshock_service.runs.shard_counts import with_shards
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.service import is_closed
+
+router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
 _logger = logging.getLogger(__name__)
 _TRIES = 5
@@ -59,8 +65,6 @@ _TRIES = 5
 _SWEEP_AFTER_US = 30_000_000
 _COMPUTED_AT_ONCE = 10
 _RETRY_AFTER_SECONDS = 5
-# Other probed steps that the conclusions compare a step with, the newest.
-DRIFT_STEPS = 20
 
 
 class AttributionNotFound(ProblemError):
@@ -97,7 +101,23 @@ class AttributionInputs:
     attempt_fingerprint: dict[str, Any]
 
 
+@router.get("/attribution")
 def read_attribution(
+    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+) -> AttributionRead:
+    """Return the causes of the step's mismatch: the links of the chain with their shares, and the noise floors.
+
+    404 `attribution-not-found`: no scores of the step are published; request a probe. 404 `attribution-not-possible`:
+    the published scores are fewer than two of the chain. 503 `attribution-pending` with Retry-After: scores are
+    published and the first attribution is being computed. `stale: true`: scores or rollouts arrived since, and a new
+    attribution is being computed.
+    """
+    with context.database.read() as session:
+        found = attribution_of_step(session, principal, run, step, attempt)
+        return with_shards(session, run, step, attempt, found)
+
+
+def attribution_of_step(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None
 ) -> AttributionRead:
     """Return the stored attribution of a step.

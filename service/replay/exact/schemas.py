@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import BaseModel, Field
@@ -13,16 +12,6 @@ from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
 from foreshock.scorers import EXACT_PAIRS, ExactPair
 from foreshock_service.platform.database.tables.exact import ExactDivergence
-
-
-@dataclass(frozen=True, slots=True)
-class ExactAddress:
-    """The address of a shard: its pair and number, and the lease and token that it is sent under."""
-
-    lease_id: str
-    token: int
-    pair: str
-    shard: int
 
 
 class MeanRead(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from foreshock_service.replay.workers.service import LIVE_MINUTES
+from foreshock_service.replay.probes.jobs import LIVE_MINUTES
 
 
 class WorkerRead(BaseModel):

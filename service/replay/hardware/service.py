@@ -1,24 +1,41 @@
-"""Hardware: the workers, and the jobs and scores of each accelerator."""
+"""Hardware: the workers, when they were last seen, and the jobs and scores of each accelerator.
+
+Times are the database's, in microseconds.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
+from fastapi import APIRouter
+from sqlalchemy import ColumnElement, func, select, true, update
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import database_now_us
-from foreshock_service.platform.security import Principal
-from foreshock_service.replay.hardware import repository
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Score, Worker
+from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.hardware.schemas import AcceleratorRead, HardwareRead, WorkerRead
-from foreshock_service.replay.probes.job_transitions import JobState
-from foreshock_service.replay.workers.service import count_live_workers, newest_workers
+from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 
+router = APIRouter(prefix="/v1", tags=["hardware"])
+
+ANY_ACCELERATOR = "any"
 _MOST_WORKERS = 500
 # Workers and probes name accelerators and devices freely.
 _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
-def read_hardware(session: Session, principal: Principal) -> HardwareRead:
+@router.get("/hardware")
+def read_hardware(context: Context, principal: Reader) -> HardwareRead:
+    """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
+    with context.database.read() as session:
+        return hardware_of(session, principal)
+
+
+def hardware_of(session: Session, principal: Principal) -> HardwareRead:
     """Return the workers and accelerators that the principal may see."""
     workers = newest_workers(session, principal.project, _MOST_WORKERS)
     live = count_live_workers(session, principal.project, database_now_us(session))
@@ -26,11 +43,11 @@ def read_hardware(session: Session, principal: Principal) -> HardwareRead:
     for each in workers:
         devices[each.accelerator].add(each.device_name)
     made: Counter[str] = Counter()
-    for (accelerator, device), count in repository.published_scores(session, principal.project).items():
+    for accelerator, device, count in _published_scores(session, principal.project):
         devices[accelerator].add(device)
         made[accelerator] += count
     jobs: Counter[tuple[str, str]] = Counter()
-    for accelerator, state, count in repository.waiting_and_running(session, principal.project):
+    for accelerator, state, count in _waiting_and_running(session, principal.project):
         jobs[accelerator, state] += count
     names = {*devices, *(accelerator for accelerator, _ in jobs)}
 
@@ -53,3 +70,72 @@ def read_hardware(session: Session, principal: Principal) -> HardwareRead:
         ],
         accelerators_left_out=len(names) - len(shown),
     )
+
+
+def record_worker(session: Session, worker: Worker) -> None:
+    """Add the worker, or update when it was last seen and what it offers."""
+    names = ("accelerator", "device_name", "environments", "scorers", "exact_pairs", "last_seen_at_us")
+    row = {name: getattr(worker, name) for name in (*names, "project", "name", "first_seen_at_us")}
+    if insert_if_absent(session, Worker, row):
+        return
+    known = session.get(Worker, (worker.project, worker.name), with_for_update=True)
+    assert known is not None
+    for name in names:
+        setattr(known, name, getattr(worker, name))
+
+
+def touch_worker(session: Session, project: str, name: str, now_us: int) -> None:
+    """Record that the worker was just seen."""
+    same = (Worker.project == project, Worker.name == name)
+    session.execute(update(Worker).where(*same).values(last_seen_at_us=now_us))
+
+
+def newest_workers(session: Session, project: str | None, limit: int) -> Sequence[Worker]:
+    """Return up to `limit` workers that may work for the project, the one seen last first; None: of all projects."""
+    query = select(Worker).where(_works_for(project)).order_by(Worker.last_seen_at_us.desc(), Worker.name)
+    return session.scalars(query.limit(limit)).all()
+
+
+def live_workers(session: Session, project: str | None, now_us: int) -> Sequence[Worker]:
+    """Return the live workers that may work for the project; None: of all projects."""
+    query = select(Worker).where(_works_for(project), _is_live(now_us))
+    return session.scalars(query.order_by(Worker.project, Worker.name)).all()
+
+
+def count_live_workers(session: Session, project: str | None, now_us: int) -> Mapping[str, int]:
+    """Return the number of live workers by accelerator."""
+    query = select(Worker.accelerator, func.count()).where(_works_for(project), _is_live(now_us))
+    return dict(session.execute(query.group_by(Worker.accelerator)).all())
+
+
+def _works_for(project: str | None) -> ColumnElement[bool]:
+    """A worker whose key is bound to no project works for all."""
+    return true() if project is None else Worker.project.in_(("", project))
+
+
+def _is_live(now_us: int) -> ColumnElement[bool]:
+    return Worker.last_seen_at_us >= now_us - LIVE_MINUTES * 60_000_000
+
+
+def _waiting_and_running(session: Session, project: str | None) -> Sequence[tuple[str, str, int]]:
+    """Return (accelerator, state, count) of the queued and running jobs."""
+    accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
+    query = (
+        select(accelerator, ProbeJob.state, func.count())
+        .join(Probe)
+        .join(Run, Run.id == Probe.run_id)
+        .where(_visible(project), ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING)))
+        .group_by(accelerator, ProbeJob.state)
+    )
+    return session.execute(query).all()
+
+
+def _published_scores(session: Session, project: str | None) -> Sequence[tuple[str, str, int]]:
+    """Return (accelerator, device name, number of published scores)."""
+    device = (Score.accelerator, Score.device_name)
+    query = select(*device, func.count()).join(Run, Run.id == Score.run_id).where(_visible(project)).group_by(*device)
+    return session.execute(query).all()
+
+
+def _visible(project: str | None) -> ColumnElement[bool]:
+    return Run.deleted_at_us.is_(None) & (true() if project is None else Run.project == project)

@@ -1,6 +1,6 @@
 """HTTP: leases, in the order of a worker's requests: lease, rollouts, heartbeats, and fail.
 
-`foreshock_service.replay.scores.endpoints` has the requests that send scores and complete the job.
+`foreshock_service.replay.results` has the requests that send results and complete the job.
 """
 
 from __future__ import annotations

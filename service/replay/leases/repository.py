@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.jobs import JobState
 
 _DURATIONS_AHEAD = 10
 """A lease is granted for one duration. This many allow for a setting that was shortened, and for small corrections of

@@ -15,6 +15,7 @@ from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.replay.hardware.service import live_workers, record_worker, touch_worker
 from foreshock_service.replay.leases import repository
 from foreshock_service.replay.leases.repository import JobKind
 from foreshock_service.replay.leases.schemas import (
@@ -25,13 +26,12 @@ from foreshock_service.replay.leases.schemas import (
     LeaseRequest,
     RolloutsRead,
 )
-from foreshock_service.replay.probes import job_transitions
-from foreshock_service.replay.probes.job_environments import Fit, WantedEnvironment, fit, other_offers
-from foreshock_service.replay.probes.job_transitions import ENDED, JobState, Outcome
+from foreshock_service.replay.probes import jobs as transitions
+from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
+from foreshock_service.replay.probes.jobs import JobState, Outcome
 from foreshock_service.replay.probes.pinned_rollouts import write_rollouts
 from foreshock_service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
-from foreshock_service.replay.probes.service import lock_jobs, rollouts_of_probe, running_leases
-from foreshock_service.replay.workers.service import live_workers, record_worker, touch_worker
+from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
 from foreshock_service.runs.runs.service import get_run
 
 _EXPIRED_AT_ONCE = 100
@@ -73,7 +73,7 @@ def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, toke
         lease, job, _ = hold(session, principal, lease_id, token)
         now = database_now_us(session)
         touch_worker(session, lease.project, lease.worker, now)
-        return job_transitions.extend(job, now, _duration_us(context))
+        return transitions.extend(job, now, _duration_us(context))
 
     return context.database.write(work)
 
@@ -124,7 +124,7 @@ def is_completed(lease: Lease, token: int) -> bool:
 
 def check_held(lease: Lease, job: ProbeJob, token: int) -> None:
     """Raise LeaseLost unless this lease, with this token, owns the job."""
-    if job_transitions.holds(job, lease, token):
+    if transitions.holds(job, lease, token):
         return
     why = f"it ended as {lease.outcome!r}" if lease.outcome is not None else "the token is not the newest of its job"
     raise LeaseLost(f"lease {lease.id} does not hold its job: {why}; drop the work and request another job")
@@ -162,7 +162,7 @@ def _claim(session: Session, context: ServiceContext, principal: Principal, requ
         outcome=None,
         reason=None,
     )
-    lease.token = job_transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
+    lease.token = transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
     repository.add_lease(session, lease)
     probe = repository.probe_of(session, job)
     return _read(context, lease, job, probe, get_run(session, principal, probe.run_id))
@@ -191,7 +191,7 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
     overdue = repository.lock_overdue(session, now, _duration_us(context), _EXPIRED_AT_ONCE)
     for job in overdue:
         lease = repository.lease_of(session, job)
-        job_transitions.expire(job, lease, now, settings.lease_seconds, settings.probe_tries)
+        transitions.expire(job, lease, now, settings.lease_seconds, settings.probe_tries)
     session.flush()
     return len(overdue)
 
@@ -205,25 +205,16 @@ def _fail(session: Session, context: ServiceContext, principal: Principal, lease
     now = database_now_us(session)
     outcome = Outcome(body.kind)
     if outcome is Outcome.RETRY:
-        job_transitions.give_back(job, lease, body.reason, now, context.settings.probe_tries)
+        transitions.give_back(job, lease, body.reason, now, context.settings.probe_tries)
         return
-    job_transitions.end(job, lease, outcome, body.reason, now)
-    _cancel_rest(session, jobs, JobState(job.state), body.reason, now)
-
-
-def _cancel_rest(session: Session, jobs: list[ProbeJob], state: JobState, reason: str, now: int) -> int:
-    """End the unfinished jobs of a probe that cannot be done, and return their number."""
-    leases = running_leases(session, jobs)
-    rest = [job for job in jobs if JobState(job.state) not in ENDED]
-    for job in rest:
-        job_transitions.cancel(job, leases.get(job.id), state, f"the probe has ended: {reason}", now)
-    return len(rest)
+    transitions.end(job, lease, outcome, body.reason, now)
+    end_jobs(session, jobs, f"the probe has ended: {body.reason}", JobState(job.state))
 
 
 def _skip(session: Session, probe_id: str) -> int:
     # A worker that has begun may still hold the weights: only queued jobs end.
     queued = [job for job in lock_jobs(session, probe_id) if job.state == JobState.QUEUED]
-    return _cancel_rest(session, queued, JobState.SKIPPED, "its checkpoint has expired", database_now_us(session))
+    return len(end_jobs(session, queued, "the probe has ended: its checkpoint has expired"))
 
 
 def _worker(principal: Principal, request: LeaseRequest, now: int) -> Worker:

@@ -12,7 +12,7 @@ from foreshock.measures.comparison import compare
 from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from foreshock_service.replay.scores.files import align_scores, read_scores
+from foreshock_service.replay.results.files import align_scores, read_scores
 
 
 @dataclass(frozen=True, slots=True)

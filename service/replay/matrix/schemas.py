@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.jobs import JobState
 
 
 class MismatchRead(BaseModel):

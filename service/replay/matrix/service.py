@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import APIRouter
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import comparison_name
@@ -14,23 +16,28 @@ from foreshock.configuration_grid import MOST_CELLS
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock.interval_names import interval_name
 from foreshock.json_values import finite_or_none
+from foreshock.probe_kinds import MATRIX
 from foreshock.scorers import REFERENCE, SCORERS
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.dialect import database_now_us
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.platform.store.reading import present_file
-from foreshock_service.replay.matrix import repository
+from foreshock_service.replay.hardware.service import live_workers
 from foreshock_service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
 from foreshock_service.replay.matrix.schemas import CellRead, MatrixRead, MismatchRead, PairRead
 from foreshock_service.replay.probes.job_bundles import waiting_reason
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
-from foreshock_service.replay.workers.service import live_workers
 from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
+
+router = APIRouter(prefix="/v1", tags=["probes"])
 
 # Cells of older rollouts and those on several kinds of hardware are read too.
 _MOST_READ = 4 * MOST_CELLS
@@ -64,12 +71,16 @@ class _Cell:
         return str(self.probe.scorers[0]["scorer"])
 
 
+@router.get("/runs/{run}/steps/{step}/matrix")
 def read_matrix(
-    context: ServiceContext, principal: Principal, run_id: str, step: int, attempt: int | None
+    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
 ) -> MatrixRead:
-    """Return the newest matrix of a step. Raises RunNotFound, MatrixNotFound, TokensPurged, DecodersBusy."""
+    """Return hardware × configuration of a step: mismatch and cost of each cell, and what is recommended.
+
+    The cells are probes of the kind `matrix`; 404 `matrix-not-found` if none was requested.
+    """
     with context.database.read() as session:
-        cells, others, rollouts = _cells(context, session, principal, run_id, step, attempt)
+        cells, others, rollouts = _cells(context, session, principal, run, step, attempt)
     scored = [cell.files for cell in cells if cell.files is not None]
     reference = next((cell for cell in cells if cell.scorer == REFERENCE and cell.files is not None), None)
     pairs = _pairs(cells, reference)
@@ -97,7 +108,7 @@ def _cells(
     """Return the cells over the rollouts and weights of the newest one, oldest first; the number of others."""
     run = get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    found = repository.newest_cells(session, key, _MOST_READ)
+    found = newest_cells(session, key, _MOST_READ)
     if not found:
         raise MatrixNotFound(
             f"step {key.step} of attempt {key.attempt} has no configuration matrix; "
@@ -106,9 +117,9 @@ def _cells(
     newest = found[0][0]
     same = [each for each in found if _over(each[0]) == _over(newest)]
     jobs = [job.id for _, job in same]
-    leases = repository.newest_leases(session, jobs)
+    leases = newest_leases(session, jobs)
     files = defaultdict(list)
-    for shard in repository.shards_of_jobs(session, jobs):
+    for shard in shards_of_jobs(session, jobs):
         files[shard.job_id].append(context.store.file(shard.file))
     live = live_workers(session, run.project, database_now_us(session))
     cells = []
@@ -244,3 +255,26 @@ def _recommendations(
 
 def _is(reference: _Cell | None, cell: str) -> bool:
     return reference is not None and reference.id == cell
+
+
+def newest_cells(session: Session, key: StepKey, most: int) -> list[tuple[Probe, ProbeJob]]:
+    """Return up to `most` cells of a step with their jobs, the newest first."""
+    query = select(Probe, ProbeJob).join(ProbeJob, ProbeJob.probe_id == Probe.id)
+    query = query.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
+    query = query.where(Probe.kind == MATRIX.name)
+    rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(most))
+    return [(probe, job) for probe, job in rows]
+
+
+def shards_of_jobs(session: Session, job_ids: Collection[str]) -> Sequence[ScoreShard]:
+    """Return the score shards of jobs, of the newest try of each."""
+    query = select(ScoreShard).join(ProbeJob, ProbeJob.id == ScoreShard.job_id)
+    query = query.where(ScoreShard.job_id.in_(job_ids), ScoreShard.token == ProbeJob.fencing_token)
+    return session.scalars(query.order_by(ScoreShard.job_id, ScoreShard.shard)).all()
+
+
+def newest_leases(session: Session, job_ids: Collection[str]) -> dict[str, Lease]:
+    """Return the lease of the newest try of each job, by job id."""
+    query = select(Lease).join(ProbeJob, ProbeJob.id == Lease.job_id)
+    query = query.where(Lease.job_id.in_(job_ids), Lease.token == ProbeJob.fencing_token)
+    return {lease.job_id: lease for lease in session.scalars(query)}

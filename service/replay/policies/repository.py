@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from foreshock_service.platform.database.dialect import insert_if_absent
 from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from foreshock_service.replay.near_alerts import is_near_open_alert
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.jobs import JobState
+from foreshock_service.replay.probes.repository import is_near_open_alert
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
 from foreshock_service.runs.step_key import StepKey
 

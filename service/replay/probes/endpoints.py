@@ -10,7 +10,7 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import LARGEST_STEP, Name
 from foreshock_service.platform.security import Ingester, Reader
-from foreshock_service.replay.probes import cancelling, service
+from foreshock_service.replay.probes import requests, service
 from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
@@ -27,7 +27,7 @@ def create_probe(
     run: RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
 ) -> ProbeRead:
     """Request that workers score a step's rollouts again; an equal request returns the same probe."""
-    probe, created = service.create_probe(context, principal, run, body)
+    probe, created = requests.create_probe(context, principal, run, body)
     if not created:
         response.status_code = status.HTTP_200_OK
     return probe
@@ -80,4 +80,4 @@ def cancel_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) 
 
     Scores of jobs that are done stay. A cancelled probe can be retried; an equal request finds it as it is.
     """
-    return context.database.write(lambda session: cancelling.cancel_probe(session, principal, probe))
+    return context.database.write(lambda session: service.cancel_probe(session, principal, probe))

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from foreshock.layer_divergence import CAPABILITY as LAYERS
-from foreshock.layer_divergence import LAYERS_KIND
-from foreshock.routing import ROUTING_CAPABILITY, ROUTING_KIND
+from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.scorers import EXACT_PAIRS, SCORERS
-from foreshock.weights_search import CAPABILITY as WEIGHTS_SEARCH
-from foreshock.weights_search import PROBE_KIND
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Worker
 from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.replay.probes.job_environments import WantedEnvironment, names_in_words
-from foreshock_service.replay.probes.job_ranks import Priority, set_priority
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.environments import WantedEnvironment, names_in_words
+from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState, Priority, set_priority
 from foreshock_service.replay.probes.schemas import ScorerRequest
-from foreshock_service.replay.workers.service import LIVE_MINUTES, offers_of
-
-# The kinds of probes that compare two scorers in one job and send no scores, with what their worker must offer.
-_OF_TWO_SCORERS = {LAYERS_KIND: LAYERS, ROUTING_KIND: ROUTING_CAPABILITY}
 
 
 def new_jobs(
@@ -37,7 +28,7 @@ def new_jobs(
 
     An engine is started once for all scorers of a job, so that there is one job for each engine. A scorer that no live
     worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
-    A weights search is one job, and so is a comparison by layer or of routed experts.
+    A probe of a kind that needs more of its worker than scorers is one job.
     """
     jobs = _bundles(probe, scorers, live, now_us, wanted, exact_pairs)
     for job in jobs:
@@ -55,15 +46,13 @@ def _bundles(
 ) -> list[ProbeJob]:
     offers = _offers(live, probe.accelerator)
     names = sorted({each.scorer for each in scorers})
-    if probe.kind == PROBE_KIND:
-        engine = str(SCORERS[names[0]].engine)
-        environment = (wanted or {}).get(engine, WantedEnvironment())
-        return [_job(probe, engine, {*names, WEIGHTS_SEARCH}, scorers, environment, now_us)]
-    if probe.kind in _OF_TWO_SCORERS:
+    kind = PROBE_KINDS[probe.kind]
+    if kind.capability:
         # An engine's environment comes first, as in an exact pair.
         engine = min((str(SCORERS[name].engine) for name in names), key=lambda engine: engine == "torch")
         environment = (wanted or {}).get(engine, WantedEnvironment())
-        return [_job(probe, probe.kind, {*names, _OF_TWO_SCORERS[probe.kind]}, scorers, environment, now_us)]
+        label = engine if kind.sends_scores else kind.name
+        return [_job(probe, label, {*names, kind.capability}, scorers, environment, now_us)]
     engines = sorted({str(SCORERS[name].engine) for name in names})
     jobs = []
     for engine in engines:
@@ -76,8 +65,9 @@ def _bundles(
 
 
 def scored_by(job: ProbeJob) -> list[dict[str, str]]:
-    """Return the scorers and variants whose log-probs the job's worker sends; none in a comparison of two."""
-    return [] if job.engine in _OF_TWO_SCORERS else job.scorers
+    """Return the scorers and variants whose log-probs the job's worker sends."""
+    kind = PROBE_KINDS.get(job.engine)
+    return job.scorers if kind is None or kind.sends_scores else []
 
 
 def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
@@ -105,6 +95,11 @@ def waiting_reason(job: ProbeJob, live: Iterable[Worker]) -> str | None:
         f"waiting for a worker that offers {', '.join(missing)}{on}: "
         f"none was seen in the last {LIVE_MINUTES} minutes; start one with `foreshock worker`"
     )
+
+
+def offers_of(worker: Worker) -> frozenset[str]:
+    """Return the names of the scorers and the keys of the exact pairs that the worker offers."""
+    return frozenset([*worker.scorers, *worker.exact_pairs])
 
 
 def _offers(live: Iterable[Worker], accelerator: str | None) -> list[frozenset[str]]:

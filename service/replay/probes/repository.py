@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.tables import Checkpoint, Run
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from foreshock_service.replay.near_alerts import is_near_open_alert
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.platform.database.tables import Alert, Checkpoint, Run
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.replay.probes.jobs import JobState, Priority
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
 from foreshock_service.runs.step_key import StepKey
-
-
-def find(session: Session, probe_id: str) -> Probe | None:
-    """Return the probe with this id."""
-    return session.get(Probe, probe_id)
 
 
 def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:
@@ -26,29 +21,11 @@ def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe
     return session.scalar(select(Probe).where(Probe.run_id == run_id, Probe.request_digest == request_digest))
 
 
-def newest_of_run(
-    session: Session, run_id: str, step: int | None, after: tuple[int, str] | None, limit: int
+def newest(
+    session: Session, conditions: Iterable[ColumnElement[bool]], after: tuple[int, str] | None, limit: int
 ) -> Sequence[Probe]:
-    """Return up to `limit` probes of a run (and step), newest first, older than `after` (created_at_us, id)."""
-    query = select(Probe).where(Probe.run_id == run_id)
-    if step is not None:
-        query = query.where(Probe.step == step)
-    if after is not None:
-        query = query.where(tuple_(Probe.created_at_us, Probe.id) < after)
-    return session.scalars(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit)).all()
-
-
-def newest_of_runs(
-    session: Session, projects: Collection[str], kind: str | None, after: tuple[int, str] | None, limit: int
-) -> Sequence[Probe]:
-    """Return up to `limit` probes of runs that are not deleted, newest first, older than `after` (created_at_us, id).
-
-    `projects`: names that the run's project must equal, all of them.
-    """
-    query = select(Probe).join(Run, Run.id == Probe.run_id).where(Run.deleted_at_us.is_(None))
-    query = query.where(*(Run.project == project for project in projects))
-    if kind is not None:
-        query = query.where(Probe.kind == kind)
+    """Return up to `limit` probes, newest first, older than `after` (created_at_us, id)."""
+    query = select(Probe).join(Run, Run.id == Probe.run_id).where(*conditions)
     if after is not None:
         query = query.where(tuple_(Probe.created_at_us, Probe.id) < after)
     return session.scalars(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit)).all()
@@ -61,23 +38,6 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
     for job in session.scalars(query):
         jobs[job.probe_id].append(job)
     return jobs
-
-
-def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
-    """Return the current jobs of a probe, locked in the order of their ids until the transaction ends."""
-    query = select(ProbeJob).where(ProbeJob.probe_id == probe_id).order_by(ProbeJob.id).with_for_update()
-    return list(session.scalars(query.execution_options(populate_existing=True)))
-
-
-def running_leases(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
-    """Return the running leases of jobs by job id."""
-    held = [job.lease_id for job in jobs if job.lease_id is not None]
-    return {lease.job_id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))}
-
-
-def run_of(session: Session, probe: Probe) -> Run:
-    """Return the run of a probe."""
-    return session.scalars(select(Run).where(Run.id == probe.run_id)).one()
 
 
 def earlier_checkpoints(session: Session, attempts: Sequence[AttemptStart], key: StepKey) -> Sequence[Checkpoint]:
@@ -104,23 +64,30 @@ def is_step_near_open_alert(session: Session, run_id: str, step: int) -> bool:
     return bool(session.scalar(select(is_near_open_alert(run_id, step))))
 
 
-def has_jobs_to_raise(session: Session, to: str) -> bool:
-    """Return whether `jobs_to_raise` returns any."""
-    return session.scalar(_jobs_to_raise(to, 1)) is not None
-
-
-def jobs_to_raise(session: Session, to: str, limit: int) -> Sequence[ProbeJob]:
-    """Return up to `limit` queued jobs near an open alert, locked, of probes that ask for no priority."""
-    query = _jobs_to_raise(to, limit).with_for_update(skip_locked=True, of=ProbeJob)
-    return session.scalars(query.execution_options(populate_existing=True)).all()
-
-
-def _jobs_to_raise(to: str, limit: int) -> Select[ProbeJob]:
-    near = is_near_open_alert(Probe.run_id, Probe.step)
-    return (
+def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequence[ProbeJob]:
+    """Return up to `limit` queued jobs near an open alert that are not urgent, of probes that ask for no priority."""
+    query = (
         select(ProbeJob)
         .join(Probe)
-        .where(ProbeJob.state == JobState.QUEUED, ProbeJob.priority != to, Probe.priority.is_(None), near)
+        .where(
+            ProbeJob.state == JobState.QUEUED,
+            ProbeJob.priority != Priority.URGENT,
+            Probe.priority.is_(None),
+            is_near_open_alert(Probe.run_id, Probe.step),
+        )
         .order_by(ProbeJob.id)
         .limit(limit)
     )
+    if locked:
+        query = query.with_for_update(skip_locked=True, of=ProbeJob).execution_options(populate_existing=True)
+    return session.scalars(query).all()
+
+
+ALERT_WINDOW_STEPS = 10
+"""Steps before and after an alert's own step that are near it. In an alarm, weights are wanted every ten steps."""
+
+
+def is_near_open_alert(run_id: Any, step: Any) -> ColumnElement[bool]:
+    """Return the condition for a step near an open or acknowledged alert of its run, given values or columns."""
+    near = Alert.step.between(step - ALERT_WINDOW_STEPS, step + ALERT_WINDOW_STEPS)
+    return select(Alert.id).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), near).exists()

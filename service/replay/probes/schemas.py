@@ -7,16 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from foreshock.configuration_grid import MATRIX_KIND, MATRIX_ROLLOUTS, MOST_MATRIX_ROLLOUTS
-from foreshock.layer_divergence import LAYERS_KIND, LAYERS_ROLLOUTS
-from foreshock.routing import DEFAULT_PAIR, MOST_ROUTING_ROLLOUTS, ROUTING_KIND, ROUTING_ROLLOUTS
+from foreshock.probe_kinds import PROBE_KINDS, ROUTING, WEIGHTS
 from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
-from foreshock.weights_search import PROBE_KIND, SEARCH_SCORER
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.schemas import AttemptNumber, JsonObject, Step
-from foreshock_service.replay.probes.job_environments import names_in_words
-from foreshock_service.replay.probes.job_ranks import Priority
-from foreshock_service.replay.probes.job_transitions import JobState, state_of_probe
+from foreshock_service.replay.probes.environments import names_in_words
+from foreshock_service.replay.probes.jobs import JobState, Priority, state_of_probe
 
 ScorerName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")]
 VariantName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9_.-]*$")]
@@ -56,7 +52,7 @@ class ProbeCreate(BaseModel):
         max_length=32,
         description="a weights search has one, the engine's prefill if absent, and scores its noise floor too; a "
         f"comparison by layer two, of which the second is the reference, {TRAINER_REPLAY} and {REFERENCE} if absent; "
-        f"one of routed experts two, π and μ, {' and '.join(DEFAULT_PAIR)} if absent",
+        f"one of routed experts two, π and μ, {' and '.join(ROUTING.default_scorers)} if absent",
     )
     exact_pairs: list[PairKey] = Field(
         default=[], max_length=8, description="comparisons `target/behaviour` to compute over the whole vocabulary"
@@ -93,47 +89,14 @@ class ProbeCreate(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _complete_scorers(self) -> Self:
-        if self.kind == PROBE_KIND:
-            asked = self.scorers or [ScorerRequest(scorer=SEARCH_SCORER)]
-            if len(asked) > 1 or asked[0].variant or self.exact_pairs:
-                raise ValueError("a weights search has one scorer, no variant and no exact pair")
-            self.scorers = [asked[0], ScorerRequest(scorer=asked[0].scorer, variant=NOISE_FLOOR_VARIANT)]
-        return self
-
-    @model_validator(mode="after")
-    def _complete_cell(self) -> Self:
-        if self.kind == MATRIX_KIND:
-            if len(self.scorers) != 1 or self.scorers[0].variant or self.exact_pairs:
-                raise ValueError("a cell of a matrix has one scorer, no variant and no exact pair")
-            self.max_rollouts = MATRIX_ROLLOUTS if self.max_rollouts is None else self.max_rollouts
-            if self.max_rollouts > MOST_MATRIX_ROLLOUTS:
-                raise ValueError(
-                    f"a cell of a matrix has at most {MOST_MATRIX_ROLLOUTS} rollouts, got {self.max_rollouts}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _complete_layers(self) -> Self:
-        if self.kind == LAYERS_KIND:
-            self.scorers = self.scorers or [ScorerRequest(scorer=TRAINER_REPLAY), ScorerRequest(scorer=REFERENCE)]
-            if len(self.scorers) != 2 or any(each.variant for each in self.scorers) or self.exact_pairs:
-                raise ValueError("a comparison by layer has two scorers, no variant and no exact pair")
-            self.max_rollouts = LAYERS_ROLLOUTS if self.max_rollouts is None else self.max_rollouts
-        return self
-
-    @model_validator(mode="after")
-    def _complete_routing(self) -> Self:
-        if self.kind == ROUTING_KIND:
-            self.scorers = self.scorers or [ScorerRequest(scorer=name) for name in DEFAULT_PAIR]
-            if len(self.scorers) != 2 or self.exact_pairs:
-                raise ValueError("a comparison of routed experts has two scorers and no exact pair")
-            self.max_rollouts = ROUTING_ROLLOUTS if self.max_rollouts is None else self.max_rollouts
-            if self.max_rollouts > MOST_ROUTING_ROLLOUTS:
-                raise ValueError(
-                    f"a comparison of routed experts has at most {MOST_ROUTING_ROLLOUTS} rollouts, got "
-                    f"{self.max_rollouts}"
-                )
+    def _complete(self) -> Self:
+        kind = PROBE_KINDS[self.kind]
+        self.scorers = self.scorers or [ScorerRequest(scorer=name) for name in kind.default_scorers]
+        kind.check(len(self.scorers), len(self.exact_pairs), with_variants=any(each.variant for each in self.scorers))
+        self.max_rollouts = kind.sample(self.max_rollouts)
+        if kind is WEIGHTS:
+            again = ScorerRequest(scorer=self.scorers[0].scorer, variant=NOISE_FLOOR_VARIANT)
+            self.scorers = [self.scorers[0], again]
         return self
 
     @model_validator(mode="after")

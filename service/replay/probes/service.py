@@ -1,53 +1,43 @@
-"""Probes: create one or find the equal one, read them, retry one."""
+"""Probes: read them, retry and cancel one, set priorities, end the jobs whose rollouts were removed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from foreshock.clock import now_us
-from foreshock.configuration_grid import MATRIX_KIND
-from foreshock.digests import digest_of_json
-from foreshock.layer_divergence import LAYERS_KIND
-from foreshock.routing import RECORDING_SCORERS, ROUTING_KIND
-from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers, scorers_by_layer
-from foreshock.suggestions import did_you_mean
-from foreshock.weights_search import PROBE_KIND, interleaved
+from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
+from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.tables import Run, Shard
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.reading import present_file
+from foreshock_service.replay.hardware.service import live_workers
 from foreshock_service.replay.probes import repository
-from foreshock_service.replay.probes.declared_precision import with_declared_precision
-from foreshock_service.replay.probes.job_bundles import new_jobs, waiting_reason
-from foreshock_service.replay.probes.job_environments import (
-    OF_RUN,
-    WantedEnvironment,
-    run_fingerprints,
-    wanted_environments,
+from foreshock_service.replay.probes.job_bundles import waiting_reason
+from foreshock_service.replay.probes.jobs import (
+    ENDED,
+    JobState,
+    Priority,
+    cancel,
+    requeue,
+    set_priority,
+    state_of_probe,
 )
-from foreshock_service.replay.probes.job_transitions import ENDED, JobState, requeue
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
-from foreshock_service.replay.probes.priorities import change_priority, default_priority
-from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
-from foreshock_service.replay.workers.service import live_workers
-from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from foreshock_service.runs.rollouts.service import removed_in_words, shards_of_step, shards_with_tokens
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
+from foreshock_service.replay.probes.schemas import ProbeRead
+from foreshock_service.runs.events import RunRemoved
+from foreshock_service.runs.rollouts.service import shards_with_tokens
 from foreshock_service.runs.runs.service import find_run, get_run
 from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import find_step
 
-_NAMED_CHECKPOINTS = 5
-_WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
+CANCELLED = "the probe was cancelled"
+_RAISED_AT_ONCE = 100
 
 
 class ProbeNotFound(ProblemError):
@@ -55,13 +45,6 @@ class ProbeNotFound(ProblemError):
 
     status = 404
     problem_type = "probe-not-found"
-
-
-class UnknownScorer(ProblemError):
-    """A scorer or variant that no worker of this release implements."""
-
-    status = 422
-    problem_type = "unknown-scorer"
 
 
 class ProbeNotPossible(ProblemError):
@@ -78,83 +61,23 @@ class ProbeStillRuns(ProblemError):
     problem_type = "probe-still-runs"
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A request with what it resolves to: the attempt, the rollouts, the weights."""
+class ProbeHasEnded(ProblemError):
+    """The probe has ended by itself; there is nothing to cancel."""
 
-    run: Run
-    attempt: int
-    body: ProbeCreate
-    selection: list[list[Any]]
-    rollouts: PinnedRollouts
-    weights: dict[str, Any]
-    weights_expire_at_us: int | None
-    attempt_fingerprint: dict[str, Any]
-    candidates: list[dict[str, Any]] | None
-
-    @property
-    def scorers(self) -> list[ScorerRequest]:
-        if self.body.kind in (LAYERS_KIND, ROUTING_KIND):
-            return self.body.scorers  # the second one is the reference, or gives μ
-        return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
-
-    @property
-    def exact_pairs(self) -> list[str]:
-        return sorted(self.body.exact_pairs)
-
-    def request_digest(self) -> str:
-        """Return the digest that equal requests have in common."""
-        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
-        asked = self.body.model_dump(mode="json", exclude=settled)
-        if self.body.environment is not None:
-            asked["environment"] = self.body.environment
-        scorers = [each.model_dump() for each in self.scorers]
-        meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
-        # Left out if there are none, so that probes of the release before keep their digests.
-        pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
-        searched = {"candidates": self.candidates} if self.candidates is not None else {}
-        return digest_of_json({**asked, **meant, **pairs, **searched})
-
-
-def create_probe(
-    context: ServiceContext, principal: Principal, run_id: str, body: ProbeCreate
-) -> tuple[ProbeRead, bool]:
-    """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
-    check_scorers(body)
-    with context.database.read() as session:
-        plan = _plan(context, session, principal, run_id, body)
-        known = repository.find_by_request(session, run_id, plan.request_digest())
-        if known is not None and body.priority in (None, known.priority):
-            return _read(session, plan.run.project, [known])[0], False
-    with present_file(f"a shard of step {body.step}"):
-        count = context.decoders.run(count_rollouts, plan.rollouts)
-    if body.kind == PROBE_KIND and not count.with_rollout_log_probs:
-        raise ProbeNotPossible(
-            f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
-            "the log-probs of the engine that sampled"
-        )
-    fingerprints = run_fingerprints(count.attributes, plan.attempt_fingerprint)
-    wanted = wanted_environments(body.environment, fingerprints)
-    if body.environment == OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
-        raise ProbeNotPossible(
-            "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
-            "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
-        )
-    scorers = {asked.scorer for asked in body.scorers} | scorers_of_pairs(body.exact_pairs)
-    options = with_declared_precision(body.options, scorers, fingerprints["trainer"], complete=body.kind == MATRIX_KIND)
-    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
+    status = 409
+    problem_type = "probe-has-ended"
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
     """Return the rollouts that a probe pinned, for a decoder. Raises TokensPurged."""
     pinned = {selected[0] for selected in probe.selection}
     shards = shards_with_tokens(session, StepKey(probe.run_id, probe.attempt, probe.step))
-    return _pinned(context, [each for each in shards if each.shard in pinned], probe.max_rollouts)
+    return pinned_rollouts(context, [each for each in shards if each.shard in pinned], probe.max_rollouts)
 
 
 def rollouts_of_step(context: ServiceContext, session: Session, key: StepKey) -> PinnedRollouts:
     """Return all stored rollouts of a step, for a decoder. Raises TokensPurged."""
-    return _pinned(context, shards_with_tokens(session, key), None)
+    return pinned_rollouts(context, shards_with_tokens(session, key), None)
 
 
 def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
@@ -168,8 +91,8 @@ def list_probes(
 ) -> Page[ProbeRead]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
     run = get_run(session, principal, run_id)
-    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    probes = repository.newest_of_run(session, run_id, step, after, limit + 1)
+    of_step = (Probe.step == step,) if step is not None else ()
+    probes = repository.newest(session, (Probe.run_id == run_id, *of_step), _after(cursor), limit + 1)
     return page_of(_read(session, run.project, probes), limit, _key_of)
 
 
@@ -177,8 +100,9 @@ def list_probes_of_runs(
     session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
 ) -> Page[ProbeRead]:
     """Return one page of the probes of all runs whose project equals each of `projects`, newest first."""
-    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    probes = repository.newest_of_runs(session, projects, kind, after, limit + 1)
+    of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
+    of_kind = (Probe.kind == kind,) if kind is not None else ()
+    probes = repository.newest(session, (*of_runs, *of_kind), _after(cursor), limit + 1)
     of_project: defaultdict[str, list[Probe]] = defaultdict(list)
     for probe in probes:
         run = find_run(session, probe.run_id)
@@ -198,7 +122,7 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
     if not all(JobState(job.state) in ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
     key = StepKey(probe.run_id, probe.attempt, probe.step)
-    if [_selected(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
+    if [selected_rollouts(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
         raise ProbeNotPossible("rollouts of its step were deleted or arrived since: request a new probe")
     now = database_now_us(session)
     for job in jobs:
@@ -213,18 +137,29 @@ def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
 
     Always in the same order, so that two transactions that end a probe cannot wait for each other.
     """
-    return repository.lock_jobs(session, probe_id)
+    query = select(ProbeJob).where(ProbeJob.probe_id == probe_id).order_by(ProbeJob.id).with_for_update()
+    return list(session.scalars(query.execution_options(populate_existing=True)))
 
 
-def running_leases(session: Session, jobs: Iterable[ProbeJob]) -> dict[str, Lease]:
-    """Return the running leases of jobs by job id."""
-    return repository.running_leases(session, jobs)
+def end_jobs(
+    session: Session, jobs: Iterable[ProbeJob], reason: str, state: JobState = JobState.SKIPPED
+) -> list[ProbeJob]:
+    """End the locked jobs that have not ended, fence their holders off, and return these jobs."""
+    unfinished = [job for job in jobs if JobState(job.state) not in ENDED]
+    held = [job.lease_id for job in unfinished if job.lease_id is not None]
+    leases = {lease.id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))} if held else {}
+    now = database_now_us(session)
+    for job in unfinished:
+        cancel(job, leases.get(job.lease_id or ""), state, reason, now)
+    session.flush()
+    return unfinished
 
 
 def get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Probe, Run]:
     """Return the probe and its run. Raises ProbeNotFound, RunDeleted."""
-    probe = repository.find(session, probe_id)
-    if probe is None or not principal.sees(repository.run_of(session, probe).project):
+    probe = session.get(Probe, probe_id)
+    run = find_run(session, probe.run_id) if probe is not None else None
+    if probe is None or run is None or not principal.sees(run.project):
         raise ProbeNotFound(f"there is no probe {probe_id}")
     return probe, get_run(session, principal, probe.run_id)
 
@@ -234,103 +169,13 @@ def shown(session: Session, run: Run, probe: Probe) -> ProbeRead:
     return _read(session, run.project, [probe])[0]
 
 
-def check_scorers(body: ProbeCreate) -> None:
-    """Raise UnknownScorer or ProbeNotPossible if a request names scorers, pairs or options that are not available."""
-    for asked in body.scorers:
-        if asked.scorer not in available_scorers():
-            suggestion = did_you_mean(asked.scorer, available_scorers())
-            raise UnknownScorer(
-                f"unknown scorer {asked.scorer!r}{suggestion}; available scorers: {', '.join(available_scorers())}"
-            )
-        if asked.variant not in VARIANTS:
-            raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
-        if body.kind == LAYERS_KIND and asked.scorer not in scorers_by_layer():
-            raise UnknownScorer(
-                f"{asked.scorer} gives no hidden states to compare by layer; scorers that do: "
-                f"{', '.join(scorers_by_layer())}"
-            )
-        if body.kind == ROUTING_KIND and asked.scorer not in RECORDING_SCORERS:
-            raise UnknownScorer(
-                f"{asked.scorer} cannot record routed experts; scorers that can: {', '.join(RECORDING_SCORERS)}"
-            )
-    for pair in body.exact_pairs:
-        if pair not in EXACT_PAIRS:
-            suggestion = did_you_mean(pair, EXACT_PAIRS)
-            raise UnknownScorer(f"unknown exact pair {pair!r}{suggestion}; available pairs: {', '.join(EXACT_PAIRS)}")
-    if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
-        raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
-    unused = set(body.options) - {asked.scorer for asked in body.scorers} - scorers_of_pairs(body.exact_pairs)
-    if unused:
-        raise ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
-
-
-def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
-    run = get_run(session, principal, run_id)
-    key = resolve_step(session, run_id, body.step, body.attempt)
-    step = find_step(session, key)
-    if step is None:
-        raise ProbeNotPossible(f"step {key.step} of attempt {key.attempt} has no rollouts to score")
-    if step.closed_at_us is None:
-        raise ProbeNotPossible(
-            f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
-        )
-    if body.checkpoint_step not in (None, key.step):
-        raise ProbeNotPossible(
-            f"an exact probe of step {key.step} needs the weights that sampled it, got "
-            f"checkpoint_step={body.checkpoint_step}; leave checkpoint_step out"
-        )
-    checkpoint = repository.find_checkpoint(session, *key)
-    if checkpoint is None:
-        newest = repository.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
-        raise ProbeNotPossible(
-            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
-            "announces saved weights with log_checkpoint(step, root=…, path=…)"
-        )
-    if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
-        raise ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
-    shards = shards_of_step(session, key)
-    present = [shard for shard in shards if shard.tokens_removed is None]
-    if not present:
-        raise ProbeNotPossible(f"step {key.step} cannot be replayed: {removed_in_words(shards[0].tokens_removed)}")
-    return _Plan(
-        run=run,
-        attempt=key.attempt,
-        body=body,
-        selection=[_selected(shard) for shard in present],
-        rollouts=_pinned(context, present, body.max_rollouts),
-        weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
-        weights_expire_at_us=checkpoint.expires_at_us,
-        attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
-        candidates=_candidates(session, key, body) if body.kind == PROBE_KIND else None,
-    )
-
-
-def _announced(steps: Sequence[int]) -> str:
-    if not steps:
-        return ", nor for any other step of it"
-    return f" (the newest that are: {', '.join(map(str, steps))})"
-
-
-def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
-    """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
-    now = now_us()
-    earlier = repository.earlier_checkpoints(session, attempts_of_run(session, key.run_id), key)
-    present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
-    if not present:
-        raise ProbeNotPossible(
-            f"no checkpoint of a step before {key.step} is announced, or all have expired: a weights search replays "
-            "the step with the weights of earlier announced steps"
-        )
-    chosen = interleaved(sorted(present), body.max_candidates)
-    return [{name: getattr(present[step], name) for name in _WEIGHTS_FIELDS} for step in chosen]
-
-
-def _selected(shard: Shard) -> list[Any]:
+def selected_rollouts(shard: Shard) -> list[Any]:
     """Return what identifies the rollouts of a shard: other ones than before if some were deleted."""
     return [shard.shard, shard.digest] if not shard.deleted_rollouts else [shard.shard, shard.digest, shard.file]
 
 
-def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
+def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int | None) -> PinnedRollouts:
+    """Return the rollouts of shards, or a sample of them, for a decoder."""
     samples = tuple(shard.sampled_rollouts for shard in shards)
     return PinnedRollouts(
         files=tuple(context.store.file(shard.file) for shard in shards),
@@ -342,53 +187,6 @@ def _pinned(context: ServiceContext, shards: Sequence[Shard], max_rollouts: int 
     )
 
 
-def _insert(
-    session: Session,
-    principal: Principal,
-    plan: _Plan,
-    count: RolloutCount,
-    wanted: Mapping[str, WantedEnvironment],
-    options: dict[str, dict[str, Any]],
-) -> tuple[ProbeRead, bool]:
-    now = database_now_us(session)
-    body, request_digest = plan.body, plan.request_digest()
-    row = {
-        "id": new_identifier("probe"),
-        "run_id": plan.run.id,
-        "attempt": plan.attempt,
-        "step": body.step,
-        "kind": body.kind,
-        "request_digest": request_digest,
-        "scorers": [each.model_dump() for each in plan.scorers],
-        "exact_pairs": plan.exact_pairs,
-        "options": options,
-        "accelerator": body.accelerator,
-        "environment": body.environment,
-        "max_rollouts": body.max_rollouts,
-        "priority": body.priority,
-        "checkpoint": plan.weights,
-        "checkpoint_expires_at_us": plan.weights_expire_at_us,
-        "candidates": plan.candidates,
-        "selection": plan.selection,
-        "rollouts": count.rollouts,
-        "tokens": count.tokens,
-        "rollout_set_digest": count.rollout_set_digest,
-        "from_sample": count.rollouts < count.of_rollouts,
-        "created_at_us": now,
-    }
-    created = insert_if_absent(session, Probe, row)
-    probe = repository.find_by_request(session, plan.run.id, request_digest)
-    assert probe is not None
-    if created:
-        live = live_workers(session, plan.run.project, now)
-        priority = body.priority or default_priority(session, plan.run.id, body.step)
-        session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
-        session.flush()
-    elif body.priority not in (None, probe.priority):
-        change_priority(session, principal, plan.run, probe, lock_jobs(session, probe.id), body.priority)
-    return _read(session, plan.run.project, [probe])[0], created
-
-
 def _read(session: Session, project: str, probes: Sequence[Probe]) -> list[ProbeRead]:
     jobs = repository.jobs_of(session, [probe.id for probe in probes])
     queued = [job for of_probe in jobs.values() for job in of_probe if job.state == JobState.QUEUED]
@@ -397,5 +195,76 @@ def _read(session: Session, project: str, probes: Sequence[Probe]) -> list[Probe
     return [ProbeRead.of(probe, jobs[probe.id], waiting) for probe in probes]
 
 
+def _after(cursor: str | None) -> tuple[int, str] | None:
+    return cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+
+
 def _key_of(probe: ProbeRead) -> CursorKey:
     return (probe.created_at_us, probe.id)
+
+
+def change_priority(
+    session: Session, principal: Principal, run: Run, probe: Probe, jobs: Iterable[ProbeJob], priority: Priority
+) -> None:
+    """Set the priority that an equal, later request asks for; running and ended jobs keep their place."""
+    before, probe.priority = probe.priority, priority
+    for job in jobs:
+        if job.state == JobState.QUEUED:
+            set_priority(job, priority)
+    record(
+        session, principal, "probe.priority", probe.id, project=run.project, run_id=run.id,
+        before={"priority": before}, after={"priority": priority},
+    )  # fmt: skip
+    session.flush()
+
+
+def raise_jobs_near_alerts(context: ServiceContext) -> int:
+    """Make queued jobs of steps near an open alert urgent, unless their priority was requested; return their number."""
+    with context.database.read() as session:
+        if not repository.jobs_to_raise(session, 1):
+            return 0
+    return context.database.write(_raise)
+
+
+def _raise(session: Session) -> int:
+    jobs = repository.jobs_to_raise(session, _RAISED_AT_ONCE, locked=True)
+    for job in jobs:
+        set_priority(job, Priority.URGENT)
+    session.flush()
+    return len(jobs)
+
+
+def cancel_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
+    """Skip the unfinished jobs of a probe and fence their workers off; a cancelled probe stays as it is.
+
+    Raises ProbeNotFound, RunDeleted, ProbeHasEnded.
+    """
+    probe, run = get_probe(session, principal, probe_id)
+    jobs = lock_jobs(session, probe_id)
+    state, _ = state_of_probe(jobs)
+    cancelled = end_jobs(session, jobs, CANCELLED)
+    if cancelled:
+        record(
+            session, principal, "probe.cancel", probe.id, project=run.project, run_id=run.id,
+            before={"state": state.value}, after={"step": probe.step, "jobs": len(cancelled)},
+        )  # fmt: skip
+    elif not any(job.reason == CANCELLED for job in jobs):
+        raise ProbeHasEnded(f"the probe has ended as {state.value}: only a queued or running one can be cancelled")
+    return shown(session, run, probe)
+
+
+def cancel_jobs_of_run(session: Session, removed: RunRemoved) -> None:
+    """Skip the unfinished jobs of a deleted run."""
+    _cancel(session, Probe.run_id == removed.run_id, "the run was deleted")
+
+
+def cancel_jobs_of_step(session: Session, key: StepKey, reason: str) -> None:
+    """Skip the unfinished jobs of a step whose tokens are no longer all there."""
+    of_step = (Probe.run_id == key.run_id) & (Probe.attempt == key.attempt) & (Probe.step == key.step)
+    _cancel(session, of_step, reason)
+
+
+def _cancel(session: Session, of_probes: ColumnElement[bool], reason: str) -> None:
+    query = select(ProbeJob).join(Probe, Probe.id == ProbeJob.probe_id)
+    query = query.where(of_probes, ProbeJob.state.not_in(sorted(ENDED))).order_by(ProbeJob.id)
+    end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), reason)

@@ -9,9 +9,7 @@ import pytest
 
 from foreshock.commands.probe import ProbeCommand, _request
 from foreshock.errors import ConfigurationError
-from foreshock.layer_divergence import LAYERS_KIND
-from foreshock.routing import ROUTING_KIND
-from foreshock.weights_search import PROBE_KIND as WEIGHTS_SEARCH_KIND
+from foreshock.probe_kinds import LAYERS, ROUTING, WEIGHTS
 
 
 def request(*options: str) -> dict[str, Any]:
@@ -22,7 +20,7 @@ def request(*options: str) -> dict[str, Any]:
     return _request(parser.parse_args(["run", "60", *options]))
 
 
-@pytest.mark.parametrize(("option", "kind"), [("--layers", LAYERS_KIND), ("--routing", ROUTING_KIND)])
+@pytest.mark.parametrize(("option", "kind"), [("--layers", LAYERS.name), ("--routing", ROUTING.name)])
 def test_comparison_leaves_the_scorers_to_the_service(option: str, kind: str) -> None:
     assert request(option) == {"step": 60, "scorers": [], "kind": kind}
 
@@ -36,7 +34,7 @@ def test_comparison_names_the_scorers_in_their_order() -> None:
 
 def test_weights_search_requests_one_engine_scorer() -> None:
     asked = request("--weights-search", "--max-candidates", "3")
-    assert asked == {"step": 60, "kind": WEIGHTS_SEARCH_KIND, "scorers": [], "max_candidates": 3}
+    assert asked == {"step": 60, "kind": WEIGHTS.name, "scorers": [], "max_candidates": 3}
 
 
 @pytest.mark.parametrize(

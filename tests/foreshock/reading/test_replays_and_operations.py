@@ -11,9 +11,10 @@ import pytest
 import foreshock
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.errors import Rejected, RunNotFound
+from foreshock.probe_kinds import WEIGHTS as WEIGHTS_KIND
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import REFERENCE, default_scorers
-from foreshock.weights_search import CAPABILITY, WeightsReplay, WeightsSearch
+from foreshock.weights_search import WeightsReplay, WeightsSearch
 from tests.foreshock.running_service import RunningService
 from tests.foreshock.twins import KINDS, opener
 from tests.service.sending import Sender, make_batch, start_run
@@ -43,7 +44,7 @@ def run(real_service: RunningService) -> Iterator[Sender]:
             asked = {"kind": "matrix", "options": {scorer: options} if options else {}}
             ask_for_probe(sender, STEP, (scorer,), **asked).raise_for_status()
         ask_for_probe(sender, STEP, (), kind="weights").raise_for_status()
-        while (answer := ask_for_lease(http, scorers=(*EVERYTHING, CAPABILITY))).status_code == 200:
+        while (answer := ask_for_lease(http, scorers=(*EVERYTHING, WEIGHTS_KIND.capability))).status_code == 200:
             _work(LeaseHolder(http, answer.json()))
         yield sender
 

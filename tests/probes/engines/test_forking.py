@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from foreshock_probes.engines.protocol import Failed, Progress, ScoreCommand, Scored, parse_reply
+from foreshock_probes.engines.protocol import Failed, Progress, Reply, ScoreCommand, Scored, parse_reply
 from tests.probes.engines.test_process import score_command, wait_until_gone
 from tests.probes.tiny import save_checkpoint
 
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.slow
 CODE = """
 import sys
 import transformers.models.qwen3.modeling_qwen3
+from foreshock_probes.child_process import connection_to_parent
 from foreshock_probes.engines.forking import serve_with_children
-sys.exit(serve_with_children("torch", int(sys.argv[1]), int(sys.argv[2])))
+sys.exit(serve_with_children("torch", connection_to_parent(int(sys.argv[1]))))
 """
 
 
@@ -31,26 +33,21 @@ class Parent:
     """A process that serves with a child for each model, in a process group of its own."""
 
     def __init__(self) -> None:
-        requests, self.requests = os.pipe()
-        replies, write = os.pipe()
-        self.replies = os.fdopen(replies, "rb")
-        arguments = [sys.executable, "-c", CODE, str(requests), str(write)]
-        self.process = subprocess.Popen(arguments, pass_fds=(requests, write), start_new_session=True)
-        os.close(requests)
-        os.close(write)
-
-    def close_requests(self) -> None:
-        if self.requests >= 0:
-            os.close(self.requests)
-            self.requests = -1
+        self.connection, its = multiprocessing.Pipe()
+        arguments = [sys.executable, "-c", CODE, str(its.fileno())]
+        self.process = subprocess.Popen(arguments, pass_fds=(its.fileno(),), start_new_session=True)
+        its.close()
 
     def send(self, command: ScoreCommand) -> None:
-        os.write(self.requests, command.line())
+        self.connection.send_bytes(command.encoded())
+
+    def reply(self) -> Reply:
+        return parse_reply(self.connection.recv_bytes())
 
     def score(self, command: ScoreCommand) -> int:
         """Run `command`; return the id of the process that ran it."""
         self.send(command)
-        while isinstance(reply := parse_reply(self.replies.readline()), Progress):
+        while isinstance(reply := self.reply(), Progress):
             pass
         assert isinstance(reply, Scored), reply
         return reply.pid
@@ -60,11 +57,10 @@ class Parent:
 def parent() -> Iterator[Parent]:
     started = Parent()
     yield started
-    started.close_requests()
+    started.connection.close()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(started.process.pid, signal.SIGKILL)
     started.process.wait()
-    started.replies.close()
 
 
 def test_each_model_has_its_own_process_and_all_exit_with_the_worker(
@@ -78,12 +74,12 @@ def test_each_model_has_its_own_process_and_all_exit_with_the_worker(
     assert parent.process.pid not in pids
     refused = first.model_copy(update={"options": {"no_such_option": 1}})
     parent.send(refused)
-    reply = parse_reply(parent.replies.readline())
+    reply = parent.reply()
     assert isinstance(reply, Failed)
     assert "no_such_option" in reply.reason
     last = psutil.Process(parent.process.pid).children()
     assert len(last) == 1
-    parent.close_requests()
+    parent.connection.close()
     assert parent.process.wait(timeout=30) == 0
     assert wait_until_gone(last[0].pid)
 
@@ -104,7 +100,7 @@ def test_other_weights_of_a_model_go_to_its_process_unless_a_fresh_one_is_asked_
 
 def test_parent_of_a_killed_child_ends_by_the_same_signal(parent: Parent, tmp_path: Path, checkpoints: Path) -> None:
     parent.send(score_command(tmp_path, checkpoints / "first", rollouts=1000, options={"batch_size": 1}))
-    assert isinstance(parse_reply(parent.replies.readline()), Progress)
+    assert isinstance(parent.reply(), Progress)
     os.kill(psutil.Process(parent.process.pid).children()[0].pid, signal.SIGKILL)
     assert parent.process.wait(timeout=30) == -signal.SIGKILL
 

@@ -6,7 +6,7 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.instruction_sets import InstructionSet, instruction_set_of
-from foreshock_probes.engines.instruction_sets import instruction_sets_of_cpu, visible_capabilities
+from foreshock_probes.engines.environment import instruction_sets_of_cpu, visible_capabilities
 
 AVX2 = {"sse4_2", "avx2", "fma"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}

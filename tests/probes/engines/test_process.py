@@ -38,7 +38,6 @@ def score_command(folder: Path, weights: Path, rollouts: int = 5, **fields: Any)
     """Return a command whose rollouts are written to `folder`."""
     (folder / "rollouts.parquet").write_bytes(encode_rollouts(make_rollouts(rollouts)))
     values: dict[str, Any] = {
-        "number": 0,
         "scorer": "torch.float32",
         "variant": "",
         "weights_folder": str(weights),

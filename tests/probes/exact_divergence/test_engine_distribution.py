@@ -16,7 +16,7 @@ from foreshock_probes.exact_divergence import ExactDivergences, LogitSource, Sou
 from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
 from foreshock_probes.scorers.request import UnsupportedScoreError
-from foreshock_probes.scorers.vllm_arguments import BYTES_PER_LOGIT, VllmOptions
+from foreshock_probes.scorers.vllm_engine import BYTES_PER_LOGIT, VllmOptions
 from tests.paths import RECORDED
 from tests.probes.held import K3_ON_LOWER_CPU, HeldProcess
 

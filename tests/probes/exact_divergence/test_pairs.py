@@ -25,6 +25,7 @@ from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.job_scoring import EXACT_PART
 from foreshock_probes.scorers.forward_pass import load_model
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
@@ -50,14 +51,14 @@ class Runner:
 
     def compare(self, rollouts: RolloutBatch, options: Chosen) -> ExactBatch:
         for scorer in (PAIR.target, PAIR.behaviour):
-            self._run(scorer, rollouts, options, pair=PAIR.key, states=str(self._states))
+            arguments = {"pair": PAIR.key, "states": str(self._states)}
+            self._run(scorer, rollouts, options, task=EXACT_PART, arguments=arguments)
         return decode_exact(self._result.read_bytes())
 
     def _run(self, scorer: str, rollouts: RolloutBatch, options: Chosen, **named: Any) -> None:
         given = self._folder / "rollouts.parquet"
         given.write_bytes(encode_rollouts(rollouts))
         command = ScoreCommand(
-            number=0,
             scorer=scorer,
             variant="",
             weights_folder=str(self._weights),

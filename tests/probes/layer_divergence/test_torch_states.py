@@ -15,15 +15,21 @@ from safetensors.torch import load_file, save_file
 
 from foreshock.digests import weights_digest
 from foreshock.layer_divergence import LayerComparison, compared_layers, count_groups
+from foreshock.probe_kinds import LAYERS as LAYERS_PROBE
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from foreshock.scorers import SCORERS, scorers_by_layer
+from foreshock.scorers import SCORERS
 from foreshock_probes.layer_divergence import states as states_module
-from foreshock_probes.layer_divergence.part import part_of_comparison
-from foreshock_probes.layer_divergence.states import ScorerDistances, chosen_states, compare_with_file, write_file
+from foreshock_probes.layer_divergence.states import (
+    ScorerDistances,
+    chosen_states,
+    compare_with_file,
+    run_part,
+    write_file,
+)
 from foreshock_probes.layer_divergence.torch_states import TorchStates, decoder_layers
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import scorer_named
+from foreshock_probes.scorers.table import imported
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 LAYERS = 4
@@ -52,7 +58,7 @@ def request(
 
 
 def source_of(asked: ScoreRequest) -> TorchStates:
-    found = scorer_named(asked.scorer).hidden_states()(asked, WarmModel())
+    found = imported(str(SCORERS[asked.scorer].hidden_states))(asked, WarmModel())
     assert isinstance(found, TorchStates)
     return found
 
@@ -207,12 +213,11 @@ def test_model_without_a_decoder_stack_is_refused() -> None:
 
 
 def test_scorer_without_hidden_states_is_refused(weights: Path, tmp_path: Path) -> None:
+    asked = request(weights, "torch.decode")
     with pytest.raises(UnsupportedScoreError, match=r"torch\.decode gives no hidden states; scorers that do: "):
-        part_of_comparison(
-            request(weights, "torch.decode"), tmp_path / "x", first=True, warm=WarmModel(), report=lambda done: None
-        )
-    assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(scorers_by_layer())
-    assert all(SCORERS[name].implementation is not None for name in scorers_by_layer())
+        run_part(asked, {"part": "first"}, tmp_path / "x", WarmModel(), lambda done: None)
+    assert {"torch.trainer", "torch.bfloat16", "torch.float32"} <= set(LAYERS_PROBE.usable_scorers())
+    assert all(SCORERS[name].implementation is not None for name in LAYERS_PROBE.usable_scorers())
 
 
 def test_other_networks_are_refused(weights: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from foreshock.scorers import ENGINE_REPLAY, REFERENCE
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.layer_divergence.job import compare_layers
+from foreshock_probes.layer_divergence.states import PART, compare_layers
 from foreshock_probes.layer_divergence.vllm_states import SequencePlaces
 from tests.probes.layer_divergence.test_torch_states import GROUPED, LAYERS, means, perturbed
 from tests.probes.tiny import save_checkpoint
@@ -83,9 +83,8 @@ def compared(
 ) -> LayerComparison:
     """Compare vLLM's prefill with torch in float32, each with its own weights."""
     (folder / "rollouts").write_bytes(encode_rollouts(GROUPED))
-    engine, reference = (
+    commands = [
         ScoreCommand(
-            number=0,
             scorer=scorer,
             variant="",
             weights_folder=str(weights),
@@ -95,12 +94,15 @@ def compared(
             accelerator="cpu",
             rollouts=str(folder / "rollouts"),
             scores=str(folder / "scores"),
+            task=PART,
+            arguments={"part": part, "states": str(folder / "states.npy")},
         )
-        for scorer, weights, chosen in ((ENGINE_REPLAY, of_engine, options), (REFERENCE, of_reference, {}))
-    )
-    return compare_layers(
-        1, (engine, reference), folder / "states.npy", lambda command: engines.score(command, lambda tokens: None)
-    )
+        for part, scorer, weights, chosen in (
+            ("first", ENGINE_REPLAY, of_engine, options),
+            ("second", REFERENCE, of_reference, {}),
+        )
+    ]
+    return compare_layers(1, commands, lambda command: engines.score(command, lambda tokens: None))
 
 
 @pytest.mark.slow

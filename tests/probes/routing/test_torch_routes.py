@@ -13,11 +13,17 @@ from transformers import AutoModelForCausalLM
 
 from foreshock.digests import weights_digest
 from foreshock.measures.routing import UNKNOWN_EXPERT, RoutingMeasures
+from foreshock.probe_kinds import ROUTING
 from foreshock.rollouts import RolloutBatch
-from foreshock.routing import RECORDING_SCORERS
 from foreshock.scorers import SCORERS
-from foreshock_probes.routing.comparison import RoutesDifferError, compare_routes, record_routes
-from foreshock_probes.routing.recorded import RecordedRoutes, empty_routes, read_routes
+from foreshock_probes.routing.recorded import (
+    RecordedRoutes,
+    RoutesDifferError,
+    compare_routes,
+    empty_routes,
+    read_routes,
+    run_part,
+)
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.table import scorer_named
 from tests.probes.tiny import make_rollouts, save_checkpoint, save_mixture_of_experts
@@ -39,7 +45,7 @@ def record(
     tmp_path: Path, folder: Path, rollouts: RolloutBatch, scorer: str, variant: str = "", **options: Any
 ) -> RecordedRoutes:
     request = request_of(folder, rollouts, scorer, variant, options)
-    record_routes(request, tmp_path / "routes", WarmModel(), lambda tokens: None)
+    run_part(request, {"routes": str(tmp_path / "routes")}, tmp_path / "none", WarmModel(), lambda tokens: None)
     return read_routes(tmp_path / "routes")
 
 
@@ -68,7 +74,7 @@ def test_routes_are_those_of_the_router_logits(tmp_path: Path, weights: Path, op
             np.testing.assert_array_equal(np.sort(found.experts[tokens, layer], axis=1), expected)
 
 
-@pytest.mark.parametrize("scorer", [name for name in RECORDING_SCORERS if SCORERS[name].engine == "torch"])
+@pytest.mark.parametrize("scorer", [name for name in ROUTING.usable_scorers() if SCORERS[name].engine == "torch"])
 def test_log_probs_are_those_of_the_scorer(tmp_path: Path, weights: Path, scorer: str) -> None:
     rollouts = make_rollouts(12)
     request = request_of(weights, rollouts, scorer, "", {})

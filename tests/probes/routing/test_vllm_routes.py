@@ -13,8 +13,7 @@ from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.routing.comparison import compare_routes
-from foreshock_probes.routing.recorded import RecordedRoutes, read_routes
+from foreshock_probes.routing.recorded import PART, RecordedRoutes, compare_routes, read_routes
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -39,7 +38,6 @@ def record(
     given, routes = tmp_path / "rollouts.parquet", tmp_path / "routes.safetensors"
     given.write_bytes(encode_rollouts(rollouts))
     command = ScoreCommand(
-        number=0,
         scorer=scorer,
         variant=variant,
         weights_folder=str(folder),
@@ -49,7 +47,8 @@ def record(
         accelerator="cpu",
         rollouts=str(given),
         scores=str(tmp_path / "scores.parquet"),
-        routes=str(routes),
+        task=PART,
+        arguments={"routes": str(routes)},
     )
     engines.score(command, lambda tokens: None)
     assert not (tmp_path / "scores.parquet").exists()

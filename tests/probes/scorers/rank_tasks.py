@@ -11,7 +11,7 @@ import torch
 from foreshock.errors import ForeshockError
 from foreshock_probes.scorers.rank_processes import Rank
 from foreshock_probes.scorers.request import Report
-from foreshock_probes.scorers.sharded_model import load_sharded_model
+from foreshock_probes.scorers.sharded import load_sharded_model
 
 
 def count_parameters(rank: Rank, folder: Path, report: Report) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from foreshock_probes.scorers.devices import check_devices, cores_of_ranks, device_count
+from foreshock_probes.scorers.rank_processes import check_devices, cores_of_ranks, device_count
 from foreshock_probes.scorers.request import TooFewDevicesError
 
 

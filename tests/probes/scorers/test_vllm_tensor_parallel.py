@@ -17,7 +17,7 @@ from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.engines.pool import EnginePool
 from foreshock_probes.engines.process import EngineError
-from foreshock_probes.scorers.devices import device_count
+from foreshock_probes.scorers.rank_processes import device_count
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [

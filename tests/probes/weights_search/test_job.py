@@ -15,7 +15,7 @@ from foreshock.weights_search import WeightsSearch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.weights import AnnouncedCheckpoint, WeightsLibrary
-from foreshock_probes.weights_search.job import search_weights
+from foreshock_probes.weights_search.search import search_weights
 from tests.probes.weights_search.test_search import (
     HEAD,
     ROLLOUTS,
@@ -56,7 +56,6 @@ def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]
         scores.write_bytes(encoded(weights))
 
     template = ScoreCommand(
-        number=0,
         scorer="vllm.prefill",
         variant="",
         weights_folder="",

@@ -13,8 +13,8 @@ from foreshock_service.replay.attribution.service import (
     AttributionNotFound,
     AttributionNotPossible,
     AttributionPending,
+    attribution_of_step,
     newest_replayed_steps,
-    read_attribution,
 )
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
@@ -52,7 +52,7 @@ def origin_of(viewing: Viewing, run_id: str) -> tuple[str, str]:
 def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | str | None:
     """Return the chain of a step; a text if its scores give none (yet), None if nothing was replayed."""
     try:
-        read = read_attribution(viewing.session, viewing.principal, run_id, step, attempt)
+        read = attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
     except AttributionNotFound:
         return None
     except (AttributionNotPossible, AttributionPending) as error:
@@ -64,7 +64,7 @@ def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None)
 def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRead | None:
     """Return the attribution of a step; None if there is none (yet)."""
     try:
-        return read_attribution(viewing.session, viewing.principal, run_id, step, attempt)
+        return attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
     except (AttributionNotFound, AttributionNotPossible, AttributionPending):
         return None
 

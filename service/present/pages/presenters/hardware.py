@@ -10,7 +10,7 @@ from foreshock.ranges import verdict_of
 from foreshock_service.present.pages.formatting import VERDICT_TONES, number
 from foreshock_service.present.pages.list_models import ConfigurationRow, HardwarePage, HardwareRow
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.replay.hardware.service import read_hardware
+from foreshock_service.replay.hardware.service import hardware_of
 from foreshock_service.runs.health.service import pooled_mismatch
 from foreshock_service.runs.runs.schemas import RunFilter, RunRead
 from foreshock_service.runs.runs.service import list_runs
@@ -27,7 +27,7 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
         names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
     rows = [_configuration(*key, groups[key], pooled) for key in sorted(groups)]
-    hardware = read_hardware(viewing.session, viewing.principal)
+    hardware = hardware_of(viewing.session, viewing.principal)
     return HardwarePage(
         configurations=[row for _, row in sorted(rows, key=lambda each: -each[0])],
         accelerators=[

@@ -20,7 +20,7 @@ from foreshock_service.present.pages.presenters.tiles import tiles_of
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.view_models import Plot, ProbeRow, RunPage, Verdict
 from foreshock_service.replay.policies.service import policy_in_words
-from foreshock_service.replay.probes.job_transitions import JobState
+from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.schemas import ProbeRead
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs.attempts.service import attempts_of_run

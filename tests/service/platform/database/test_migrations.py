@@ -20,7 +20,7 @@ from foreshock_service.platform.database.packing import pack
 from foreshock_service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert, Base, StepLint, measurements
-from foreshock_service.replay.attribution.causes import causes_of_run
+from foreshock_service.replay.attribution.conclusions import causes_of_run
 from foreshock_service.runs.lint.service import findings_of_run
 
 _MIGRATIONS = str(MIGRATIONS)

@@ -34,7 +34,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (
         "foreshock_service.replay.leases.service",
-        "foreshock_service.replay.scores.service",
+        "foreshock_service.replay.results.publishing",
+        "foreshock_service.replay.probes.requests",
         "foreshock_service.replay.probes.service",
     ):
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)

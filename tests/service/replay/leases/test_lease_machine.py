@@ -26,8 +26,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import insert_if_absent
 from foreshock_service.platform.database.tables import Attempt, Run, Step
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score, ScoreShard
 from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.platform.keys.service import Scope
 from foreshock_service.platform.security import Principal
@@ -36,10 +37,9 @@ from foreshock_service.replay.leases.schemas import FailBody, LeaseRead, LeaseRe
 from foreshock_service.replay.leases.service import LeaseLost
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.job_bundles import new_jobs
-from foreshock_service.replay.probes.job_transitions import JobState, Outcome
+from foreshock_service.replay.probes.jobs import JobState, Outcome
 from foreshock_service.replay.probes.schemas import ScorerRequest
-from foreshock_service.replay.scores import repository as scores
-from foreshock_service.replay.scores import service as publishing
+from foreshock_service.replay.results import publishing
 
 ENGINES = ("torch", "vllm")
 SCORERS = {"torch": "torch.float32", "vllm": "vllm.prefill"}
@@ -285,7 +285,7 @@ def _send_scores(session: Session, lease: LeaseRead) -> None:
             "digest": "d", "body_bytes": 1, "file": "f", "rollouts": 1, "tokens": 1,
             "fingerprint_digest": f"{lease.job.id}", "fingerprint": {}, "received_at_us": 1,
         }  # fmt: skip
-        scores.add_shard(session, row)
+        insert_if_absent(session, ScoreShard, row)
 
 
 @pytest.mark.slow
@@ -293,7 +293,8 @@ def test_leases_hold_in_any_order_of_events(app: FastAPI, monkeypatch: pytest.Mo
     clock = Clock()
     for module in (
         "foreshock_service.replay.leases.service",
-        "foreshock_service.replay.scores.service",
+        "foreshock_service.replay.results.publishing",
+        "foreshock_service.replay.probes.requests",
         "foreshock_service.replay.probes.service",
     ):
         monkeypatch.setattr(f"{module}.database_now_us", clock.read)

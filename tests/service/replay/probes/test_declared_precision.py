@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from foreshock.fingerprint import Fingerprint
-from foreshock_service.replay.probes.declared_precision import (
+from foreshock_service.replay.probes.environments import (
     declared_precision,
     precision_in_words,
     with_declared_precision,

@@ -12,9 +12,9 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
-from foreshock_service.replay.near_alerts import ALERT_WINDOW_STEPS
-from foreshock_service.replay.probes.job_ranks import Priority, rank_us
-from foreshock_service.replay.probes.priorities import raise_jobs_near_alerts
+from foreshock_service.replay.probes.jobs import Priority, rank_us
+from foreshock_service.replay.probes.repository import ALERT_WINDOW_STEPS
+from foreshock_service.replay.probes.service import raise_jobs_near_alerts
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 
@@ -117,7 +117,7 @@ def test_a_low_job_is_leased_before_urgent_ones_that_came_days_later(
     ask_for_probe(run, 2, priority="urgent")
     with monkeypatch.context() as later:
         later.setattr(
-            "foreshock_service.replay.probes.service.database_now_us", lambda s: database_now_us(s) + 3 * DAY_US + 1
+            "foreshock_service.replay.probes.requests.database_now_us", lambda s: database_now_us(s) + 3 * DAY_US + 1
         )
         ask_for_probe(run, 3, priority="urgent")
     assert leased_steps(http) == [2, 1, 3]

@@ -96,7 +96,7 @@ def test_scorer_with_a_new_row_in_the_table_can_be_probed(
     run: Sender, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = SCORERS["vllm.prefill"].place
-    row = Scorer("sglang.http", "SGLang over HTTP", 2, place, "sglang", "foreshock_probes.scorers.sglang_http:score")
+    row = Scorer("sglang.http", "SGLang over HTTP", 2, place, "sglang", "foreshock_probes.scorers.http_servers:score")
     monkeypatch.setitem(SCORERS, row.name, row)
     probe = ask_for_probe(run, 3, ["sglang.http", "sglang.http@rebatched"]).raise_for_status().json()
     assert [job["engine"] for job in probe["jobs"]] == ["sglang"]

@@ -25,7 +25,7 @@ from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.closing import try_to_close
 from tests.foreshock.lint.healthy import healthy_batch
 from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN, replay, start
-from tests.service.replay.weights.test_weights_searches import ABLE, STEP, found, put_scores, put_search
+from tests.service.replay.results.test_weights_search import ABLE, STEP, found, put_scores, put_search
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, take_lease
 

@@ -1,0 +1,130 @@
+"""The table of kinds of probes: what a request may ask for, what a worker must be able to do, and what does it.
+
+The service, the worker and `foreshock probe` read it. To add a kind, add its row here, the worker's code that the row
+names, and a row of its result in `service/replay/results`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
+
+__all__ = ["EXACT", "LAYERS", "MATRIX", "PROBE_KINDS", "ROUTING", "WEIGHTS", "ProbeKind"]
+
+_WORDS = {1: "one scorer", 2: "two scorers"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeKind:
+    """A kind of probe.
+
+    Args:
+        name: `kind` of a request.
+        noun: what a request of it is called in errors.
+        job: `module:function` of the worker's code that does a job of it.
+        capability: what a worker offers, beside its scorers, if it can do it; empty: scoring is enough.
+        scorers: the number of its scorers, whose order counts; None: any number.
+        default_scorers: the scorers of a request that names none.
+        able: the field of a scorer's row that it must have; None: every scorer can be used.
+        unable, can: how a scorer without that field and those with it are called in errors.
+        has_variants: a request may name variants of its scorers.
+        rollouts, most_rollouts: the default and the largest sample of rollouts; None: all, no limit.
+        sends_scores: its workers send the log-probs of its scorers.
+        in_chain: these are scores of the run's own set-up and part of its chain.
+        document: the end of the address that its result is sent to; empty: it has none but scores and divergences.
+    """
+
+    name: str
+    noun: str
+    job: str
+    capability: str = ""
+    scorers: int | None = None
+    default_scorers: tuple[str, ...] = ()
+    able: str | None = None
+    unable: str = ""
+    can: str = ""
+    has_variants: bool = False
+    rollouts: int | None = None
+    most_rollouts: int | None = None
+    sends_scores: bool = True
+    in_chain: bool = True
+    document: str = ""
+
+    def usable_scorers(self) -> tuple[str, ...]:
+        """Return the names of the scorers that it can be asked for."""
+        return tuple(
+            name
+            for name, scorer in SCORERS.items()
+            if scorer.implementation is not None and (self.able is None or getattr(scorer, self.able) is not None)
+        )
+
+    def check(self, scorers: int, exact_pairs: int, *, with_variants: bool) -> None:
+        """Raise ValueError unless a request may have so many scorers and exact pairs."""
+        if self.scorers is None:
+            return
+        if scorers != self.scorers or exact_pairs or (with_variants and not self.has_variants):
+            variants = "" if self.has_variants else ", no variant"
+            raise ValueError(f"{self.noun} has {_WORDS[self.scorers]}{variants} and no exact pair")
+
+    def sample(self, asked: int | None) -> int | None:
+        """Return the number of rollouts of a request that asks for so many. Raises ValueError if it is too large."""
+        rollouts = self.rollouts if asked is None else asked
+        if rollouts is not None and self.most_rollouts is not None and rollouts > self.most_rollouts:
+            raise ValueError(f"{self.noun} has at most {self.most_rollouts} rollouts, got {rollouts}")
+        return rollouts
+
+
+EXACT = ProbeKind(name="exact", noun="a probe", job="foreshock_probes.job_scoring:score", has_variants=True)
+WEIGHTS = ProbeKind(
+    name="weights",
+    noun="a weights search",
+    job="foreshock_probes.weights_search.search:run_job",
+    capability="weights.search",
+    scorers=1,
+    default_scorers=(ENGINE_REPLAY,),
+    document="weights-search",
+)
+MATRIX = ProbeKind(
+    name="matrix",
+    noun="a cell of a matrix",
+    job="foreshock_probes.job_scoring:score",
+    scorers=1,
+    rollouts=64,
+    most_rollouts=1024,
+    in_chain=False,
+)
+LAYERS = ProbeKind(
+    name="layers",
+    noun="a comparison by layer",
+    job="foreshock_probes.layer_divergence.states:run_job",
+    capability="layers.compare",
+    scorers=2,
+    default_scorers=(TRAINER_REPLAY, REFERENCE),  # the second one is the reference
+    able="hidden_states",
+    unable="gives no hidden states to compare by layer",
+    can="do",
+    rollouts=64,  # it runs each scorer twice, without their log-probs
+    sends_scores=False,
+    in_chain=False,
+    document="layers",
+)
+ROUTING = ProbeKind(
+    name="routing",
+    noun="a comparison of routed experts",
+    job="foreshock_probes.routing.recorded:run_job",
+    capability="routing.compare",
+    scorers=2,
+    default_scorers=(TRAINER_REPLAY, ENGINE_REPLAY),  # π, then μ
+    able="routes",
+    unable="cannot record routed experts",
+    can="can",
+    has_variants=True,
+    rollouts=64,
+    most_rollouts=1024,
+    sends_scores=False,
+    in_chain=False,
+    document="routing",
+)
+
+PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, WEIGHTS, MATRIX, LAYERS, ROUTING)}

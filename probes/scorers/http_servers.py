@@ -1,0 +1,332 @@
+"""`vllm.http` and `sglang.http`: ask a running server over HTTP for the log-probs of prompts.
+
+The server's address is the worker's own setting; neither a job nor a rollout can name one, and redirects are not
+followed. The server must be seen to hold the job's weights: it was started on the folder of the checkpoint, or it tells
+the checkpoint's weights version. What it tells is in the fingerprint. Its hardware is not known: a server tells none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import RolloutBatch
+from foreshock_probes.scorers.request import (
+    Options,
+    Report,
+    Scored,
+    ScoreRequest,
+    UnsupportedScoreError,
+    WarmModel,
+    parse_options,
+)
+from foreshock_probes.scorers.sampling import logged_distribution
+from foreshock_probes.scorers.tokens import check_tokens, compose, sequence, sequence_lengths
+from foreshock_probes.settings import load_settings
+
+READ_SECONDS = 600.0
+# What SGLang tells if its weights never got a version.
+_NO_VERSION = ("default", "")
+
+
+class ServerOptions(Options):
+    """`batch_size` sequences are sent in one request; the server's scheduler batches them as it likes."""
+
+    batch_size: int = Field(default=32, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """What a server tells of itself: its name for the model, the path it was loaded from, the weights version.
+
+    `longest` is the number of tokens that a sequence may have, None if the server does not tell.
+    """
+
+    name: str
+    path: str | None
+    weights_version: str | None
+    longest: int | None
+    server_version: str | None
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+class Server:
+    """A server of the worker's configuration, `name` being `vllm` or `sglang`.
+
+    Raises UnsupportedScoreError if none is configured.
+    """
+
+    def __init__(self, name: str) -> None:
+        settings = load_settings()
+        if name not in settings.engine_servers:
+            raise UnsupportedScoreError(
+                f"this worker has no {name} server; set FORESHOCK_ENGINE_SERVERS='{name}=http://host:port'"
+            )
+        self.name, self._address = name, settings.engine_servers[name]
+        key = settings.engine_server_keys.get(name)
+        headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        self._http = httpx.Client(
+            base_url=self._address, headers=headers, timeout=httpx.Timeout(READ_SECONDS, connect=10.0), trust_env=False
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> Any:
+        """Return the JSON of `path`. Raises as `ask` does."""
+        return self.ask("GET", path)
+
+    def find(self, path: str) -> Any:
+        """Return the JSON of `path`, None if the server has no such path."""
+        return self.ask("GET", path, optional=True)
+
+    def ask(self, method: str, path: str, body: Any = None, *, optional: bool = False) -> Any:
+        """Return the JSON of the answer.
+
+        Raises ConnectionError, after which a retry may succeed, if the server cannot be reached or fails (5xx), and
+        UnsupportedScoreError if it refuses the request. `optional`: None if there is no such path.
+        """
+        try:
+            answer = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise ConnectionError(
+                f"the {self.name} server at {self._address} gives no answer ({type(error).__name__}: {error}); start "
+                "it, or correct FORESHOCK_ENGINE_SERVERS"
+            ) from error
+        if optional and answer.status_code in (404, 405):
+            return None
+        told = f"the {self.name} server at {self._address} answered {path} with {answer.status_code}"
+        if answer.status_code in (401, 403):
+            raise UnsupportedScoreError(f"{told}; set FORESHOCK_ENGINE_SERVER_KEYS='{self.name}=its key'")
+        if answer.status_code >= 500 or answer.status_code == 429:
+            raise ConnectionError(f"{told}: {answer.text[:500]}")
+        if answer.status_code != 200:
+            raise UnsupportedScoreError(f"{told}: {answer.text[:500]}")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise UnsupportedScoreError(f"{told} and no JSON; is it a {self.name} server?") from error
+
+
+def value_of(answer: Any, *path: str | int) -> Any:
+    """Return the value at `path` of a server's answer. Raises UnsupportedScoreError if there is none."""
+    found = answer
+    for key in path:
+        try:
+            found = found[key]
+        except (KeyError, IndexError, TypeError) as error:
+            where = ".".join(map(str, path))
+            raise UnsupportedScoreError(
+                f"the server's answer has no {where!r}; is it a server of that kind?"
+            ) from error
+    return found
+
+
+def check_weights(held: HeldModel, request: ScoreRequest) -> str:
+    """Return how the server was seen to hold the request's weights: "folder" or "version".
+
+    Raises UnsupportedScoreError if it tells another weights version, or neither the folder nor a version.
+    """
+    wanted, told = request.weights_version, held.weights_version
+    if told is not None and wanted is not None and told != str(wanted):
+        raise UnsupportedScoreError(
+            f"the server holds the weights version {told}, the checkpoint has {wanted}; update the server's weights"
+        )
+    if told is not None and wanted is not None:
+        return "version"
+    if held.path is not None and Path(held.path).is_absolute() and _same_folder(held.path, request.weights_folder):
+        return "folder"
+    raise UnsupportedScoreError(
+        f"the server holds {held.path or held.name!r} and tells no weights version, so it cannot be seen to hold the "
+        "checkpoint; start it on the checkpoint's folder, or have it tell the version of its weights"
+    )
+
+
+def _same_folder(first: str, second: Path) -> bool:
+    return Path(first).resolve() == second.resolve()
+
+
+def score_with_server(
+    request: ScoreRequest,
+    server: Server,
+    held: HeldModel,
+    log_probs_of: Callable[[list[list[int]], list[int]], list[NDArray[np.float64]]],
+    report: Report,
+) -> Scored:
+    """Score the request's rollouts with the server, which holds `held`.
+
+    `log_probs_of(sequences, firsts)` asks the server and returns the log-probs of the tokens of each sequence from its
+    position `first` ≥ 1 on. Raises UnsupportedScoreError if the run's log-probs are of a processed distribution:
+    servers give those of the raw one for prompts.
+    """
+    options, rollouts = parse_options(ServerOptions, request), request.rollouts
+    check_tokens(rollouts, request.weights_folder)
+    distribution = logged_distribution(rollouts, truncation="apply")
+    if (distribution.temperature != 1).any() or distribution.truncated.any():
+        raise UnsupportedScoreError(
+            "the run logged processed log-probs, and a server gives raw ones for prompts; use a scorer that loads the "
+            "weights itself, or log raw log-probs"
+        )
+    verified = check_weights(held, request)
+    lengths = sequence_lengths(rollouts)
+    if held.longest is not None and int(lengths.max(initial=0)) >= held.longest:
+        raise UnsupportedScoreError(
+            f"a rollout has {int(lengths.max())} tokens, and the server takes less than {held.longest}; raise its "
+            "maximum model length"
+        )
+    plan = compose(lengths, options.batch_size, request.variant)
+    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
+    done = 0
+    for rows in plan.batches:
+        _score_rows(rollouts, rows[lengths[rows] >= 2], log_probs_of, log_probs)
+        done += int(np.diff(rollouts.response_offsets)[rows].sum())
+        report(done)
+    fingerprint = Fingerprint(
+        engine=server.name,
+        engine_version=held.server_version,
+        logprobs_mode="raw_logprobs",
+        temperature=1.0,
+        batch_composition=f"{plan.name}, batched by the server",
+        weights_version=request.weights_version,
+        weights_digest=request.weights_digest,
+        flags={"served_by": "http", "model": held.name, "weights_seen_by": verified, **held.flags},
+    )
+    return Scored(log_probs=log_probs, fingerprint=fingerprint)
+
+
+def _score_rows(
+    rollouts: RolloutBatch,
+    rows: NDArray[np.int64],
+    log_probs_of: Callable[[list[list[int]], list[int]], list[NDArray[np.float64]]],
+    into: NDArray[np.float32],
+) -> None:
+    """Write the log-probs of the responses of `rows`; a first token without a prompt has none."""
+    if not rows.size:
+        return
+    firsts = np.maximum(np.diff(rollouts.prompt_offsets)[rows], 1).tolist()
+    found = log_probs_of([sequence(rollouts, int(row)).tolist() for row in rows], firsts)
+    for row, values in zip(rows.tolist(), found, strict=True):
+        stop = int(rollouts.response_offsets[row + 1])
+        into[stop - values.size : stop] = values
+
+
+def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """Score as `vllm.http`, by `/v1/completions`. Raises UnsupportedScoreError if that cannot be done correctly."""
+    with Server("vllm") as server:
+        held = _model_of_vllm(server)
+
+        def log_probs_of(sequences: list[list[int]], firsts: list[int]) -> list[NDArray[np.float64]]:
+            body = {
+                "model": held.name,
+                "prompt": sequences,
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "prompt_logprobs": 0,
+                "add_special_tokens": False,
+                "ignore_eos": True,
+            }
+            choices = value_of(server.ask("POST", "/v1/completions", body), "choices")
+            by_index = {value_of(choice, "index"): choice for choice in choices}
+            if sorted(by_index) != list(range(len(sequences))):
+                raise UnsupportedScoreError(f"vLLM answered {len(sequences)} prompts with {len(by_index)} choices")
+            return [
+                _log_probs_of_vllm(tokens, value_of(by_index[index], "prompt_logprobs"), first)
+                for index, (tokens, first) in enumerate(zip(sequences, firsts, strict=True))
+            ]
+
+        return score_with_server(request, server, held, log_probs_of, report)
+
+
+def _model_of_vllm(server: Server) -> HeldModel:
+    """Read what `/v1/models` tells, and `/weight_info`, if the server has it."""
+    models = value_of(server.get("/v1/models"), "data")
+    # The base model: adapters have a parent.
+    served = [model for model in models if not model.get("parent")]
+    if len(served) != 1:
+        raise UnsupportedScoreError(f"the vLLM server serves {len(served)} models, and one is needed")
+    version = server.find("/version")
+    weights = server.find("/weight_info") or {}
+    told = weights.get("weight_version")
+    return HeldModel(
+        name=str(value_of(served[0], "id")),
+        path=served[0].get("root"),
+        weights_version=None if told is None else str(told),
+        longest=served[0].get("max_model_len"),
+        server_version=str(version["version"]) if version else None,
+    )
+
+
+def _log_probs_of_vllm(
+    tokens: list[int], told: list[dict[str, dict[str, float]] | None], first: int
+) -> NDArray[np.float64]:
+    """Return the log-probs of `tokens[first:]`: each position has those of some ids, by id."""
+    if not isinstance(told, list) or len(told) != len(tokens):
+        raise UnsupportedScoreError("vLLM gave no log-probs of the prompt; its version must support prompt_logprobs")
+    found = [(place or {}).get(str(token)) for token, place in zip(tokens[first:], told[first:], strict=True)]
+    if any(each is None for each in found):
+        raise UnsupportedScoreError("vLLM scored other tokens than the ones sent")
+    return np.array([each["logprob"] for each in found if each is not None], dtype=np.float64)
+
+
+def score_with_sglang(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """Score as `sglang.http`, by `/generate` with `return_logprob`, as SGLang's documentation describes it.
+
+    It has not been run against a real server. Raises UnsupportedScoreError if that cannot be done correctly.
+    """
+    with Server("sglang") as server:
+
+        def log_probs_of(sequences: list[list[int]], firsts: list[int]) -> list[NDArray[np.float64]]:
+            body = {
+                "input_ids": sequences,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+                "return_logprob": True,
+                "logprob_start_len": [first - 1 for first in firsts],
+            }
+            answers = server.ask("POST", "/generate", body)
+            if not isinstance(answers, list) or len(answers) != len(sequences):
+                raise UnsupportedScoreError(f"SGLang did not answer {len(sequences)} prompts with as many results")
+            return [
+                _log_probs_of_sglang(tokens, value_of(answer, "meta_info", "input_token_logprobs"), first)
+                for tokens, answer, first in zip(sequences, answers, firsts, strict=True)
+            ]
+
+        return score_with_server(request, server, _model_of_sglang(server), log_probs_of, report)
+
+
+def _model_of_sglang(server: Server) -> HeldModel:
+    model = server.get("/get_model_info")
+    told = model.get("weight_version") if isinstance(model, dict) else None
+    arguments: Any = server.find("/get_server_info") or server.find("/server_info") or {}
+    longest, path = arguments.get("context_length"), str(value_of(model, "model_path"))
+    return HeldModel(
+        name=path,
+        path=path,
+        weights_version=None if told is None or str(told) in _NO_VERSION else str(told),
+        longest=longest if isinstance(longest, int) else None,
+        server_version=arguments.get("version"),
+        flags={
+            name: str(arguments[name])
+            for name in ("dtype", "attention_backend", "kv_cache_dtype", "tp_size")
+            if arguments.get(name) is not None
+        },
+    )
+
+
+def _log_probs_of_sglang(tokens: list[int], told: Any, first: int) -> NDArray[np.float64]:
+    """Return the log-probs of `tokens[first:]`: the last entries (log-prob, id, text) of `input_token_logprobs`."""
+    wanted = tokens[first:]
+    entries = told[-len(wanted) :] if isinstance(told, list) else []
+    if [entry[1] for entry in entries] != wanted or any(entry[0] is None for entry in entries):
+        raise UnsupportedScoreError("SGLang scored other tokens than the ones sent, or gave no log-probs of some")
+    return np.array([entry[0] for entry in entries], dtype=np.float64)

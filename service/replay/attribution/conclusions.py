@@ -1,0 +1,190 @@
+"""The evidence for conclusions from stored attributions, and the causes that the attributions of a run name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy.orm import Session
+
+from foreshock.diagnosis.attribution import conclude_attribution
+from foreshock.diagnosis.conclusion import (
+    AttributionEvidence,
+    Conclusion,
+    ConclusionKind,
+    DriftPoint,
+    EnvironmentLinkEvidence,
+    ExactEvidence,
+    LinkEvidence,
+    ReferenceEvidence,
+)
+from foreshock.interval_names import INTERVAL, interval_name
+from foreshock.json_values import finite_or_none, number_or_nan
+from foreshock.model_kind import ModelKind
+from foreshock.weights_search import WeightsSearch
+from foreshock_service.replay.attribution import repository
+from foreshock_service.replay.attribution.schemas import (
+    AttributionDocument,
+    EnvironmentLinkRead,
+    ExactOfLink,
+    LinkRead,
+    SideBranchRead,
+)
+from foreshock_service.replay.results.weights_search import find_search
+from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.findings.schemas import ConfidenceRead, FindingOfStep, FindingOfSteps
+from foreshock_service.runs.findings.service import of_steps
+from foreshock_service.runs.step_key import StepKey
+
+DRIFT_STEPS = 20
+"""Other probed steps that the conclusions compare a step with, the newest."""
+MOST_STEPS = 200
+"""Attributed steps of a run that are read, the newest: one takes about a millisecond."""
+
+_TITLES: dict[ConclusionKind, str] = {
+    "wrong-weights": "the engine did not run with the announced weights",
+    "trainer-precision": "the trainer computes in float32 and its replay does not",
+}
+
+
+def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
+    """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
+    rows = repository.newest_documents(session, run_id, attempts_of_run(session, run_id), MOST_STEPS)
+    read = [(key, AttributionDocument(**stored) if stored is not None else None) for key, stored in rows]
+    newest: dict[str, FindingOfStep] = {}
+    steps: dict[str, list[int]] = {}
+    for place, (key, document) in enumerate(read):
+        if document is None:
+            continue
+        others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
+        earlier = [other for _, other in reversed(others) if other is not None]
+        for cause in _causes_of_step(session, key, document, earlier):
+            newest.setdefault(cause.name, cause)
+            steps.setdefault(cause.name, []).insert(0, key.step)
+    return [of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
+
+
+def _causes_of_step(
+    session: Session, key: StepKey, document: AttributionDocument, earlier: list[AttributionDocument]
+) -> list[FindingOfStep]:
+    """Return the causes that the step's conclusions name. Exact divergences name none, so they are not read."""
+    evidence = evidence_of(document, earlier=earlier, weights_search=find_search(session, key))
+    return [_finding(evidence, each) for each in conclude_attribution(evidence) if each.names_cause]
+
+
+def _finding(evidence: AttributionEvidence, cause: Conclusion) -> FindingOfStep:
+    link = next((link for link in evidence.links if link.name == cause.link), None)
+    if cause.kind != "cause" or link is None:
+        return FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
+    share, low, high = map(finite_or_none, (link.share, link.share_low, link.share_high))
+    confidence = ConfidenceRead(share=share, low=low, high=high, interval=interval_name(evidence.reliable))
+    return FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
+
+
+def evidence_of(
+    document: AttributionDocument,
+    *,
+    earlier: Sequence[AttributionDocument] = (),
+    model_kind: ModelKind | None = None,
+    exact: Sequence[ExactOfLink] = (),
+    weights_search: WeightsSearch | None = None,
+) -> AttributionEvidence:
+    """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
+    branch = document.side_branch
+    return AttributionEvidence(
+        step=document.step,
+        chain=tuple(document.chain),
+        links=tuple(map(_link, document.links)),
+        whole=_link(document.whole),
+        missing=tuple(document.missing),
+        prompt_groups=document.groups,
+        rollouts=document.rollouts,
+        tokens=document.tokens,
+        reliable=document.interval == INTERVAL,
+        cancellation=number_or_nan(document.cancellation),
+        floors={floor.scorer: floor.k3_kl for floor in document.floors if floor.k3_kl is not None},
+        reference=_reference(branch) if branch is not None else None,
+        drift=_drift(document, earlier),
+        model_kind=model_kind,
+        declared_precision=document.declared_precision,
+        environments={
+            name: read.environment() if read is not None else None for name, read in document.environments.items()
+        },
+        environment_links=tuple(map(_environment_link, document.environment_links)),
+        exact=tuple(map(_exact, exact)),
+        weights_search=weights_search,
+    )
+
+
+def _link(link: LinkRead) -> LinkEvidence:
+    return LinkEvidence(
+        name=link.name,
+        cause=link.cause,
+        k3_kl=number_or_nan(link.k3_kl),
+        rms_d=number_or_nan(link.rms_d),
+        share=number_or_nan(link.share),
+        share_low=number_or_nan(link.share_low),
+        share_high=number_or_nan(link.share_high),
+        excess_k3_kl=link.excess_k3_kl,
+    )
+
+
+def _reference(branch: SideBranchRead) -> ReferenceEvidence:
+    return ReferenceEvidence(
+        reference=branch.reference,
+        links=tuple(map(_link, branch.links)),
+        engine=branch.engine,
+        trainer=branch.trainer,
+        difference=number_or_nan(branch.difference),
+        difference_low=number_or_nan(branch.difference_low),
+        difference_high=number_or_nan(branch.difference_high),
+        reliable=branch.interval == INTERVAL,
+    )
+
+
+def _environment_link(link: EnvironmentLinkRead) -> EnvironmentLinkEvidence:
+    return EnvironmentLinkEvidence(
+        scorer=link.scorer,
+        first=link.first.environment(),
+        second=link.second.environment(),
+        k3_kl=number_or_nan(link.k3_kl),
+        share=number_or_nan(link.share),
+        share_low=number_or_nan(link.share_low),
+        share_high=number_or_nan(link.share_high),
+        logged=link.logged,
+        excess=number_or_nan(link.excess),
+        excess_low=number_or_nan(link.excess_low),
+        excess_high=number_or_nan(link.excess_high),
+        reliable=link.interval == INTERVAL,
+    )
+
+
+def _exact(read: ExactOfLink) -> ExactEvidence:
+    return ExactEvidence(
+        link=read.pair,
+        kl=number_or_nan(read.kl.mean),
+        kl_low=number_or_nan(read.kl.low),
+        kl_high=number_or_nan(read.kl.high),
+        tv=number_or_nan(read.tv.mean),
+        delta_max=number_or_nan(read.delta_max),
+        top1_flip=number_or_nan(read.top1_flip.mean),
+        k3_kl=number_or_nan(read.k3_kl.mean),
+        k3_low=number_or_nan(read.k3_kl.low),
+        k3_high=number_or_nan(read.k3_kl.high),
+        tokens=read.tokens,
+        prompt_groups=read.groups,
+        non_finite=read.non_finite,
+        other_settings=tuple(read.other_settings),
+        reliable=read.interval == INTERVAL,
+    )
+
+
+def _drift(now: AttributionDocument, documents: Sequence[AttributionDocument]) -> Mapping[str, tuple[DriftPoint, ...]]:
+    found: dict[str, list[DriftPoint]] = {}
+    for document in documents:
+        for link in document.links:
+            if link.k3_kl is not None:
+                same = document.attempt == now.attempt and all(
+                    document.environments.get(name) == now.environments.get(name) for name in link.name.split("/")
+                )
+                found.setdefault(link.name, []).append(DriftPoint(document.step, link.k3_kl, same))
+    return {name: tuple(points) for name, points in found.items()}

@@ -1,0 +1,190 @@
+"""The environment that a job is scored in: the run's own if a live worker offers it, else any, unless one is required.
+
+A worker offers environments by name (`foreshock.environment`). A job names those to score in, best first. It goes to a
+worker that offers one of them; to another worker only if no live one does, and not at all if it is required.
+
+The run also declares the precision of its trainer, a probe's default for `torch.trainer`: in the trainer's fingerprint,
+`master_dtype` with `autocast` (left out: no autocast), or `dtype` "float32" alone. `dtype` "bfloat16" alone leaves open
+whether weights or only activations have it, and declares nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foreshock.environment import Environment
+from foreshock.errors import ConfigurationError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import BatchAttributes
+from foreshock.scorers import ENGINES, SCORERS, TRAINER_REPLAY
+
+if TYPE_CHECKING:
+    from foreshock_service.platform.database.tables.probes import Worker
+
+# The values of a request that name no environment: the run's own, required; and any, as the worker is.
+OF_RUN, ANY = "run", "any"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEnvironment:
+    """The names of environments to score in, best first; empty: any."""
+
+    names: tuple[str, ...] = ()
+    is_required: bool = False
+
+    @classmethod
+    def stored(cls, names: str, is_required: bool) -> WantedEnvironment:
+        """Return what a job's row holds."""
+        return cls(tuple(name for name in names.split(",") if name), is_required)
+
+    def text(self) -> str:
+        """Return the names as a job's row holds them."""
+        return ",".join(self.names)
+
+    def best_of(self, offered: Collection[str]) -> str | None:
+        """Return the best of the offered environments; None if none of them is wanted."""
+        return next((name for name in self.names if name in offered), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A worker gets the job, in `environment`; None: as the worker is."""
+
+    environment: str | None
+
+
+def fit(wanted: WantedEnvironment, offered: Collection[str], others: Iterable[Collection[str]]) -> Fit | None:
+    """Return how a worker that offers `offered` gets a job; None if it does not.
+
+    `others` are the environments that each other live worker offers that can do the job: it is left to one of them that
+    offers a better environment.
+    """
+    own = wanted.best_of(offered)
+    better = wanted.names if own is None else wanted.names[: wanted.names.index(own)]
+    if any(name in other for other in others for name in better):
+        return None
+    return None if own is None and wanted.is_required and wanted.names else Fit(own)
+
+
+def other_offers(
+    live: Iterable[Worker], worker: tuple[str, str], accelerator: str | None, needs: Collection[str]
+) -> list[Collection[str]]:
+    """Return the environments of the live workers, except `worker` (project, name), that can do a job."""
+    return [
+        each.environments
+        for each in live
+        if (each.project, each.name) != worker
+        and accelerator in (None, each.accelerator)
+        and {*each.scorers, *each.exact_pairs}.issuperset(needs)
+    ]
+
+
+def run_fingerprints(attributes: BatchAttributes, attempt: Mapping[str, Any]) -> dict[str, Fingerprint | None]:
+    """Return the fingerprints of the logged scores `rollout` and `trainer`; None if the run logged none.
+
+    They are attributes of the batch, else in the attempt's fingerprint: by name (`{"rollout": {…}, "trainer": {…}}`),
+    or one of torch for the trainer, of another engine for the sampler.
+    """
+    named: dict[str, Any] = dict(attempt)
+    if isinstance(attempt.get("engine"), str):
+        named = {"trainer" if attempt["engine"] == "torch" else "rollout": attempt}
+    return {
+        "rollout": attributes.engine_fingerprint or _parsed(named.get("rollout")),
+        "trainer": attributes.trainer_fingerprint or _parsed(named.get("trainer")),
+    }
+
+
+def wanted_environments(
+    request: str | None, fingerprints: Mapping[str, Fingerprint | None]
+) -> dict[str, WantedEnvironment]:
+    """Return the wanted environment of each engine's job.
+
+    `request` None: the run's own is preferred. The engine's job takes the sampler's environment and the trainer's that
+    of the trainer; if one of the two is unknown, both take the other, so that the two replays can be compared.
+    """
+    if request == ANY:
+        return dict.fromkeys(ENGINES, WantedEnvironment())
+    if request not in (None, OF_RUN):
+        return dict.fromkeys(ENGINES, WantedEnvironment((request,), is_required=True))
+    known = {name: _names(fingerprint) for name, fingerprint in fingerprints.items()}
+    sampler, trainer = known.get("rollout", ()), known.get("trainer", ())
+    sides = {"engine": sampler or trainer, "trainer": trainer or sampler}
+    # A remote engine computes on its server's machine, whatever the worker's is.
+    return {
+        name: WantedEnvironment() if engine.remote else WantedEnvironment(sides[_side(name)], request == OF_RUN)
+        for name, engine in ENGINES.items()
+    }
+
+
+def _side(engine: str) -> str:
+    """Return the side of the chain that an engine's replays stand for."""
+    sides = [scorer.side for scorer in SCORERS.values() if scorer.engine == engine and scorer.side is not None]
+    return sides[0] if sides else "trainer"
+
+
+def _names(fingerprint: Fingerprint | None) -> tuple[str, ...]:
+    return Environment.of_fingerprint(fingerprint).offer_names() if fingerprint is not None else ()
+
+
+def _parsed(value: object) -> Fingerprint | None:
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        return Fingerprint.from_dict(value)
+    except ConfigurationError:
+        return None
+
+
+def names_in_words(names: Sequence[str]) -> str:
+    """Return names for a message: "avx2-amd, avx2-sse4.2 or avx2"."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+_TRAINER = TRAINER_REPLAY
+_MASTER_DTYPES = ("bfloat16", "float16", "float32")
+_AUTOCAST = ("bfloat16", "float16")
+_PRECISION = frozenset({"autocast", "master_dtype", "head_dtype"})
+
+
+def with_declared_precision(
+    options: Mapping[str, Mapping[str, Any]],
+    scorers: Collection[str],
+    trainer: Fingerprint | None,
+    *,
+    complete: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """Return the options of a probe, with the trainer's declared precision for `torch.trainer` if that is requested.
+
+    Options that name any precision are left unchanged; with `complete` those that they do not name are added.
+    """
+    found = {scorer: dict(chosen) for scorer, chosen in options.items()}
+    asked = found.get(_TRAINER, {})
+    declared = declared_precision(trainer)
+    if _TRAINER in scorers and declared and (complete or not _PRECISION & set(asked)):
+        found[_TRAINER] = {**declared, **asked}
+    return found
+
+
+def precision_in_words(declared: Mapping[str, str | None]) -> str | None:
+    """Return a declared precision, such as "bfloat16 autocast over float32 weights"; None if none is declared."""
+    master, autocast, head = (declared.get(name) for name in ("master_dtype", "autocast", "head_dtype"))
+    if master is None:
+        return None
+    words = master if autocast is None else f"{autocast} autocast over {master} weights"
+    return words if head in (None, master) else f"{words}, head in {head}"
+
+
+def declared_precision(trainer: Fingerprint | None) -> dict[str, str | None]:
+    """Return the options of `torch.trainer` that a trainer's fingerprint declares; empty if it declares none."""
+    if trainer is None:
+        return {}
+    master = trainer.master_dtype or ("float32" if trainer.dtype == "float32" and not trainer.autocast else None)
+    if master not in _MASTER_DTYPES:
+        return {}
+    found: dict[str, str | None] = {
+        "master_dtype": master,
+        "autocast": trainer.autocast if trainer.autocast in _AUTOCAST else None,
+    }
+    return found | ({"head_dtype": trainer.head_dtype} if trainer.head_dtype in _MASTER_DTYPES else {})

@@ -1,0 +1,264 @@
+"""Requests for probes: check one, plan it, and create its probe or find the equal one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.digests import digest_of_json
+from foreshock.probe_kinds import MATRIX, PROBE_KINDS, WEIGHTS
+from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
+from foreshock.suggestions import did_you_mean
+from foreshock.weights_search import interleaved
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Probe
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import present_file
+from foreshock_service.replay.hardware.service import live_workers
+from foreshock_service.replay.probes import repository
+from foreshock_service.replay.probes.environments import (
+    OF_RUN,
+    WantedEnvironment,
+    run_fingerprints,
+    wanted_environments,
+    with_declared_precision,
+)
+from foreshock_service.replay.probes.job_bundles import new_jobs
+from foreshock_service.replay.probes.jobs import Priority
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
+from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
+from foreshock_service.replay.probes.service import (
+    ProbeNotPossible,
+    change_priority,
+    lock_jobs,
+    pinned_rollouts,
+    selected_rollouts,
+    shown,
+)
+from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
+from foreshock_service.runs.rollouts.service import removed_in_words, shards_of_step
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.service import find_step
+
+_NAMED_CHECKPOINTS = 5
+
+
+_WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
+
+
+class UnknownScorer(ProblemError):
+    """A scorer or variant that no worker of this release implements."""
+
+    status = 422
+    problem_type = "unknown-scorer"
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A request with what it resolves to: the attempt, the rollouts, the weights."""
+
+    run: Run
+    attempt: int
+    body: ProbeCreate
+    selection: list[list[Any]]
+    rollouts: PinnedRollouts
+    weights: dict[str, Any]
+    weights_expire_at_us: int | None
+    attempt_fingerprint: dict[str, Any]
+    candidates: list[dict[str, Any]] | None
+
+    @property
+    def scorers(self) -> list[ScorerRequest]:
+        if PROBE_KINDS[self.body.kind].scorers == 2:
+            return self.body.scorers  # the second one is the reference, or gives μ
+        return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
+
+    @property
+    def exact_pairs(self) -> list[str]:
+        return sorted(self.body.exact_pairs)
+
+    def request_digest(self) -> str:
+        """Return the digest that equal requests have in common."""
+        settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
+        asked = self.body.model_dump(mode="json", exclude=settled)
+        if self.body.environment is not None:
+            asked["environment"] = self.body.environment
+        scorers = [each.model_dump() for each in self.scorers]
+        meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
+        # Left out if there are none, so that probes of the release before keep their digests.
+        pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
+        searched = {"candidates": self.candidates} if self.candidates is not None else {}
+        return digest_of_json({**asked, **meant, **pairs, **searched})
+
+
+def create_probe(
+    context: ServiceContext, principal: Principal, run_id: str, body: ProbeCreate
+) -> tuple[ProbeRead, bool]:
+    """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
+    check_scorers(body)
+    with context.database.read() as session:
+        plan = _plan(context, session, principal, run_id, body)
+        known = repository.find_by_request(session, run_id, plan.request_digest())
+        if known is not None and body.priority in (None, known.priority):
+            return shown(session, plan.run, known), False
+    with present_file(f"a shard of step {body.step}"):
+        count = context.decoders.run(count_rollouts, plan.rollouts)
+    if body.kind == WEIGHTS.name and not count.with_rollout_log_probs:
+        raise ProbeNotPossible(
+            f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
+            "the log-probs of the engine that sampled"
+        )
+    fingerprints = run_fingerprints(count.attributes, plan.attempt_fingerprint)
+    wanted = wanted_environments(body.environment, fingerprints)
+    if body.environment == OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
+        raise ProbeNotPossible(
+            "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
+            "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
+        )
+    scorers = {asked.scorer for asked in body.scorers} | scorers_of_pairs(body.exact_pairs)
+    options = with_declared_precision(body.options, scorers, fingerprints["trainer"], complete=body.kind == MATRIX.name)
+    return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
+
+
+def check_scorers(body: ProbeCreate) -> None:
+    """Raise UnknownScorer or ProbeNotPossible if a request names scorers, pairs or options that are not available."""
+    kind = PROBE_KINDS[body.kind]
+    for asked in body.scorers:
+        if asked.scorer not in available_scorers():
+            suggestion = did_you_mean(asked.scorer, available_scorers())
+            raise UnknownScorer(
+                f"unknown scorer {asked.scorer!r}{suggestion}; available scorers: {', '.join(available_scorers())}"
+            )
+        if asked.variant not in VARIANTS:
+            raise UnknownScorer(f"unknown variant {asked.variant!r}; variants: {', '.join(map(repr, VARIANTS))}")
+        if asked.scorer not in kind.usable_scorers():
+            raise UnknownScorer(
+                f"{asked.scorer} {kind.unable}; scorers that {kind.can}: {', '.join(kind.usable_scorers())}"
+            )
+    for pair in body.exact_pairs:
+        if pair not in EXACT_PAIRS:
+            suggestion = did_you_mean(pair, EXACT_PAIRS)
+            raise UnknownScorer(f"unknown exact pair {pair!r}{suggestion}; available pairs: {', '.join(EXACT_PAIRS)}")
+    if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
+        raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
+    unused = set(body.options) - {asked.scorer for asked in body.scorers} - scorers_of_pairs(body.exact_pairs)
+    if unused:
+        raise ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
+
+
+def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
+    run = get_run(session, principal, run_id)
+    key = resolve_step(session, run_id, body.step, body.attempt)
+    step = find_step(session, key)
+    if step is None:
+        raise ProbeNotPossible(f"step {key.step} of attempt {key.attempt} has no rollouts to score")
+    if step.closed_at_us is None:
+        raise ProbeNotPossible(
+            f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
+        )
+    if body.checkpoint_step not in (None, key.step):
+        raise ProbeNotPossible(
+            f"an exact probe of step {key.step} needs the weights that sampled it, got "
+            f"checkpoint_step={body.checkpoint_step}; leave checkpoint_step out"
+        )
+    checkpoint = repository.find_checkpoint(session, *key)
+    if checkpoint is None:
+        newest = repository.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
+        raise ProbeNotPossible(
+            f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
+            "announces saved weights with log_checkpoint(step, root=…, path=…)"
+        )
+    if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
+        raise ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
+    shards = shards_of_step(session, key)
+    present = [shard for shard in shards if shard.tokens_removed is None]
+    if not present:
+        raise ProbeNotPossible(f"step {key.step} cannot be replayed: {removed_in_words(shards[0].tokens_removed)}")
+    return _Plan(
+        run=run,
+        attempt=key.attempt,
+        body=body,
+        selection=[selected_rollouts(shard) for shard in present],
+        rollouts=pinned_rollouts(context, present, body.max_rollouts),
+        weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
+        weights_expire_at_us=checkpoint.expires_at_us,
+        attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
+        candidates=_candidates(session, key, body) if body.kind == WEIGHTS.name else None,
+    )
+
+
+def _announced(steps: Sequence[int]) -> str:
+    if not steps:
+        return ", nor for any other step of it"
+    return f" (the newest that are: {', '.join(map(str, steps))})"
+
+
+def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
+    """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
+    now = now_us()
+    earlier = repository.earlier_checkpoints(session, attempts_of_run(session, key.run_id), key)
+    present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
+    if not present:
+        raise ProbeNotPossible(
+            f"no checkpoint of a step before {key.step} is announced, or all have expired: a weights search replays "
+            "the step with the weights of earlier announced steps"
+        )
+    chosen = interleaved(sorted(present), body.max_candidates)
+    return [{name: getattr(present[step], name) for name in _WEIGHTS_FIELDS} for step in chosen]
+
+
+def _insert(
+    session: Session,
+    principal: Principal,
+    plan: _Plan,
+    count: RolloutCount,
+    wanted: Mapping[str, WantedEnvironment],
+    options: dict[str, dict[str, Any]],
+) -> tuple[ProbeRead, bool]:
+    now = database_now_us(session)
+    body, request_digest = plan.body, plan.request_digest()
+    row = {
+        "id": new_identifier("probe"),
+        "run_id": plan.run.id,
+        "attempt": plan.attempt,
+        "step": body.step,
+        "kind": body.kind,
+        "request_digest": request_digest,
+        "scorers": [each.model_dump() for each in plan.scorers],
+        "exact_pairs": plan.exact_pairs,
+        "options": options,
+        "accelerator": body.accelerator,
+        "environment": body.environment,
+        "max_rollouts": body.max_rollouts,
+        "priority": body.priority,
+        "checkpoint": plan.weights,
+        "checkpoint_expires_at_us": plan.weights_expire_at_us,
+        "candidates": plan.candidates,
+        "selection": plan.selection,
+        "rollouts": count.rollouts,
+        "tokens": count.tokens,
+        "rollout_set_digest": count.rollout_set_digest,
+        "from_sample": count.rollouts < count.of_rollouts,
+        "created_at_us": now,
+    }
+    created = insert_if_absent(session, Probe, row)
+    probe = repository.find_by_request(session, plan.run.id, request_digest)
+    assert probe is not None
+    if created:
+        live = live_workers(session, plan.run.project, now)
+        near = repository.is_step_near_open_alert(session, plan.run.id, body.step)
+        priority = body.priority or (Priority.URGENT if near else Priority.NORMAL)
+        session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
+        session.flush()
+    elif body.priority not in (None, probe.priority):
+        change_priority(session, principal, plan.run, probe, lock_jobs(session, probe.id), body.priority)
+    return shown(session, plan.run, probe), created

@@ -1,0 +1,266 @@
+"""Files of scores and of exact divergences: check uploads, read stored ones, align them with the tokens of rollouts.
+
+Scores of one scorer in two environments coexist. A step's chain takes those whose environment differs least from that
+of the run, of equal ones the newest; the others are compared with them.
+
+These functions know no database; they run in a decoder process too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.environment import Environment, differences
+from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
+from foreshock.fingerprint import Fingerprint
+from foreshock.measures.exact import ExactMeasures, measure_exact
+from foreshock.rollouts import (
+    DecodeLimits,
+    ExactBatch,
+    RolloutBatch,
+    ScoreBatch,
+    decode_exact,
+    decode_scores,
+    encode_exact,
+    encode_scores,
+)
+from foreshock.rollouts.parquet_row_groups import find_scores
+from foreshock.scorers import SCORERS, score_name
+from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.schemas import storable_json
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
+
+Format = Literal["scores", "exact"]
+Values = ScoreBatch | ExactBatch
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """The size of an upload that matches its rollouts, and its fingerprints: of the scorer, or of π and μ."""
+
+    rollouts: int
+    tokens: int
+    fingerprints: tuple[Fingerprint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFiles:
+    """A published score: its scorer, variant, fingerprint and files."""
+
+    scorer: str
+    variant: str
+    files: tuple[StoredFile, ...]
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`vllm.prefill`, or `vllm.prefill@rebatched`."""
+        return score_name(self.scorer, self.variant)
+
+
+def check_upload(
+    kind: Format, body: Path, stored: Path, pinned: PinnedRollouts, siblings: Sequence[StoredFile], limits: DecodeLimits
+) -> CheckedFile:
+    """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
+
+    `siblings` are the stored shards of the same result. Raises InvalidRolloutsError naming row and column if the body
+    is not a table of this kind, names a rollout that is not of this job or is in a sibling, or has another number of
+    values than that rollout has response tokens. Raises LimitExceededError beyond `limits`.
+    """
+    try:
+        with body.open("rb") as file:
+            values: Values = decode_scores(file, limits) if kind == "scores" else decode_exact(file, limits)
+        fingerprints = _fingerprints_of(values)
+        for fingerprint in fingerprints:
+            _check_storable(fingerprint)
+        _check_rollouts(values, read_rollouts(pinned), "log_probs" if kind == "scores" else "kl")
+        for sibling in siblings:
+            _check_new(values.sample_ids, _READERS[kind](sibling).sample_ids)
+        data = encode_scores(values) if isinstance(values, ScoreBatch) else encode_exact(values)
+    except MemoryError as error:
+        raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
+    # On disk before the catalogue row that names it is committed.
+    with stored.open("wb") as target:
+        target.write(data)
+        target.flush()
+        os.fsync(target.fileno())
+    return CheckedFile(values.num_rollouts, values.num_tokens, fingerprints)
+
+
+def read_scores(file: StoredFile) -> ScoreBatch:
+    """Return a stored shard of a score."""
+    return decode_scores(file.read_bytes(), stored_limits())
+
+
+def read_exact(file: StoredFile) -> ExactBatch:
+    """Return a stored shard of exact divergences."""
+    return decode_exact(file.read_bytes(), stored_limits())
+
+
+_READERS: dict[Format, Callable[[StoredFile], Values]] = {"scores": read_scores, "exact": read_exact}
+
+
+def read_aligned_scores(batch: RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
+    """Return the log-probs in `files`, [T] in the order of the batch's response tokens; NaN for unscored rollouts.
+
+    Only the row groups that hold rollouts of the batch are read.
+    """
+    sample_ids = frozenset(batch.sample_ids)
+    found = (find_scores(file, sample_ids, stored_limits()) for file in files)
+    return align_scores(batch, [scores for scores in found if scores is not None])
+
+
+def align_scores(batch: RolloutBatch, shards: Sequence[ScoreBatch]) -> NDArray[np.float32]:
+    """Return the log-probs of `shards`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
+    aligned: NDArray[np.float32] = _aligned(batch, shards, {"log_probs": np.dtype(np.float32)})["log_probs"]
+    return aligned
+
+
+def align_exact(batch: RolloutBatch, shards: Sequence[ExactBatch]) -> ExactBatch:
+    """Return the values of `shards` in the order of the batch's response tokens; NaN for other rollouts.
+
+    There must be at least one shard; the result has the fingerprints of the first.
+    """
+    arrays = {each.name: getattr(shards[0], each.name) for each in fields(ExactBatch) if each.name != "offsets"}
+    dtypes = {name: value.dtype for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    aligned = _aligned(batch, shards, dtypes)
+    return replace(shards[0], sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
+
+
+def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> ExactMeasures:
+    """Return the measures of the divergences in `files` over those of the rollouts that they have."""
+    shards = [read_exact(file) for file in files]
+    batch = read_rollouts(rollouts)
+    known = {sample_id for shard in shards for sample_id in shard.sample_ids}
+    chosen = batch.select(np.flatnonzero([sample_id in known for sample_id in batch.sample_ids]))
+    return measure_exact(align_exact(chosen, shards), chosen.generated, chosen.group_ids)
+
+
+def _aligned(batch: RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Any]:
+    """Return arrays of the shards, each [T] in the order of the batch's tokens; NaN, or 0, for other rollouts."""
+    aligned = {
+        name: np.full(batch.num_tokens, np.nan if dtype.kind == "f" else 0, dtype) for name, dtype in dtypes.items()
+    }
+    rows = {sample_id: row for row, sample_id in enumerate(batch.sample_ids)}
+    for shard in shards:
+        for index, sample_id in enumerate(shard.sample_ids):
+            row = rows.get(sample_id)
+            if row is not None:
+                start, end = batch.response_offsets[row : row + 2]
+                for name, values in aligned.items():
+                    values[start:end] = getattr(shard, name)[shard.offsets[index] : shard.offsets[index + 1]]
+    return aligned
+
+
+def _fingerprints_of(values: Values) -> tuple[Fingerprint, ...]:
+    if isinstance(values, ScoreBatch):
+        return (values.fingerprint,)
+    return values.target_fingerprint, values.behaviour_fingerprint
+
+
+def _check_storable(fingerprint: Fingerprint) -> None:
+    """Raise InvalidRolloutsError if the database cannot store the fingerprint."""
+    try:
+        storable_json(fingerprint.to_dict())
+    except ValueError as error:
+        raise InvalidRolloutsError(f"its fingerprint {error}") from error
+
+
+def _check_rollouts(values: Values, rollouts: RolloutBatch, column: str) -> None:
+    """Raise InvalidRolloutsError unless all rollouts are of the job, with as many values as response tokens."""
+    expected = dict(zip(rollouts.sample_ids, rollouts.response_lengths.tolist(), strict=True))
+    lengths = np.diff(values.offsets).tolist()
+    for row, (sample_id, length) in enumerate(zip(values.sample_ids, lengths, strict=True)):
+        if sample_id not in expected:
+            raise InvalidRolloutsError(f"{sample_id!r} is not one of this job's rollouts", row=row, column="sample_id")
+        if length != expected[sample_id]:
+            raise InvalidRolloutsError(
+                f"got {length} values, expected {expected[sample_id]}, one for each response token",
+                row=row,
+                column=column,
+            )
+
+
+def _check_new(sample_ids: Sequence[str], of_sibling: Collection[str]) -> None:
+    """Raise InvalidRolloutsError if another shard of the same result has one of the rollouts."""
+    rows = {sample_id: row for row, sample_id in enumerate(sample_ids)}
+    for sample_id in of_sibling:
+        if sample_id in rows:
+            raise InvalidRolloutsError(
+                f"{sample_id!r} is in another shard of this score: send each rollout once",
+                row=rows[sample_id],
+                column="sample_id",
+            )
+
+
+class _Made(Protocol):
+    @property
+    def scorer(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def fingerprint(self) -> Mapping[str, Any]: ...
+
+
+AScore = TypeVar("AScore", bound=_Made)
+
+
+def environment_of(score: _Made) -> Environment:
+    """Return the environment that made a score; one without any known field if its fingerprint is invalid."""
+    try:
+        return Environment.of_fingerprint(Fingerprint.from_dict(score.fingerprint))
+    except ConfigurationError:
+        return Environment()
+
+
+def preferred_scores(scores: Sequence[AScore], run: Mapping[str, Fingerprint | None]) -> list[AScore]:
+    """Return one score for each scorer and variant, in the order of their names.
+
+    `scores` are newest first. Of a scorer's plain scores the one counts whose environment differs in the fewest fields
+    from that of the run's logged score of its side (`run` by name, `rollout` or `trainer`), and of equal ones the
+    newest. A variant is taken from the same platform as the plain score if there is one.
+    """
+    chosen: dict[tuple[str, str], AScore] = {}
+    for name in sorted({score.scorer for score in scores}):
+        plain = [score for score in scores if score.scorer == name and not score.variant]
+        own = _own_environment(name, run)
+        if plain:
+            chosen[name, ""] = best = min(plain, key=lambda score: _distance(own, environment_of(score)))
+            own = environment_of(best)
+        for variant in sorted({score.variant for score in scores if score.scorer == name and score.variant}):
+            again = [score for score in scores if (score.scorer, score.variant) == (name, variant)]
+            chosen[name, variant] = min(again, key=lambda score: _distance(own, environment_of(score)))
+    return [chosen[key] for key in sorted(chosen)]
+
+
+def other_environments(scores: Sequence[AScore], chosen: AScore) -> list[AScore]:
+    """Return the plain scores of the same scorer on other platforms than `chosen`, the newest of each first."""
+    seen = {environment_of(chosen).platform}
+    found = []
+    for score in scores:
+        platform = environment_of(score).platform
+        if score.scorer == chosen.scorer and not score.variant and platform not in seen:
+            seen.add(platform)
+            found.append(score)
+    return found
+
+
+def _own_environment(scorer: str, run: Mapping[str, Fingerprint | None]) -> Environment | None:
+    side = SCORERS[scorer].side if scorer in SCORERS else None
+    sides = {"engine": ("rollout", "trainer"), "trainer": ("trainer", "rollout")}[side or "trainer"]
+    known = next((run[name] for name in sides if run.get(name) is not None), None)
+    return Environment.of_fingerprint(known) if known is not None else None
+
+
+def _distance(own: Environment | None, made: Environment) -> int:
+    if own is None:
+        return 0
+    return len(differences(own, made, same_engine=own.engine == made.engine))

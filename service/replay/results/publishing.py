@@ -1,0 +1,87 @@
+"""The table of kinds of results, and their publication: all results of a job count together once it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, status
+from sqlalchemy.orm import Session
+
+from foreshock.probe_kinds import PROBE_KINDS
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.security import Principal, Worker
+from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier
+from foreshock_service.replay.leases.schemas import TokenBody
+from foreshock_service.replay.leases.service import find_lease, hold, is_completed
+from foreshock_service.replay.probes import jobs as transitions
+from foreshock_service.replay.results import exact, exact_tokens, layers, routing, scores, weights_search
+from foreshock_service.replay.results.documents import DocumentKind
+from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
+from foreshock_service.replay.results.layers import LAYERS
+from foreshock_service.replay.results.routing import ROUTING
+from foreshock_service.replay.results.scores import SCORES
+from foreshock_service.replay.results.weights_search import WEIGHTS_SEARCH
+
+DOCUMENTS: dict[str, DocumentKind[Any, Any]] = {kind.probe.name: kind for kind in (WEIGHTS_SEARCH, LAYERS, ROUTING)}
+"""The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
+
+router = APIRouter()
+for each in (scores, exact, exact_tokens, weights_search, layers, routing):
+    router.include_router(each.router)
+
+
+@router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
+def complete(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: Worker) -> None:
+    """Publish the job's scores. The answer comes after the step's attribution was computed with them."""
+    complete_job(context, principal, lease, body.token)
+
+
+def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
+    """Publish the job's results and end the job; a repeated request changes nothing.
+
+    Raises LeaseNotFound, LeaseLost unless the token is the newest, and the error of a kind of which some are missing.
+    """
+    measured = measure_job(context, principal, lease_id, token)
+    published = context.database.write(
+        lambda session: publish_job(session, context, principal, lease_id, token, measured)
+    )
+    if published is not None:
+        context.events.publish_after_commit(context, published)
+
+
+def publish_job(
+    session: Session,
+    context: ServiceContext,
+    principal: Principal,
+    lease_id: str,
+    token: int,
+    measured: Mapping[str, MeasuredPair],
+) -> ScoresPublished | None:
+    """Publish the job's results in this transaction; None if no score was published.
+
+    `measured` are the measures of the exact pairs. A try that has published before publishes nothing.
+    """
+    lease, job, probe = find_lease(session, principal, lease_id)
+    if is_completed(lease, token):
+        return None
+    lease, job, probe = hold(session, principal, lease_id, token)
+    for kind in (SCORES, EXACT):
+        sent: Mapping[Any, Any] = kind.shards_of_try(session, job.id, token)
+        for key in sorted(kind.asked(job)):
+            kind.check_complete(key, sent.get(key, ()), probe)
+    now = database_now_us(session)
+    if job.exact_pairs:
+        measures = measures_of(EXACT.shards_of_try(session, job.id, token), measured)
+        EXACT.publish(session, lease, job, probe, now, measures)
+    if probe.kind in DOCUMENTS:
+        DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
+    published = None
+    # Configurations of a matrix, which the run does not have, are no part of its chain.
+    if PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
+        published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
+        context.events.publish(session, published)
+    transitions.complete(job, lease, now)
+    return published

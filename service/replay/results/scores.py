@@ -1,0 +1,135 @@
+"""Scores: the log-probs that a worker gave to a job's rollouts, which of them count for a step, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response, status
+from numpy.typing import NDArray
+from sqlalchemy.orm import Session
+
+from foreshock.scorers import score_name
+from foreshock_service.platform.context import Context, ScoredShard
+from foreshock_service.platform.database.tables.probes import Score, ScoreShard
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Worker
+from foreshock_service.platform.store.names import score_file_name
+from foreshock_service.platform.store.tokens import TokenStore
+from foreshock_service.platform.uploads import PARQUET_BODY
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.probes.environments import run_fingerprints
+from foreshock_service.replay.probes.job_bundles import scored_by
+from foreshock_service.replay.probes.schemas import ScorerName, VariantName
+from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
+from foreshock_service.replay.results.shards import FileKind, ShardAddress, ShardProblems, receive_shard
+from foreshock_service.runs.attempts.service import find_attempt
+from foreshock_service.runs.step_key import StepKey
+
+router = APIRouter(prefix="/v1/leases", tags=["leases"])
+
+
+class ScorerNotAsked(ProblemError):
+    """The job does not request scores of this scorer and variant."""
+
+    status = 422
+    problem_type = "scorer-not-asked"
+
+
+class ScoresConflict(ProblemError):
+    """Other bytes are already stored under this lease, scorer, variant and shard."""
+
+    status = 409
+    problem_type = "scores-conflict"
+
+
+class WrongFingerprint(ProblemError):
+    """The fingerprint has other weights than the job, or differs from that of the score's other shards."""
+
+    status = 422
+    problem_type = "wrong-fingerprint"
+
+
+class ScoresIncomplete(ProblemError):
+    """The job is not complete: scores of some rollouts are missing."""
+
+    status = 409
+    problem_type = "scores-incomplete"
+
+
+SCORES = FileKind(
+    name="scores",
+    shards=ScoreShard,
+    published=Score,
+    columns=("scorer", "variant"),
+    sides=("",),
+    asked=lambda job: [(each["scorer"], each["variant"]) for each in scored_by(job)],
+    title=lambda key: score_name(*key),
+    file_name=score_file_name,
+    problems=ShardProblems(
+        not_asked=ScorerNotAsked,
+        conflict=ScoresConflict,
+        wrong_fingerprint=WrongFingerprint,
+        incomplete=ScoresIncomplete,
+        values="scores",
+        nothing="no scores",
+        immutable="scores are immutable",
+        differing="its fingerprint differs from that of the score's other shards: they must be equal",
+    ),
+)
+
+
+@router.put(
+    "/{lease}/scores/{shard}",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
+    openapi_extra=PARQUET_BODY,
+)
+async def put_scores(
+    lease: LeaseIdentifier,
+    shard: Annotated[int, Path(ge=0, le=LARGEST_STEP)],
+    token: LeaseToken,
+    scorer: Annotated[ScorerName, Query()],
+    request: Request,
+    context: Context,
+    principal: Worker,
+    response: Response,
+    variant: Annotated[VariantName, Query()] = "",
+) -> UploadReceipt:
+    """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
+    address = ShardAddress(SCORES, lease, token, (scorer, variant), shard)
+    return await receive_shard(request, response, context, principal, address)
+
+
+def newest_scores(session: Session, key: StepKey) -> list[Score]:
+    """Return the scores of a step, newest first: one for each scorer, variant and platform that it was made on."""
+    found = SCORES.newest_of_step(
+        session, key, lambda score: (score.scorer, score.variant, environment_of(score).platform)
+    )
+    return list(found.values())
+
+
+def files_of_score(session: Session, store: TokenStore, score: Score) -> ScoreFiles:
+    """Return the files that hold a score's log-probs."""
+    files = tuple(store.file(shard.file) for shard in SCORES.shards_of(session, score))
+    return ScoreFiles(score.scorer, score.variant, files, score.fingerprint)
+
+
+def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard) -> Mapping[str, NDArray[np.float32]]:
+    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
+
+    Of scores in several environments it is the one of the run's own, as in the attribution.
+    """
+    scores = newest_scores(session, StepKey(shard.run_id, shard.attempt, shard.step))
+    if not scores:
+        return {}
+    found = {}
+    attempt = find_attempt(session, shard.run_id, shard.attempt)
+    run = run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
+    for score in preferred_scores(scores, run):
+        files = files_of_score(session, store, score)
+        found[files.name] = read_aligned_scores(shard.batch, files.files)
+    return found

@@ -1,0 +1,368 @@
+"""Results that workers upload as files, a shard at a time: checked against the job's rollouts, stored once, published.
+
+A shard's catalogue row is its commit point. Shards belong to the try (fencing token) that sent them: shards of a failed
+try never mix with those of the next one. Each rollout of a result is in one shard. The check in the decoder process
+sees the shards that are stored when it begins; if another one is committed meanwhile, the check is repeated with it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request, Response, status
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from foreshock.clock import now_us
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.dialect import insert_if_absent, table_of, upsert
+from foreshock_service.platform.database.tables.exact import ExactDivergence, ExactShard
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score, ScoreShard
+from foreshock_service.platform.decoding.worker import decode_limits
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.reading import present_file
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.platform.uploads import Upload, received_upload
+from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
+from foreshock_service.replay.probes.service import rollouts_of_probe
+from foreshock_service.replay.results.files import CheckedFile, Format, check_upload
+from foreshock_service.runs.step_key import StepKey
+
+_TRIES = 5
+
+Key = tuple[str, ...]
+"""What names a result of a job: (scorer, variant), or (pair,)."""
+Shard = TypeVar("Shard", ScoreShard, ExactShard)
+Published = TypeVar("Published", Score, ExactDivergence)
+
+
+class ShardsBusy(ProblemError):
+    """Other shards of the same result were committed whenever this one was checked."""
+
+    status = 503
+    problem_type = "shards-busy"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardProblems:
+    """The errors of a kind, and the words in which they differ."""
+
+    not_asked: type[ProblemError]
+    conflict: type[ProblemError]
+    wrong_fingerprint: type[ProblemError]
+    incomplete: type[ProblemError]
+    values: str
+    """`scores`, as in "the job has scores for 3 rollouts"."""
+    nothing: str
+    """What a job without such results requests."""
+    immutable: str
+    differing: str
+    """How a fingerprint differs from those of the result's other shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind(Generic[Shard, Published]):
+    """A kind of result that is sent as files.
+
+    `shards` is the catalogue of its files and `published` the table of what counts. `columns` hold its key in both;
+    `sides` are the prefixes of the fingerprints' columns. `asked` returns the keys that a job requests.
+    """
+
+    name: Format
+    shards: type[Shard]
+    published: type[Published]
+    columns: tuple[str, ...]
+    sides: tuple[str, ...]
+    asked: Callable[[ProbeJob], Sequence[Key]]
+    title: Callable[[Key], str]
+    file_name: Callable[[str, int, int, str, str], str]
+    problems: ShardProblems
+
+    def shards_of(self, session: Session, result: Published) -> Sequence[Shard]:
+        """Return the shards that hold a published result, in order."""
+        equal = {name: getattr(result, name) for name in ("job_id", "token", *self.columns)}
+        return session.scalars(select(self.shards).filter_by(**equal).order_by(self.shards.shard)).all()
+
+    def shards_of_try(self, session: Session, job_id: str, token: int) -> dict[Key, list[Shard]]:
+        """Return the shards that one try of a job has sent, by key, in order."""
+        found: dict[Key, list[Shard]] = defaultdict(list)
+        query = select(self.shards).filter_by(job_id=job_id, token=token).order_by(self.shards.shard)
+        for shard in session.scalars(query):
+            found[tuple(getattr(shard, name) for name in self.columns)].append(shard)
+        return found
+
+    def of_step(self, session: Session, key: StepKey) -> Sequence[Published]:
+        """Return the published results of a step, newest first."""
+        table: Any = self.published
+        order = [table.published_at_us.desc(), table.rollouts.desc(), *(getattr(table, name) for name in self.digests)]
+        query = select(self.published).filter_by(**key._asdict()).order_by(*order)
+        return session.scalars(query.execution_options(populate_existing=True)).all()
+
+    def newest_of_step(
+        self, session: Session, key: StepKey, place: Callable[[Published], Hashable]
+    ) -> dict[Hashable, Published]:
+        """Return the result of a step at each place that counts: with the newest fingerprint, of the most rollouts.
+
+        So a later sample never hides the result of all rollouts that has the same fingerprint.
+        """
+        chosen: dict[Hashable, Published] = {}
+        for row in self.of_step(session, key):
+            best = chosen.setdefault(place(row), row)
+            same = all(getattr(row, name) == getattr(best, name) for name in self.digests)
+            if same and row.rollouts > best.rollouts:
+                chosen[place(row)] = row
+        return chosen
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The columns with the digests of its fingerprints."""
+        return tuple(f"{side}fingerprint_digest" for side in self.sides)
+
+    def check_complete(self, key: Key, shards: Sequence[Shard], probe: Probe) -> None:
+        """Raise unless the shards have all rollouts of the probe."""
+        received = sum(shard.rollouts for shard in shards)
+        if received != probe.rollouts:
+            raise self.problems.incomplete(
+                f"{self.title(key)} has {self.problems.values} for {received} rollouts, expected {probe.rollouts}: "
+                "send each rollout once, then complete"
+            )
+
+    def publish(
+        self,
+        session: Session,
+        lease: Lease,
+        job: ProbeJob,
+        probe: Probe,
+        now: int,
+        measures: Mapping[Key, Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """Publish the results of a try; those with an equal key then point at its shards. Return whether there are any.
+
+        `measures` are stored with them, if the kind has some.
+        """
+        sent = self.shards_of_try(session, job.id, lease.token)
+        rows = [
+            {
+                "run_id": probe.run_id,
+                "attempt": probe.attempt,
+                "step": probe.step,
+                "rollout_set_digest": probe.rollout_set_digest,
+                **dict(zip(self.columns, key, strict=True)),
+                **{
+                    f"{side}{name}": getattr(sent[key][0], f"{side}{name}")
+                    for side in self.sides
+                    for name in ("fingerprint_digest", "fingerprint")
+                },
+                "job_id": job.id,
+                "token": lease.token,
+                "accelerator": lease.accelerator,
+                "device_name": lease.device_name,
+                "rollouts": probe.rollouts,
+                "tokens": probe.tokens,
+                "from_sample": probe.from_sample,
+                "published_at_us": now,
+                **({} if measures is None else {"measures": dict(measures[key])}),
+            }
+            for key in sorted(self.asked(job))
+        ]
+        upsert(session, self.published, rows, [column.name for column in table_of(self.published).primary_key])
+        return bool(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress(Generic[Shard, Published]):
+    """The address of a shard: the key and number of a result of `kind`, the lease and the token it is sent under."""
+
+    kind: FileKind[Shard, Published]
+    lease_id: str
+    token: int
+    key: Key
+    shard: int
+
+    def stored(self, session: Session, job: ProbeJob, upload: Upload) -> UploadReceipt | None:
+        """Return the receipt of the shard that is stored here; raises the kind's conflict for other bytes."""
+        row = session.get(self.kind.shards, (job.id, self.token, *self.key, self.shard))
+        if row is None:
+            return None
+        if row.digest != upload.digest:
+            raise self.kind.problems.conflict(
+                f"shard {self.shard} of {self.key[0]} has other bytes stored ({row.digest}): "
+                f"{self.kind.problems.immutable}"
+            )
+        return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
+
+    def siblings(self, session: Session, job: ProbeJob) -> list[Shard]:
+        """Return the stored shards of the same result."""
+        return self.kind.shards_of_try(session, job.id, self.token).get(self.key, [])
+
+    def add(self, session: Session, job: ProbeJob, upload: Upload, checked: CheckedFile, file: str) -> None:
+        """Add the catalogue row; raises if its fingerprints differ from those of its siblings."""
+        digests = {name: each.digest() for name, each in zip(self.kind.digests, checked.fingerprints, strict=True)}
+        for other in self.siblings(session, job):
+            if any(getattr(other, name) != digest for name, digest in digests.items()):
+                raise self.kind.problems.wrong_fingerprint(self.kind.problems.differing)
+        row = {
+            "job_id": job.id,
+            "token": self.token,
+            **dict(zip(self.kind.columns, self.key, strict=True)),
+            "shard": self.shard,
+            "digest": upload.digest,
+            "body_bytes": upload.size,
+            "file": file,
+            "rollouts": checked.rollouts,
+            "tokens": checked.tokens,
+            **digests,
+            **{
+                f"{side}fingerprint": each.to_dict()
+                for side, each in zip(self.kind.sides, checked.fingerprints, strict=True)
+            },
+            "received_at_us": now_us(),
+        }
+        insert_if_absent(session, self.kind.shards, row)
+
+
+async def receive_shard(
+    request: Request,
+    response: Response,
+    context: ServiceContext,
+    principal: Principal,
+    address: ShardAddress[Any, Any],
+) -> UploadReceipt:
+    """Store the body of a request as a shard; the status is 200 if the same bytes were stored before."""
+    await run_in_threadpool(check_address, context, principal, address)
+    async with received_upload(request, context) as upload:
+        receipt = await context.uploads.run(store_shard, context, principal, address, upload)
+    if receipt.status == "duplicate":
+        response.status_code = status.HTTP_200_OK
+    return receipt
+
+
+def check_address(context: ServiceContext, principal: Principal, address: ShardAddress[Any, Any]) -> None:
+    """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, or `not_asked`."""
+    with context.database.read() as session:
+        lease, job, _ = find_lease(session, principal, address.lease_id)
+        if not is_completed(lease, address.token):
+            check_held(lease, job, address.token)
+        asked = sorted(address.kind.asked(job))
+    if address.key not in asked:
+        names = ", ".join(map(address.kind.title, asked)) or address.kind.problems.nothing
+        raise address.kind.problems.not_asked(f"this job requests {names}, got {address.kind.title(address.key)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    pinned: PinnedRollouts
+    siblings: tuple[ScoreShard | ExactShard, ...]
+    file: str
+    weights: str
+
+
+def store_shard(
+    context: ServiceContext, principal: Principal, address: ShardAddress[Any, Any], upload: Upload
+) -> UploadReceipt:
+    """Store a received body as a shard, once.
+
+    Stores nothing and raises InvalidRolloutsError naming row and column, the errors of the kind, LeaseLost, or
+    ShardsBusy.
+    """
+    for _ in range(_TRIES):
+        with context.database.read() as session:
+            prepared = _prepare(context, session, principal, address, upload)
+        if isinstance(prepared, UploadReceipt):
+            return prepared
+        with context.store.in_flight(prepared.file):
+            checked = _check(context, address, upload, prepared)
+            commit = partial(_commit, principal, address, upload, prepared, checked)
+            receipt = _write(context, prepared.file, commit)
+        if receipt is not None:
+            return receipt
+    raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
+
+
+def _prepare(
+    context: ServiceContext, session: Session, principal: Principal, address: ShardAddress[Any, Any], upload: Upload
+) -> _Prepared | UploadReceipt:
+    lease, job, probe = find_lease(session, principal, address.lease_id)
+    stored = address.stored(session, job, upload)
+    if stored is not None:
+        return stored
+    check_held(lease, job, address.token)
+    return _Prepared(
+        rollouts_of_probe(context, session, probe),
+        tuple(address.siblings(session, job)),
+        address.kind.file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
+        str(probe.checkpoint["digest"]),
+    )
+
+
+def _check(
+    context: ServiceContext, address: ShardAddress[Any, Any], upload: Upload, prepared: _Prepared
+) -> CheckedFile:
+    """Check the upload in a decoder process and publish its file."""
+    temporary = context.store.temporary_file()
+    try:
+        siblings: tuple[StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
+        with present_file("the probe's rollouts, or of another shard of this result,"):
+            checked = context.decoders.run(
+                check_upload, address.kind.name, upload.path, temporary, prepared.pinned, siblings,
+                decode_limits(context.settings),
+            )  # fmt: skip
+        for side, fingerprint in zip(address.kind.sides, checked.fingerprints, strict=True):
+            if fingerprint.weights_digest not in (None, prepared.weights):
+                whose = f"the {side.removesuffix('_')}'s" if side else "its"
+                raise address.kind.problems.wrong_fingerprint(
+                    f"{whose} fingerprint has the weights {fingerprint.weights_digest}, expected {prepared.weights}, "
+                    "those of the probe"
+                )
+        context.store.publish(temporary, prepared.file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return checked
+
+
+def _write(
+    context: ServiceContext, file: str, commit: Callable[[Session], UploadReceipt | None]
+) -> UploadReceipt | None:
+    """Run the commit; its file is removed unless it was committed."""
+    may_be_committed = False
+
+    def work(session: Session) -> UploadReceipt | None:
+        nonlocal may_be_committed
+        may_be_committed = False
+        receipt = commit(session)
+        may_be_committed = receipt is not None and receipt.status == "stored"
+        return receipt
+
+    try:
+        return context.database.write(work)
+    finally:
+        # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
+        if not may_be_committed:
+            context.store.remove(file)
+
+
+def _commit(
+    principal: Principal,
+    address: ShardAddress[Any, Any],
+    upload: Upload,
+    prepared: _Prepared,
+    checked: CheckedFile,
+    session: Session,
+) -> UploadReceipt | None:
+    """Add the row; None if the shard was checked against other siblings than there are now."""
+    _, job, _ = hold(session, principal, address.lease_id, address.token)
+    stored = address.stored(session, job, upload)
+    if stored is not None:
+        return stored
+    if {each.digest for each in address.siblings(session, job)} != {each.digest for each in prepared.siblings}:
+        return None
+    address.add(session, job, upload, checked, prepared.file)
+    return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)

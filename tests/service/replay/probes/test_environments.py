@@ -1,0 +1,138 @@
+"""The environment of a job: the run's own if a live worker offers it, else any, unless one is required."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts import BatchAttributes
+from foreshock_service.replay.probes.environments import (
+    Fit,
+    WantedEnvironment,
+    fit,
+    run_fingerprints,
+    wanted_environments,
+)
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
+
+OF_AMD = Fingerprint(engine="vllm", device_name="AMD EPYC", cpu_isa="AVX2")
+ON_INTEL = Fingerprint(engine="torch", device_name="Intel(R) Xeon(R)", cpu_isa="AVX2")
+NAMES = ("avx2-amd", "avx2-sse4.2", "avx2")
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run that was sampled on an AMD CPU with AVX2, with one closed step and its checkpoint."""
+    sender = start_run(http)
+    sender.put_shard(3, make_batch(4, attributes=BatchAttributes(engine_fingerprint=OF_AMD))).raise_for_status()
+    announce_checkpoint(sender, 3)
+    return sender
+
+
+def job_of(run: Sender, probe: dict[str, Any]) -> dict[str, Any]:
+    (job,) = run.http.get(f"/v1/probes/{probe['id']}").json()["jobs"]
+    found: dict[str, Any] = job
+    return found
+
+
+def test_worker_gets_the_job_in_the_best_environment_that_it_offers() -> None:
+    wanted = WantedEnvironment(NAMES)
+    assert fit(wanted, ["avx2", "avx2-sse4.2", "amx"], []) == Fit("avx2-sse4.2")
+    assert fit(wanted, ["amx"], []) == Fit(None)
+    assert fit(WantedEnvironment(), ["amx"], [["avx2"]]) == Fit(None)
+
+
+def test_job_is_left_to_a_live_worker_with_a_better_environment() -> None:
+    wanted = WantedEnvironment(NAMES)
+    assert fit(wanted, ["amx"], [["avx2"]]) is None
+    assert fit(wanted, ["avx2"], [["avx2-amd"]]) is None
+    assert fit(wanted, ["avx2-amd"], [["avx2-amd"], ["avx2"]]) == Fit("avx2-amd")
+
+
+def test_required_environment_is_never_replaced_by_another() -> None:
+    wanted = WantedEnvironment(("avx2",), is_required=True)
+    assert fit(wanted, ["amx"], []) is None
+    assert fit(wanted, ["amx", "avx2"], []) == Fit("avx2")
+
+
+def test_fingerprints_of_a_run_come_from_its_batches_and_else_from_its_attempt() -> None:
+    batch = BatchAttributes(engine_fingerprint=OF_AMD, trainer_fingerprint=ON_INTEL)
+    assert run_fingerprints(batch, {"engine": "sglang"}) == {"rollout": OF_AMD, "trainer": ON_INTEL}
+    named = {"rollout": OF_AMD.to_dict(), "trainer": ON_INTEL.to_dict()}
+    assert run_fingerprints(BatchAttributes(), named) == {"rollout": OF_AMD, "trainer": ON_INTEL}
+    assert run_fingerprints(BatchAttributes(), OF_AMD.to_dict()) == {"rollout": OF_AMD, "trainer": None}
+    assert run_fingerprints(BatchAttributes(), ON_INTEL.to_dict()) == {"rollout": None, "trainer": ON_INTEL}
+    for nothing in ({}, {"gpu": "H100"}, {"rollout": {"engine": 3}}):
+        assert run_fingerprints(BatchAttributes(), nothing) == {"rollout": None, "trainer": None}
+
+
+def test_each_side_wants_its_own_environment_and_the_other_one_if_its_own_is_unknown() -> None:
+    both = wanted_environments(None, {"rollout": OF_AMD, "trainer": ON_INTEL})
+    assert {name: each.names for name, each in both.items()} == {
+        "vllm": NAMES,
+        "torch": ("avx2",),
+        # A server that runs elsewhere has the environment that it has.
+        "http": (),
+    }
+    one = wanted_environments("run", {"rollout": OF_AMD, "trainer": None})
+    assert {one["vllm"], one["torch"]} == {WantedEnvironment(NAMES, is_required=True)}
+    assert one["http"].names == ()
+    assert {each.names for each in wanted_environments("any", {"rollout": OF_AMD}).values()} == {()}
+    assert {each.names for each in wanted_environments(None, {}).values()} == {()}
+
+
+def test_worker_is_asked_for_the_environment_of_the_run(run: Sender) -> None:
+    probe = ask_for_probe(run, 3).raise_for_status().json()
+    assert probe["environment"] is None
+    assert job_of(run, probe)["environments"] == list(NAMES)
+    holder = take_lease(run.http, environments=["avx2", "avx2-sse4.2", "avx512"])
+    assert holder.lease["job"]["environment"] == "avx2-sse4.2"
+    found = job_of(run, probe)
+    assert (found["environment"], found["environment_note"]) == ("avx2-sse4.2", None)
+
+
+def test_another_environment_is_used_if_no_live_worker_offers_that_of_the_run(run: Sender) -> None:
+    probe = ask_for_probe(run, 3).raise_for_status().json()
+    assert take_lease(run.http, "w1", environments=["avx512"]).lease["job"]["environment"] is None
+    assert job_of(run, probe)["environment_note"] == (
+        "no live worker offered the run's own environment (avx2-amd, avx2-sse4.2 or avx2): w1 was used as it is"
+    )
+
+
+def test_job_waits_for_a_live_worker_with_the_environment_of_the_run(
+    run: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask_for_lease(run.http, "on amd", environments=["avx2-amd"]).status_code == 204
+    ask_for_probe(run, 3).raise_for_status()
+    assert ask_for_lease(run.http, "w1", environments=["avx2"]).status_code == 204
+    monkeypatch.setattr("foreshock_service.replay.hardware.service.LIVE_MINUTES", 0)
+    assert take_lease(run.http, "w1", environments=["avx2"]).lease["job"]["environment"] == "avx2"
+
+
+def test_required_environment_waits_for_a_worker_that_offers_it(run: Sender) -> None:
+    assert ask_for_lease(run.http, environments=["avx2"]).status_code == 204
+    probe = ask_for_probe(run, 3, environment="amx").raise_for_status().json()
+    assert ask_for_lease(run.http, environments=["avx2"]).status_code == 204
+    assert job_of(run, probe)["reason"] == (
+        "waiting for a worker that offers vllm.prefill in the environment amx: no live worker does"
+    )
+    assert take_lease(run.http, environments=["amx"]).lease["job"]["environment"] == "amx"
+
+
+def test_requests_for_different_environments_are_different_probes(run: Sender) -> None:
+    ids = {ask_for_probe(run, 3, environment=name).json()["id"] for name in (None, "run", "any", "amx", "run")}
+    assert len(ids) == 4
+
+
+def test_environment_of_a_run_without_fingerprints_cannot_be_required(http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(3, make_batch(4)).raise_for_status()
+    announce_checkpoint(sender, 3)
+    answer = ask_for_probe(sender, 3, environment="run")
+    assert answer.status_code == 422
+    assert "engine_fingerprint" in answer.json()["detail"]
+    assert ask_for_probe(sender, 3).json()["jobs"][0]["environments"] == []

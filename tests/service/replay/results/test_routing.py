@@ -1,0 +1,167 @@
+"""Comparisons of routed experts over HTTP: requested, sent by a worker, published with their job, read by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.measures.routing import measure_routing
+from foreshock.probe_kinds import ROUTING
+from foreshock.routing import MOST_LAYERS, RoutingComparison
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import EVERYTHING, WEIGHTS, LeaseHolder, announce_checkpoint, ask_for_lease, take_lease
+
+STEP = 3
+ABLE = (*EVERYTHING, ROUTING.capability)
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run with one closed step and its checkpoint."""
+    sender = start_run(http)
+    sender.put_shard(STEP, make_batch(12)).raise_for_status()
+    announce_checkpoint(sender, STEP)
+    return sender
+
+
+def ask(run: Sender, *scorers: str, **fields: Any) -> httpx.Response:
+    """Request a comparison; a scorer is written `name` or `name@variant`."""
+    named = [dict(zip(("scorer", "variant"), name.partition("@")[::2], strict=True)) for name in scorers]
+    body = {"step": STEP, "kind": "routing", "scorers": named, **fields}
+    return run.http.post(f"/v1/runs/{run.run}/probes", json=body)
+
+
+def comparison(seed: int = 0, target: str = "torch.trainer", behaviour: str = "vllm.prefill") -> RoutingComparison:
+    """Return a comparison of random routes of 12 rollouts of 5 tokens: 3 layers, 2 of 8 experts."""
+    random = np.random.default_rng(seed)
+    pi, mu = (random.random((60, 3, 8)).argsort(axis=2)[:, :, :2] for _ in range(2))
+    log_pi, log_mu = (-random.exponential(1.0, 60) for _ in range(2))
+    groups = np.arange(12).tolist()
+    measures = measure_routing(pi, mu, log_pi, log_mu, np.arange(13) * 5, group_ids=groups, layers=[1, 2, 5])
+    made, by = (Fingerprint(engine=name.partition(".")[0], weights_digest=WEIGHTS) for name in (target, behaviour))
+    return RoutingComparison(target, behaviour, made, by, measures)
+
+
+def put(holder: LeaseHolder, body: dict[str, Any]) -> httpx.Response:
+    headers = {"X-Foreshock-Lease-Token": str(holder.token)}
+    return holder.http.put(f"{holder.url}/routing", json=body, headers=headers)
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+def test_comparison_is_one_job_of_two_scorers_in_the_requested_order(run: Sender, http: httpx.Client) -> None:
+    probe = ask(run).raise_for_status().json()
+    assert [(job["engine"], len(job["scorers"])) for job in probe["jobs"]] == [("routing", 2)]
+    assert ask_for_lease(http, "old", scorers=EVERYTHING).status_code == 204
+    job = take_lease(http, scorers=ABLE).lease["job"]
+    assert job["kind"] == "routing"
+    assert [each["scorer"] for each in job["scorers"]] == ["torch.trainer", "vllm.prefill"]
+    turned = ask(run, "vllm.prefill", "torch.trainer").raise_for_status().json()
+    assert turned["id"] != probe["id"]
+    assert [each["scorer"] for each in turned["scorers"]] == ["vllm.prefill", "torch.trainer"]
+    # Also with the default spelt out, a request is the same probe.
+    assert ask(run, "torch.trainer", "vllm.prefill").json()["id"] == probe["id"]
+
+
+def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client) -> None:
+    ask(run).raise_for_status()
+    holder = take_lease(http, scorers=ABLE)
+    assert problem(holder.complete()) == (409, "routing-missing")
+    sent = comparison(1)
+    assert put(holder, comparison(0).to_dict()).status_code == 204
+    assert put(holder, sent.to_dict()).status_code == 204
+    assert problem(run.get(f"steps/{STEP}/routing")) == (404, "routing-not-found")
+    assert holder.complete().status_code == 204
+    assert holder.complete().status_code == 204
+    read = run.get(f"steps/{STEP}/routing").raise_for_status().json()
+    assert (read["run"], read["attempt"], read["step"]) == (run.run, 1, STEP)
+    (item,) = read["items"]
+    assert (item["rollouts"], item["from_sample"]) == (12, False)
+    found = RoutingComparison.from_dict(item)
+    assert found.to_dict() == sent.to_dict()
+    assert [each["layer"] for each in item["measures"]["layers"]] == [1, 2, 5]
+    # No scores were sent, so none are part of the chain.
+    assert run.get(f"steps/{STEP}/attribution").json().get("scores", []) == []
+
+
+def test_newest_comparison_of_each_pair_is_shown(run: Sender, http: httpx.Client) -> None:
+    pairs = [("torch.trainer", "vllm.prefill"), ("torch.float32@rebatched", "torch.float32")]
+    for seed, (pair, rollouts) in enumerate([(pairs[0], 12), (pairs[1], 12), (pairs[0], 6)]):
+        ask(run, *pair, max_rollouts=rollouts).raise_for_status()
+        holder = take_lease(http, scorers=ABLE)
+        put(holder, comparison(seed, *pair).to_dict()).raise_for_status()
+        holder.complete().raise_for_status()
+    items = run.get(f"steps/{STEP}/routing").raise_for_status().json()["items"]
+    assert [(each["target"], each["behaviour"], each["from_sample"]) for each in items] == [
+        (*pairs[0], True),
+        (*pairs[1], False),
+    ]
+
+
+def test_result_of_a_lost_lease_does_not_count(run: Sender, http: httpx.Client) -> None:
+    ask(run).raise_for_status()
+    first = take_lease(http, scorers=ABLE)
+    put(first, comparison().to_dict()).raise_for_status()
+    assert first.fail("retry").status_code == 204
+    assert put(first, comparison().to_dict()).status_code == 409
+    second = take_lease(http, "w2", scorers=ABLE)
+    assert problem(second.complete()) == (409, "routing-missing")
+
+
+def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: httpx.Client) -> None:
+    ask(run).raise_for_status()
+    holder = take_lease(http, scorers=ABLE)
+    good = comparison().to_dict()
+    wrong_weights = {**good["target_fingerprint"], "weights_digest": "sha256:" + "cd" * 32}
+    refused: list[dict[str, Any]] = [
+        {"target": "torch.float32"},
+        {"target": good["behaviour"], "behaviour": good["target"]},
+        {"target_fingerprint": wrong_weights},
+    ]
+    for change in refused:
+        assert problem(put(holder, good | change)) == (422, "no-routing"), change
+    layers = good["measures"]["layers"]
+    malformed: list[dict[str, Any]] = [
+        {"layers": []},
+        {"layers": layers[::-1]},
+        {"layers": [layers[0] | {"layer": number} for number in range(MOST_LAYERS + 1)]},
+        {"any_difference": good["measures"]["any_difference"] | {"mean": 1.5}},
+        {"unknown": 1},
+    ]
+    for change in malformed:
+        assert put(holder, good | {"measures": good["measures"] | change}).status_code == 422, change
+
+
+def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client) -> None:
+    body = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
+    http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
+    assert problem(put(take_lease(http, scorers=ABLE), comparison().to_dict())) == (422, "no-routing")
+
+
+@pytest.mark.parametrize(
+    ("scorers", "fields"),
+    [
+        (("torch.trainer",), {}),
+        (("torch.trainer", "torch.float32", "vllm.prefill"), {}),
+        (("torch.trainer", "torch.trainer"), {}),
+        (("torch.trainer", "torch.decode"), {}),
+        (("torch.trainer", "vllm.prefill"), {"exact_pairs": ["torch.trainer/vllm.prefill"]}),
+        (("torch.trainer", "vllm.prefill"), {"max_rollouts": 1025}),
+    ],
+)
+def test_invalid_request_is_refused(run: Sender, scorers: tuple[str, ...], fields: dict[str, Any]) -> None:
+    assert ask(run, *scorers, **fields).status_code == 422
+
+
+def test_sample_has_64_rollouts_by_default(run: Sender, http: httpx.Client) -> None:
+    run.put_shard(4, make_batch(80, seed=9)).raise_for_status()
+    announce_checkpoint(run, 4)
+    probe = ask(run, step=4).raise_for_status().json()
+    assert (probe["rollouts"], probe["from_sample"]) == (64, True)

@@ -1,0 +1,254 @@
+"""Uploaded scores: invalid ones are refused with row and column and are not stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from foreshock.rollouts import RolloutBatch, ScoreBatch, decode_scores, encode_scores
+from foreshock_service.platform.settings import Settings
+from foreshock_service.replay.results import shards
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import list_files
+from tests.service.working import (
+    WEIGHTS,
+    LeaseHolder,
+    announce_checkpoint,
+    ask_for_probe,
+    noisy,
+    scores_of,
+    take_lease,
+)
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run whose step 1 waits to be probed."""
+    sender = start_run(http)
+    sender.put_shard(1, make_batch(6)).raise_for_status()
+    announce_checkpoint(sender, 1)
+    return sender
+
+
+@pytest.fixture
+def holder(run: Sender) -> LeaseHolder:
+    """A worker with the job of `vllm.prefill` on that step."""
+    ask_for_probe(run, 1).raise_for_status()
+    return take_lease(run.http)
+
+
+def good_scores(rollouts: RolloutBatch) -> ScoreBatch:
+    """Scores that fit."""
+    return scores_of(rollouts, noisy(rollouts, 1))
+
+
+def test_stored_scores_are_plain_parquet_that_never_changes(holder: LeaseHolder, settings: Settings) -> None:
+    scores = good_scores(holder.rollouts())
+    body = encode_scores(scores)
+    receipt = holder.put_scores(body).json()
+    assert receipt == {
+        "status": "stored",
+        "digest": "sha256:" + hashlib.sha256(body).hexdigest(),
+        "rollouts": 6,
+        "tokens": scores.num_tokens,
+    }
+    (file,) = Path(settings.store_url).glob("*/*/*/scores/*.parquet")
+    stored = decode_scores(file.read_bytes())
+    assert stored.sample_ids == scores.sample_ids
+    assert np.array_equal(stored.log_probs, scores.log_probs)
+    assert stored.fingerprint == scores.fingerprint
+
+
+def _unknown_id(rollouts: RolloutBatch) -> ScoreBatch:
+    ids = [*rollouts.sample_ids[:4], "stranger", rollouts.sample_ids[5]]
+    return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
+
+
+def _one_value_less(rollouts: RolloutBatch) -> ScoreBatch:
+    offsets = rollouts.response_offsets.copy()
+    offsets[3:] -= 1
+    return dataclasses.replace(good_scores(rollouts), log_probs=noisy(rollouts, 1)[:-1], offsets=offsets)
+
+
+def _swapped_ids(rollouts: RolloutBatch) -> ScoreBatch:
+    lengths = rollouts.response_lengths
+    other = next(row for row in range(1, 6) if lengths[row] != lengths[0])
+    ids = list(rollouts.sample_ids)
+    ids[0], ids[other] = ids[other], ids[0]
+    return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
+
+
+def _positive(rollouts: RolloutBatch) -> ScoreBatch:
+    values = noisy(rollouts, 1)
+    values[rollouts.response_offsets[2]] = 0.5
+    return dataclasses.replace(good_scores(rollouts), log_probs=values)
+
+
+def _twice(rollouts: RolloutBatch) -> ScoreBatch:
+    ids = list(rollouts.sample_ids)
+    ids[5] = ids[1]
+    return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "row", "column"),
+    [
+        (_unknown_id, 4, "sample_id"),
+        (_one_value_less, 2, "log_probs"),
+        (_swapped_ids, 0, "log_probs"),
+        (_positive, 2, "log_probs"),
+        (_twice, 5, "sample_id"),
+    ],
+)
+def test_scores_that_do_not_fit_are_refused(
+    holder: LeaseHolder, settings: Settings, spoil: object, row: int, column: str
+) -> None:
+    assert callable(spoil)
+    answer = holder.put_scores(spoil(holder.rollouts()))
+    problem = answer.json()
+    assert (answer.status_code, problem["type"]) == (422, "urn:foreshock:problem:invalid-rollouts"), problem
+    assert (problem["row"], problem["column"]) == (row, column)
+    assert not list(Path(settings.store_url).glob("*/*/*/scores/*"))
+    assert not [name for name in list_files(settings) if name.startswith("temporary/")]
+    assert holder.complete().status_code == 409
+
+
+def test_bodies_that_are_no_score_table_are_refused(holder: LeaseHolder) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"sample_id": ["a"], "log_probs": [[-1.0]]}), sink)
+    for body in (b"", b"not parquet", sink.getvalue(), encode_scores(good_scores(holder.rollouts()))[:-9]):
+        answer = holder.put_scores(body)
+        assert answer.status_code == 422, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_fingerprint_that_cannot_be_stored_is_refused(holder: LeaseHolder) -> None:
+    rollouts = holder.rollouts()
+    answer = holder.put_scores(scores_of(rollouts, noisy(rollouts, 1), device_name="a\x00b"))
+    assert answer.status_code == 422
+    assert "fingerprint holds text that cannot be stored" in answer.json()["detail"]
+
+
+def test_a_body_beyond_the_cap_is_refused(holder: LeaseHolder, settings: Settings) -> None:
+    answer = holder.put_scores(b"x" * (settings.max_body_bytes + 1))
+    assert answer.status_code == 413
+
+
+def test_scores_of_another_scorer_are_refused(holder: LeaseHolder) -> None:
+    answer = holder.put_scores(good_scores(holder.rollouts()), "torch.float32")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:scorer-not-asked")
+    variant = holder.put_scores(good_scores(holder.rollouts()), variant="rebatched")
+    assert variant.status_code == 422
+
+
+def test_scores_made_with_other_weights_are_refused(holder: LeaseHolder) -> None:
+    rollouts = holder.rollouts()
+    wrong = scores_of(rollouts, noisy(rollouts, 1), weights_digest="sha256:" + "00" * 32)
+    answer = holder.put_scores(wrong)
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:wrong-fingerprint")
+    right = scores_of(rollouts, noisy(rollouts, 1), weights_digest=WEIGHTS)
+    assert holder.put_scores(right).status_code == 201
+
+
+def test_shards_of_one_score_share_a_fingerprint_and_hold_each_rollout_once(holder: LeaseHolder) -> None:
+    rollouts = holder.rollouts()
+    first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(3, 6))
+    holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
+    overlapping = holder.put_scores(scores_of(second, noisy(second, 1)), shard=1)
+    assert (overlapping.status_code, overlapping.json()["row"]) == (422, 0)
+    rest = rollouts.select(np.arange(4, 6))
+    unlike = holder.put_scores(scores_of(rest, noisy(rest, 1), attention_backend="another"), shard=1)
+    assert unlike.json()["type"] == "urn:foreshock:problem:wrong-fingerprint"
+    holder.put_scores(scores_of(rest, noisy(rest, 1)), shard=1).raise_for_status()
+    assert holder.complete().status_code == 204
+
+
+def put(holder: LeaseHolder, part: RolloutBatch, shard: int) -> httpx.Response:
+    return holder.put_scores(scores_of(part, noisy(part, 1)), shard=shard)
+
+
+def test_overlapping_shards_that_are_checked_at_once_are_not_both_stored(
+    holder: LeaseHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = holder.rollouts()
+    parts = [rollouts.select(np.arange(4)), rollouts.select(np.arange(3, 6))]
+    prepared = threading.Barrier(2)
+    check = shards._check
+    first_checks = iter(range(2))
+
+    def check_together(*arguments: Any) -> Any:
+        checked = check(*arguments)
+        if next(first_checks, None) is not None:
+            # Neither is committed before both were checked without the other.
+            prepared.wait(60)
+        return checked
+
+    monkeypatch.setattr(shards, "_check", check_together)
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(
+            threads.map(
+                lambda shard: holder.put_scores(scores_of(parts[shard], noisy(parts[shard], 1)), shard=shard), (0, 1)
+            )
+        )
+    assert sorted(answer.status_code for answer in answers) == [201, 422]
+    refused = next(answer for answer in answers if answer.status_code == 422)
+    assert refused.json()["column"] == "sample_id"
+    assert holder.complete().json()["type"] == "urn:foreshock:problem:scores-incomplete"
+
+
+def test_disjoint_shards_that_are_checked_at_once_are_both_stored(holder: LeaseHolder) -> None:
+    rollouts = holder.rollouts()
+    parts = [rollouts.select(np.array([row])) for row in range(rollouts.num_rollouts)]
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda shard: put(holder, parts[shard], shard), range(len(parts))))
+    again = [put(holder, parts[shard], shard) for shard, each in enumerate(answers) if each.status_code == 503]
+    assert {answer.status_code for answer in (*answers, *again)} <= {201, 503}
+    assert holder.complete().status_code == 204
+
+
+def test_retry_discards_the_scores_of_the_failed_try(run: Sender, http: httpx.Client) -> None:
+    ask_for_probe(run, 1).raise_for_status()
+    first = take_lease(http, "first")
+    rollouts = first.rollouts()
+    first.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
+    first.fail("retry").raise_for_status()
+    second = take_lease(http, "second")
+    # Nothing of the first try counts, and other bytes under the same shard are no conflict.
+    assert second.complete().json()["type"] == "urn:foreshock:problem:scores-incomplete"
+    assert second.put_scores(scores_of(rollouts, noisy(rollouts, 2))).status_code == 201
+    assert second.complete().status_code == 204
+    token = run.get("steps/1/tokens", comparison="vllm.prefill/rollout", sample_id=rollouts.sample_ids[0]).json()
+    expected = noisy(rollouts, 2)[: len(token["items"])]
+    shown = [each["log_probs"]["vllm.prefill"] for each in token["items"]]
+    assert shown == pytest.approx(expected.tolist())
+
+
+def test_token_header_is_required(holder: LeaseHolder) -> None:
+    answer = holder.http.get(f"{holder.url}/rollouts")
+    assert answer.status_code == 422
+    assert "x-foreshock-lease-token" in answer.json()["detail"].lower()
+
+
+def test_a_missing_token_file_is_410_for_the_worker_and_for_a_new_probe(
+    holder: LeaseHolder, run: Sender, settings: Settings
+) -> None:
+    body = encode_scores(good_scores(holder.rollouts()))
+    (file,) = Path(settings.store_url).glob("*/*/*/*.parquet")
+    file.unlink()
+    for answer in (holder.get_rollouts(), holder.put_scores(body), ask_for_probe(run, 1, max_rollouts=3)):
+        assert (answer.status_code, answer.json()["type"]) == (410, "urn:foreshock:problem:tokens-gone")
+    # The same shard again restores it, and the job goes on.
+    run.put_shard(1, make_batch(6)).raise_for_status()
+    holder.get_rollouts().raise_for_status()
+    holder.put_scores(body).raise_for_status()
