@@ -1,11 +1,11 @@
 """The two queues of a client: logged items that wait to be encoded, and encoded ones that wait to be delivered.
 
 `BoundedQueue` is in memory, between the trainer and the encoder. `Outbox` is on disk, between the encoder and the
-sender: each item is written to the spool before it is sent, and deleted when the service has it. An item is in memory
-only while the spool cannot take it.
+sender: each item is written to the spool before it is sent, and deleted when the service has it.
 
 What is written survives a kill of the process. It is synced, so that it survives a loss of power too, once the service
-fails to take it, or if more than `max_memory_bytes` wait: until then the bytes are in the system's cache.
+fails to take it, or if more than `max_memory_bytes` wait. Until then the bytes are in memory as well, so that sending
+does not read them again (a step of 4 MB: 3 ms of CPU).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _SetBack:
 
 @dataclass(slots=True, eq=False)
 class OutboxEntry:
-    """One delivery, on disk (`spooled`) or in memory (`delivery`); `run` is its run's project and key."""
+    """One delivery, on disk (`spooled`), in memory (`delivery`) or both; `run` is its run's project and key."""
 
     sequence: int
     size: int
@@ -177,7 +177,7 @@ class Outbox:
                 if self._unsynced_bytes + entry.size > self._max_memory_bytes and not delivery.needed:
                     self._counters.add(dropped_spool_full=1, dropped_bytes=entry.size)
                     return
-                entry.delivery = delivery
+            entry.delivery = delivery
             self._entries.append(entry)
             self._unsynced[entry] = None
             self._unsynced_bytes += entry.size
@@ -287,10 +287,8 @@ class Outbox:
     def _sync(self) -> None:
         """Write what is in memory, and sync what is on disk. The caller holds the lock."""
         for entry in self._unsynced:
-            if entry.delivery is not None:
-                if not self._write(entry, entry.delivery):
-                    break
-                entry.delivery = None
+            if entry.spooled is None and entry.delivery is not None and not self._write(entry, entry.delivery):
+                break
         written = [entry for entry in self._unsynced if entry.spooled is not None]
         try:
             self._spool.sync(entry.spooled for entry in written if entry.spooled is not None)
@@ -299,6 +297,7 @@ class Outbox:
             return
         for entry in written:
             self._forget_unsynced(entry)
+            entry.delivery = None
             self._counters.add(spooled=1, spooled_bytes=entry.size)
 
     def _try(self, change: Callable[[SpooledEntry], None], entry: OutboxEntry) -> None:
