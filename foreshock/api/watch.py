@@ -9,8 +9,7 @@ from typing import Any, Literal
 from foreshock.api.records import Record
 from foreshock.diagnosis.risk import RiskLevel
 from foreshock.json_values import number_or_nan
-from foreshock.learning_rate.advice import Advice
-from foreshock.learning_rate.applied import Applied
+from foreshock.learning_rate.advice import Advice, Applied
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 

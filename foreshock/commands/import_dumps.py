@@ -18,9 +18,8 @@ from foreshock.commands.delivery import losses_of, refuse_losses, wait_for_deliv
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
-from foreshock.importers.follow import Follower
-from foreshock.importers.log_probs import KINDS
-from foreshock.importers.record import ImportRecord
+from foreshock.importers.dumps import KINDS
+from foreshock.importers.follow import Follower, ImportRecord
 from foreshock.rollouts.attributes import BatchAttributes
 
 __all__ = ["add_dump_options", "chosen_format", "import_dumps", "is_selected"]

@@ -8,7 +8,7 @@ from foreshock.commands.diagnosis import Diagnosis, recent_median
 from foreshock.commands.report_attribution import attribution_section
 from foreshock.commands.report_mismatch import buckets_section, mismatch_section
 from foreshock.commands.text import STYLES, Paint, count, moment, number, section_title, sparkline, table, wrap
-from foreshock.learning_rate.applied import effect_in_words
+from foreshock.learning_rate.advice import effect_in_words
 from foreshock.model_kind import MODEL_KIND_NAMES
 
 __all__ = ["render"]

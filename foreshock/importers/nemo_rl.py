@@ -19,8 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
-from foreshock.importers.json_lines import ends_with, find_numbered, read_lines, required
+from foreshock.importers.dumps import (
+    Dump,
+    ImportedStep,
+    ReadOptions,
+    ends_with,
+    find_numbered,
+    read_lines,
+    refusal,
+    required,
+)
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, number, prompt_group
 
 __all__ = ["NemoRlFormat"]

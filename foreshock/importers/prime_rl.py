@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
-from foreshock.importers.json_lines import ends_with, read_lines, required
+from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, ends_with, read_lines, refusal, required
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, prompt_group
 from foreshock.rollouts.batch import RolloutBatch
 

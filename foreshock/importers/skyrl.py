@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
-from foreshock.importers.json_lines import ends_with, find_numbered
+from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, ends_with, find_numbered, refusal
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, prompt_group
 from foreshock.importers.sandbox.reader import read_pickled
 

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions
-from foreshock.importers.json_lines import ends_with, find_numbered
+from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, ends_with, find_numbered
 
 __all__ = ["TrlFormat"]
 

@@ -11,8 +11,16 @@ import math
 import re
 from pathlib import Path
 
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
-from foreshock.importers.json_lines import ends_with, find_numbered, read_lines, required
+from foreshock.importers.dumps import (
+    Dump,
+    ImportedStep,
+    ReadOptions,
+    ends_with,
+    find_numbered,
+    read_lines,
+    refusal,
+    required,
+)
 from foreshock.importers.rows import number
 
 __all__ = ["VerlFormat"]

@@ -1,4 +1,4 @@
-"""Observe methods of a framework's objects without changing what they do.
+"""Observe methods of a framework's objects, and modules when they are imported, without changing what they do.
 
 An observer sees the arguments and the result of a call after it returned. Whatever it raises is logged once and goes no
 further: training continues as if there were no observer.
@@ -7,12 +7,16 @@ further: training continues as if there were no observer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from foreshock.client.reporting import LogOnce
 
-__all__ = ["guard", "is_number", "is_observed", "mark_observed", "observe"]
+__all__ = ["guard", "is_number", "is_observed", "mark_observed", "observe", "when_imported"]
 
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
@@ -68,3 +72,56 @@ def guard(function: Callable[[], None], log: LogOnce, where: str) -> None:
 def is_number(value: object) -> bool:
     """Return True for a number, and for an array or tensor that is one."""
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
+
+
+OnImport = Callable[[ModuleType], None]
+
+
+def when_imported(name: str, function: OnImport) -> None:
+    """Call `function(module)` after the module `name` has been imported; at once if it is imported already."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        function(module)
+        return
+    sys.meta_path.insert(0, _Finder(name, function))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module by the other finders, once, and lets its loader call the function."""
+
+    def __init__(self, name: str, function: OnImport) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the awaited module with a loader that calls the function; None for any other."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, self._function)
+                return spec
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's own loader, followed by the function."""
+
+    def __init__(self, loader: importlib.abc.Loader, function: OnImport) -> None:
+        self._loader = loader
+        self._function = function
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Create the module as its own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, then call the function."""
+        self._loader.exec_module(module)
+        self._function(module)

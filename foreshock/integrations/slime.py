@@ -9,14 +9,302 @@ log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rol
 
 from __future__ import annotations
 
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from statistics import fmean
 from typing import Any
 
+from foreshock.client.client import Client
+from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations.hooks import guard, observe
-from foreshock.integrations.slime_framework import FRAMEWORKS, Framework, find_framework, place_of
-from foreshock.integrations.slime_run import SlimeRun
+from foreshock.integrations.hooks import guard, is_number, observe
+from foreshock.integrations.slime_columns import (
+    attributes_of,
+    columns_of,
+    flat,
+    gather_slices,
+    model_kind_of,
+    precision_of,
+)
+from foreshock.integrations.slime_framework import (
+    FRAMEWORKS,
+    Framework,
+    Place,
+    find_framework,
+    place_of,
+    warn_of_options,
+)
+from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
+from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.process_fingerprint import process_fingerprint
 
-__all__ = ["apply_advice", "log_rollouts"]
+__all__ = ["SlimeRun", "apply_advice", "log_rollouts"]
+
+# How long the first step of a resumed run waits for the advice: its scale may be below 1.
+_FIRST_ADVICE_SECONDS = 10.0
+# How long the last step waits until everything is delivered: Ray then ends the process without notice.
+_LAST_FLUSH_SECONDS = 60.0
+
+
+class _Forward:
+    """Log-probs and entropies of the loss's first forward pass over each sample of a step."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self._samples = {id(tokens): number for number, tokens in enumerate(data["tokens"])}
+        self.log_probs: list[Any] = [None] * len(self._samples)
+        self.entropies: list[Any] = [None] * len(self._samples)
+
+    def note(self, tokens: Any, scored: Mapping[str, Any]) -> None:
+        """Keep the results of a micro-batch, which has the tensors of tokens of the step's own samples."""
+        for name, kept in (("log_probs", self.log_probs), ("entropy", self.entropies)):
+            for sample, values in zip(tokens, scored.get(name) or (), strict=False):
+                number = self._samples.get(id(sample))
+                if number is not None and kept[number] is None:
+                    kept[number] = values.detach()
+
+
+class SlimeRun:
+    """One training process. Only the processes that log have a client."""
+
+    def __init__(self, args: Any, framework: Framework, place: Place, log: LogOnce) -> None:
+        self.args = args
+        self.framework = framework
+        self.place = place
+        self._log = log
+        self._client: Client | None = None
+        self._feed: AdviceFeed | None = None
+        self._step: int | None = None
+        self._data: Mapping[str, Any] | None = None
+        self._forward: _Forward | None = None
+        self._metrics: dict[str, list[float]] = {}
+        self._scale = 1.0
+        self._advised = False
+        warn_of_options(args, place, log)
+
+    def take_rollouts(self, step: int, data: Mapping[str, Any]) -> None:
+        """Log the rollouts of a step, or keep them until the loss has computed the log-probs that they lack."""
+        if step == self._step:
+            return
+        self._step = step
+        self._data = self._forward = None
+        self._metrics = {}
+        if not self.place.has_rollouts:
+            return
+        self._start(step)
+        if data.get("log_probs") is None:
+            self._data, self._forward = data, _Forward(data)
+        else:
+            self._log_rollouts(data, data["log_probs"], data.get("entropy"), "recomputed_old")
+
+    def note_forward(self, tokens: Any, scored: Mapping[str, Any]) -> None:
+        """Keep the log-probs of a forward pass of the loss, if the framework did not compute them before."""
+        if self._forward is not None:
+            self._forward.note(tokens, scored)
+
+    def note_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Keep metrics of the step that is being trained."""
+        for name, value in metrics.items():
+            if not name.endswith("/step") and is_number(value):
+                self._metrics.setdefault(name, []).append(float(value))
+
+    def end_step(self) -> None:
+        """Log what a step has after its training."""
+        data, forward, step = self._data, self._forward, self._step
+        self._data = self._forward = None
+        if step is None:
+            return
+        if data is not None and forward is not None:
+            one_update = len(data.get("num_microbatches") or (0,)) == 1
+            policy = "recomputed_old" if one_update else "current"
+            self._log_rollouts(data, forward.log_probs, forward.entropies, policy)
+        if self._client is None:
+            return
+        if self.place.leads and self._metrics:
+            # A step of several optimizer steps has a metric of each: their mean is logged.
+            self._client.log_scalars(step, {name: fmean(values) for name, values in self._metrics.items()})
+        if self._is_last(step) and self.place.leads:
+            self._client.finish()
+        self._flush_if_ending(step)
+
+    def announce_checkpoint(self) -> None:
+        """Announce the Hugging Face weights that were saved after the step, which sample the next one."""
+        root, template = os.environ.get("FORESHOCK_WEIGHTS_ROOT"), getattr(self.args, "save_hf", None)
+        if root is None or template is None or self._client is None or self._step is None or not self.place.leads:
+            return
+        if not self._is_synchronous():
+            self._log.warning(
+                "asynchronous",
+                "checkpoints are not announced: without --colocate the rollouts may be sampled while training, by "
+                "older weights. Set FORESHOCK_SYNCHRONOUS=1 if train.py is run, which samples after each update.",
+            )
+            return
+        folder = Path(str(template).format(rollout_id=self._step))
+        path = folder.relative_to(_fixed_folder(str(template)))
+        self._client.log_checkpoint(self._step + 1, root=root, path=path.as_posix(), local_folder=folder)
+        self._flush_if_ending(self._step)
+
+    def apply_advice(self, step: int, optimizer_step: int, optimizer: Any) -> None:
+        """Scale the learning rate of an optimizer step, in all training processes alike."""
+        if self.place.problem is None:
+            self._scale = _smallest(self._own_scale(step), self.framework.name)
+        apply_scale(optimizer, self._scale)
+        if self._feed is not None and optimizer_step == 0:
+            self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], self._scale)
+
+    def _own_scale(self, step: int) -> float:
+        """Return the advised scale in the leading process, infinity in the others."""
+        if not self.place.leads:
+            return math.inf
+        try:
+            self._start(step)
+            assert self._feed is not None
+            resumed = (getattr(self.args, "start_rollout_id", None) or step) > 0
+            if resumed and not self._advised:
+                self._await_advice()
+            self._advised = True
+            return self._feed.scale(step)
+        except Exception as error:
+            # The others are waiting for a number.
+            self._log.exception("scale", "the advice could not be read, the last scale stays in use", error)
+            return self._scale
+
+    def _await_advice(self) -> None:
+        deadline = time.monotonic() + _FIRST_ADVICE_SECONDS
+        while self._feed is not None and self._feed.advice is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _start(self, step: int) -> None:
+        """Start the run before its first data."""
+        if self._client is not None or not self.place.logs:
+            return
+        args = self.args
+        start = getattr(args, "start_rollout_id", None)
+        self._client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or self._run_key())
+        self._client.start_run(
+            model=str(getattr(args, "hf_checkpoint", None) or getattr(args, "load", None) or "") or None,
+            trainer=f"{self.framework.name} {self.framework.version} Megatron",
+            engine=self.framework.engine,
+            initial_learning_rate=getattr(args, "lr", None),
+            length_cap=getattr(args, "rollout_max_response_len", None),
+            model_kind=model_kind_of(args),
+            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
+            resume_step=step if start is None else int(start),
+            shard=self.place.shard,
+            shards=self.place.shards,
+        )
+        if self.place.leads:
+            self._feed = AdviceFeed(self._client)
+
+    def _run_key(self) -> str:
+        """Return a name that all training processes and all restarts share, as far as the arguments have one."""
+        group, save = getattr(self.args, "wandb_group", None), getattr(self.args, "save", None)
+        if group:
+            return f"{getattr(self.args, 'wandb_project', None) or self.framework.name}/{group}"
+        if save:
+            return PurePath(str(save)).name
+        return f"{self.framework.name}-{find_launch().identity}"[:200]
+
+    def _log_rollouts(self, data: Mapping[str, Any], log_probs: Any, entropies: Any, policy: str) -> None:
+        scores = self._scores(data, log_probs, entropies)
+        if self._client is None or self._step is None:
+            return
+        if "rollout_log_probs" not in scores and self.place.problem is None:
+            self._log.warning(
+                "no rollout log-probs",
+                f"{self.framework.name}'s samples have no rollout_log_probs, so there is no training-inference "
+                "mismatch to measure: the function of --custom-generate-function-path must set "
+                "`Sample.rollout_log_probs`. Lengths, rewards and metrics are logged.",
+            )
+        columns = columns_of(
+            data, scores, step=self._step, samples_per_prompt=int(self.args.n_samples_per_prompt), log=self._log
+        )
+        attributes = attributes_of(
+            self.args,
+            trainer_policy=policy if "trainer_log_probs" in columns else None,
+            trainer_fingerprint=process_fingerprint("torch", data["tokens"][0].device, **precision_of(self.args)),
+        )
+        self._client.log_rollouts(self._step, columns, attributes=attributes, copy=False)
+
+    def _scores(self, data: Mapping[str, Any], log_probs: Any, entropies: Any) -> dict[str, Any]:
+        """Return the columns of response tokens, whole in the process that logs them."""
+        if log_probs is not None and any(each is None for each in log_probs):
+            log_probs = None
+            self._log.warning(
+                "no trainer log-probs",
+                f"{self.framework.name} did not compute the trainer's log-probs before the update, and the loss was "
+                "not seen computing them: --get-mismatch-metrics computes them. The rest is logged.",
+            )
+        if entropies is not None and any(each is None for each in entropies):
+            entropies = None
+        top_p = getattr(self.args, "rollout_top_p", 1.0)
+        columns = {
+            "rollout_log_probs": data.get("rollout_log_probs"),
+            "trainer_log_probs": log_probs,
+            "advantage": data.get("advantages"),
+            # With top-p the framework restricts the log-probs to the nucleus, and not the entropy.
+            "entropy": entropies if top_p in (None, 1, 1.0) else None,
+        }
+        if self.place.context_size == 1:
+            return {name: flat(values) for name, values in columns.items() if values is not None}
+        if self.place.problem is not None:
+            return {}
+        return self._gathered(data, columns)
+
+    def _gathered(self, data: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+        from megatron.core import mpu
+
+        # All ranks must gather the same names: those that the framework gives to all of them, and the trainer's.
+        given = {name: columns[name] for name in ("rollout_log_probs", "advantage") if columns[name] is not None}
+        held = {**given, "trainer_log_probs": columns["trainer_log_probs"]}
+        gathered = gather_slices(
+            held,
+            data["total_lengths"],
+            data["response_lengths"],
+            rank=self.place.context_rank,
+            size=self.place.context_size,
+            group=mpu.get_context_parallel_group(),
+            device=data["tokens"][0].device,
+        )
+        return {name: values for name, values in gathered.items() if not _all_nan(values)}
+
+    def _is_synchronous(self) -> bool:
+        return bool(getattr(self.args, "colocate", False)) or os.environ.get("FORESHOCK_SYNCHRONOUS") == "1"
+
+    def _is_last(self, step: int) -> bool:
+        rollouts = getattr(self.args, "num_rollout", None)
+        return rollouts is not None and step + 1 >= int(rollouts)
+
+    def _flush_if_ending(self, step: int) -> None:
+        """Deliver everything now if Ray ends this process after the step."""
+        if self._client is not None and (self._is_last(step) or getattr(self.args, "release_train", False)):
+            self._client.flush(_LAST_FLUSH_SECONDS)
+
+
+def _all_nan(values: Any) -> bool:
+    return bool(values.size) and bool((values != values).all())
+
+
+def _fixed_folder(template: str) -> str:
+    """Return the folder of a path template that is the same for all steps."""
+    parts = PurePath(template).parts
+    fixed = next((number for number, part in enumerate(parts) if "{" in part), len(parts) - 1)
+    return str(PurePath(*parts[:fixed]))
+
+
+def _smallest(scale: float, framework: str) -> float:
+    """Return the smallest scale of all training processes: the leading one has the advice, the others infinity."""
+    import torch
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return scale
+    module = __import__(f"{framework}.utils.distributed_utils", fromlist=["get_gloo_group"])
+    number = torch.tensor([scale], dtype=torch.float64)
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=module.get_gloo_group())
+    return float(number)
+
 
 _log = LogOnce("foreshock.integrations.slime")
 _run: SlimeRun | None = None

@@ -1,7 +1,8 @@
-"""The columns of the rollouts that slime, miles or vime gives to a training process, and how they were sampled."""
+"""Columns of a slime batch and how slime samples; columns that context parallelism split over ranks, put together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["attributes_of", "columns_of", "flat", "model_kind_of", "precision_of"]
+__all__ = ["attributes_of", "columns_of", "flat", "gather_slices", "model_kind_of", "precision_of", "response_ranges"]
 
 # What these frameworks write as the source of a sample whose data set is not named.
 _UNKNOWN_SOURCE = "unknown"
@@ -182,3 +183,51 @@ def _weights_versions(versions: list[Any] | None, lengths: NDArray[np.int64], lo
         )
         return None
     return np.repeat(first, lengths)
+
+
+def response_ranges(total: int, response: int, rank: int, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the two ranges [begin, end) of response tokens that a rank holds, counted from the first of them."""
+    chunk = -(-total // (2 * size))
+    prompt = total - response
+    found = []
+    for number in (rank, 2 * size - 1 - rank):
+        begin = max(number * chunk, prompt - 1)
+        end = min((number + 1) * chunk, total - 1)
+        found.append((begin - prompt + 1, end - prompt + 1) if begin < end else (0, 0))
+    return found[0], found[1]
+
+
+def gather_slices(
+    slices: Mapping[str, Sequence[Any] | None],
+    totals: Sequence[int],
+    responses: Sequence[int],
+    *,
+    rank: int,
+    size: int,
+    group: Any,
+    device: Any,
+) -> dict[str, NDArray[np.float32]]:
+    """Return each column flat over all response tokens [T]; every rank of `group` must call this with the same names.
+
+    `slices` has one tensor per sample, the two ranges of this rank joined. A column that is None here, or a slice of
+    another length, becomes NaN in this rank's ranges: a rank that stopped instead would leave the others waiting.
+    """
+    import torch
+
+    names = list(slices)
+    ends = np.cumsum(np.asarray(responses, np.int64))
+    joined = torch.zeros((len(names), int(ends[-1]) if ends.size else 0), dtype=torch.float32, device=device)
+    for sample, (total, response) in enumerate(zip(totals, responses, strict=True)):
+        offset = int(ends[sample]) - int(response)
+        (first, split), (second, last) = response_ranges(int(total), int(response), rank, size)
+        width = split - first
+        for row, name in enumerate(names):
+            column = slices[name]
+            values = None if column is None else column[sample]
+            if values is None or values.shape != (width + last - second,):
+                values = torch.full((width + last - second,), math.nan)
+            joined[row, offset + first : offset + split] = values[:width].detach()
+            joined[row, offset + second : offset + last] = values[width:].detach()
+    torch.distributed.all_reduce(joined, group=group)
+    gathered: NDArray[np.float32] = joined.cpu().numpy()
+    return {name: gathered[row] for row, name in enumerate(names)}

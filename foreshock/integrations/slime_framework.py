@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from foreshock.client.reporting import LogOnce
+from foreshock.integrations import KNOWN_VERSIONS
 
 __all__ = ["FRAMEWORKS", "Framework", "Place", "find_framework", "place_of", "warn_of_options"]
 
@@ -23,13 +24,17 @@ class Framework:
     """
 
     name: str
-    known_version: str
     engine: str
     rollout_data: tuple[str, str]
     end: tuple[str, str]
     metrics: tuple[str, str]
     forward: tuple[str, str]
     save: tuple[str, str]
+
+    @property
+    def known_version(self) -> str:
+        """The release that this package follows."""
+        return KNOWN_VERSIONS[self.name]
 
     @property
     def version(self) -> str:
@@ -47,10 +52,9 @@ class Framework:
             return None
 
 
-def _slime(name: str, known_version: str, engine: str) -> Framework:
+def _slime(name: str, engine: str) -> Framework:
     return Framework(
         name,
-        known_version,
         engine,
         rollout_data=("observability.train_metric_utils", "log_rollout_data"),
         end=("observability.train_metric_utils", "log_perf_data"),
@@ -60,13 +64,11 @@ def _slime(name: str, known_version: str, engine: str) -> Framework:
     )
 
 
-# The releases are those whose source this module follows; the documents say which of them were run.
 FRAMEWORKS = (
-    _slime("slime", "0.3", "sglang"),
-    _slime("vime", "0.2", "vllm"),
+    _slime("slime", "sglang"),
+    _slime("vime", "vllm"),
     Framework(
         "miles",
-        "0.1",
         "sglang",
         rollout_data=("backends.megatron_utils.actor", "log_rollout_data"),
         end=("backends.megatron_utils.actor", "log_perf_data"),

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import Fingerprint
+from foreshock.integrations import KNOWN_VERSIONS
 from foreshock.integrations.hooks import observe
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["KNOWN_VERSIONS", "Generation", "Generations"]
+__all__ = ["Generation", "Generations"]
 
-# The releases of TRL that were run with this module.
-KNOWN_VERSIONS = ("1.16",)
 
 _METHODS = ("_generate_and_score_completions", "_generate", "_calculate_rewards", "_get_per_token_logps_and_entropies")
 
@@ -100,7 +99,7 @@ class Generations:
             self._log.warning(
                 "methods",
                 f"TRL {importlib.metadata.version('trl')}: {type(trainer).__name__} has no {missing[0]}, so metrics "
-                f"are logged and rollouts are not. Known versions: {', '.join(KNOWN_VERSIONS)}.",
+                f"are logged and rollouts are not. Known versions: {KNOWN_VERSIONS['trl']}.",
             )
             return
         observe(trainer, "_generate", self._log, after=self._note_tokens)

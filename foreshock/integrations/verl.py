@@ -12,16 +12,226 @@ with `FORESHOCK_URL` set, `RayPPOTrainer` is observed when it is imported (its v
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from foreshock.integrations.hooks import is_number, observe
-from foreshock.integrations.verl_columns import columns_of
-from foreshock.integrations.verl_run import ACTIVE, SCALE_KEY, announce_checkpoint, log, missing, observe_fit
+from foreshock.client.client import Client
+from foreshock.client.reporting import LogOnce
+from foreshock.fingerprint import dtype_name
+from foreshock.integrations import KNOWN_VERSIONS
+from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
+from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.model_kind import model_kind_of_folder
+from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["observe_tracking", "observe_trainer", "observe_workers"]
+__all__ = [
+    "ACTIVE",
+    "SCALE_KEY",
+    "VerlRun",
+    "announce_checkpoint",
+    "attributes_of",
+    "columns_of",
+    "log",
+    "missing",
+    "observe_fit",
+    "observe_tracking",
+    "observe_trainer",
+    "observe_workers",
+    "precision_of",
+]
+
+# The key of the scale in what travels with a batch.
+SCALE_KEY = "foreshock_learning_rate_scale"
+
+log = LogOnce("foreshock.integrations.verl")
+
+
+class VerlRun:
+    """The run of the trainer whose `fit` is active in this process."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.response_mask: Any = None
+        self.entropy: Any = None
+        configuration = trainer.config
+        name = f"{configuration.trainer.project_name}/{configuration.trainer.experiment_name}"
+        self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
+        self.feed: AdviceFeed | None = None
+        self._started = False
+
+    def start(self) -> None:
+        """Describe the run before its first data; the trainer has loaded its checkpoint by then."""
+        if self._started:
+            return
+        self._started = True
+        configuration = self.trainer.config
+        actor = configuration.actor_rollout_ref
+        self.client.start_run(
+            model=str(actor.model.path),
+            trainer=f"verl {importlib.metadata.version('verl')} {actor.actor.get('strategy', '')}".strip(),
+            engine=str(actor.rollout.name),
+            initial_learning_rate=float(actor.actor.optim.lr),
+            length_cap=actor.rollout.get("response_length", None),
+            model_kind=model_kind_of_folder(str(actor.model.path)),
+            **precision_of(actor.actor),
+            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
+            resume_step=int(self.trainer.global_steps),
+            attributes=attributes_of(configuration),
+        )
+        self.feed = AdviceFeed(self.client)
+
+    def warn_of_missing_log_probs(self, columns: dict[str, Any]) -> None:
+        """Say which option turns the engine's log-probs on, if they are missing."""
+        if "rollout_log_probs" not in columns:
+            log.warning(
+                "no rollout log-probs",
+                "verl's batch has no rollout_log_probs, so there is no training-inference mismatch to measure: set "
+                "actor_rollout_ref.rollout.calculate_log_probs=True. Lengths, rewards and metrics are logged.",
+            )
+
+    def end(self, *, failed: bool) -> None:
+        """Mark the run as finished or failed and deliver what is left."""
+        if self.feed is not None:
+            self.feed.close()
+        if self._started:
+            self.client.finish(failed=failed)
+        self.client.close()
+
+
+ACTIVE: list[VerlRun] = []
+
+
+def observe_fit(trainer_class: Any) -> None:
+    """Begin a run with each call of `fit` of this class, and end it with the call."""
+    original = trainer_class.fit
+    if is_observed(trainer_class, "fit"):
+        return
+    where = f"{trainer_class.__name__}.fit"
+
+    @functools.wraps(original)
+    def fit(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        guard(lambda: ACTIVE.append(VerlRun(self)), log, where)
+        failed = True
+        try:
+            result = original(self, *arguments, **keywords)
+            failed = False
+            return result
+        finally:
+            runs = list(ACTIVE)
+            ACTIVE.clear()
+            for run in runs:
+                guard(functools.partial(run.end, failed=failed), log, where)
+
+    mark_observed(fit)
+    trainer_class.fit = fit
+
+
+def missing(trainer_class: Any, methods: tuple[str, ...]) -> bool:
+    """Return True, with a warning, if a trainer class of this release lacks one of the observed methods."""
+    absent = [name for name in methods if not callable(getattr(trainer_class, name, None))]
+    if absent:
+        name = getattr(trainer_class, "__name__", "the trainer")
+        log.warning(
+            f"methods of {name}",
+            f"verl {importlib.metadata.version('verl')}: {name} has no {absent[0]}, so rollouts are not logged; "
+            f"metrics are. Known versions: {KNOWN_VERSIONS['verl']}.",
+        )
+    return bool(absent)
+
+
+def announce_checkpoint(_arguments: Any, _keywords: Any, _result: Any) -> None:
+    """Announce the Hugging Face weights that verl saved after the update of a step; they sample the next one."""
+    root = os.environ.get("FORESHOCK_WEIGHTS_ROOT")
+    for run in ACTIVE:
+        step = int(run.trainer.global_steps)
+        path = f"global_step_{step}/actor/huggingface"
+        folder = Path(str(run.trainer.config.trainer.default_local_dir)) / path
+        if root and any(folder.glob("*.safetensors")):
+            run.client.log_checkpoint(step + 1, root=root, path=path, local_folder=folder, weights_version=step)
+
+
+def columns_of(data: Any, *, response_mask: Any = None, entropy: Any = None) -> dict[str, Any]:
+    """Return the columns for `Client.log_rollouts` of a `verl.DataProto` with N padded rollouts.
+
+    `response_mask` [N, R] is the mask before rejection sampling, which changes the batch's own; None: the batch's own.
+    `entropy` [N, R] is that of the forward pass which gave `old_log_probs`. Raises KeyError naming a missing tensor if
+    `prompts`, `responses` or `attention_mask` is absent.
+    """
+    tensors, objects = data.batch, data.non_tensor_batch
+    width = tensors["prompts"].shape[1]
+    attention = tensors["attention_mask"]
+    columns: dict[str, Any] = {
+        "prompt_token_ids": tensors["prompts"],
+        "prompt_padding_mask": attention[:, :width],
+        "response_token_ids": tensors["responses"],
+        "response_padding_mask": attention[:, width:],
+        "response_mask": _first(response_mask, _optional(tensors, "response_mask")),
+        "rollout_log_probs": _optional(tensors, "rollout_log_probs"),
+        "trainer_log_probs": _optional(tensors, "old_log_probs"),
+        "entropy": entropy,
+        "advantage": _optional(tensors, "advantages"),
+        "group_id": _strings(objects.get("uid")),
+        "data_source": _strings(objects.get("data_source")),
+    }
+    scores = _optional(tensors, "token_level_scores")
+    if scores is not None:
+        columns["reward"] = scores.sum(dim=-1)
+    return {name: _on_cpu(value) for name, value in columns.items() if value is not None}
+
+
+def attributes_of(configuration: Any) -> BatchAttributes:
+    """Return how a verl trainer with this configuration (`trainer.config`) samples and scores."""
+    rollout = configuration.actor_rollout_ref.rollout
+    correction = configuration.algorithm.get("rollout_correction", None) or {}
+    mode = rollout.get("logprobs_mode", None)
+    return BatchAttributes(
+        temperature=rollout.get("temperature", None),
+        top_p=rollout.get("top_p", None),
+        top_k=rollout.get("top_k", None),
+        logprobs_mode=mode if mode in ("raw_logprobs", "processed_logprobs") else None,
+        trainer_policy="bypass" if correction.get("bypass_mode", False) else "recomputed_old",
+        length_cap=rollout.get("response_length", None),
+    )
+
+
+def precision_of(actor: Any) -> dict[str, Any]:
+    """Return the precision of verl's actor with this configuration, as arguments of `Client.start_run`.
+
+    FSDP casts the weights to the dtype of its mixed precision and autocasts to the same; Megatron holds them in it.
+    Empty for another strategy.
+    """
+    strategy = str(actor.get("strategy", ""))
+    if strategy in ("fsdp", "fsdp2"):
+        engine = actor.get("fsdp_config", None) or {}
+        mixed = (engine.get("mixed_precision", None) or {}).get("param_dtype", "bf16")
+        dtype = dtype_name(mixed)
+        return {"master_dtype": dtype, "autocast": dtype if dtype != "float32" else None}
+    if strategy == "megatron":
+        return {"master_dtype": dtype_name((actor.get("megatron", None) or {}).get("dtype", "bfloat16"))}
+    return {}
+
+
+def _optional(tensors: Any, name: str) -> Any:
+    return tensors[name] if name in tensors.keys() else None  # noqa: SIM118  # A TensorDict has no `in` of its own.
+
+
+def _first(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+def _strings(values: Any) -> list[str] | None:
+    return None if values is None else [str(value) for value in values]
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().cpu() if hasattr(value, "detach") else value
+
 
 _METHODS = ("fit", "_compute_old_log_prob", "_update_actor", "_save_checkpoint")
 

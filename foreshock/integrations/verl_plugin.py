@@ -10,7 +10,7 @@ import logging
 import os
 from types import ModuleType
 
-from foreshock.integrations.import_hooks import when_imported
+from foreshock.integrations.hooks import when_imported
 
 __all__: list[str] = []
 

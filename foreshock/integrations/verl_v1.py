@@ -17,8 +17,17 @@ import numpy as np
 
 from foreshock.fingerprint import with_precision
 from foreshock.integrations.hooks import observe
-from foreshock.integrations.verl_columns import attributes_of, precision_of
-from foreshock.integrations.verl_run import ACTIVE, SCALE_KEY, VerlRun, announce_checkpoint, log, missing, observe_fit
+from foreshock.integrations.verl import (
+    ACTIVE,
+    SCALE_KEY,
+    VerlRun,
+    announce_checkpoint,
+    attributes_of,
+    log,
+    missing,
+    observe_fit,
+    precision_of,
+)
 
 __all__ = ["observe_v1_trainer"]
 

@@ -17,7 +17,7 @@ from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.diagnosis.health import JUDGED_MEASURES, worst_health
 from foreshock.learning_rate import Advice
-from foreshock.learning_rate.applied import Applied
+from foreshock.learning_rate.advice import Applied
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import verdict_of

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from foreshock.importers import FORMATS
-from foreshock.importers.follow import Follower
-from foreshock.importers.record import ImportRecord, signature_of
+from foreshock.importers.follow import Follower, ImportRecord, signature_of
 from tests.foreshock.importers.make_dumps import DUMPS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreshock.learning_rate.applied import Applied, effect_in_words
+from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.schedule import LengthDecaySchedule, scale_at
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures.learning_rate import ScaleCurve

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.importers.log_probs import Kind, all_zero, kind_of, to_log_probs
+from foreshock.importers.dumps import Kind
+from foreshock.importers.rows import all_zero, kind_of, to_log_probs
 
 RANDOM = np.random.default_rng(0)
 LOG_PROBS = [-RANDOM.exponential(0.4, 80) for _ in range(4)]
