@@ -22,12 +22,11 @@ from foreshock.integrations.verl import (
     SCALE_KEY,
     VerlRun,
     announce_checkpoint,
-    attributes_of,
     log,
     missing,
     observe_fit,
-    precision_of,
 )
+from foreshock.integrations.verl_columns import attributes_of, precision_of
 
 __all__ = ["observe_v1_trainer"]
 

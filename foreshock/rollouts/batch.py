@@ -250,7 +250,7 @@ class RolloutBatch:
 
         Raises KeyError naming a missing tensor, and InvalidRolloutsError naming row and column.
         """
-        from foreshock.integrations.verl import columns_of
+        from foreshock.integrations.verl_columns import columns_of
 
         fields = {_FIELD_OF.get(name, name): value for name, value in columns_of(data).items()} | columns
         padding = fields.pop("response_padding_mask")

@@ -16,7 +16,7 @@ import pytest
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.integrations import verl
-from foreshock.integrations.verl import precision_of
+from foreshock.integrations.verl_columns import precision_of
 from foreshock.rollouts import decode_rollouts
 from tests.foreshock.integrations.logged_attributes import logged_attributes
 from tests.foreshock.integrations.preloaded import Preloaded, preloaded
