@@ -17,7 +17,7 @@ from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.tables import Notification
 from foreshock_service.platform.notification_targets import NotificationTarget
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.watch.notifications import console, sending
+from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import Notifier, fill_outbox, send_next
 from tests.ports import free_port
 from tests.service.watch.notifications.conftest import Alerting
@@ -247,16 +247,16 @@ def test_the_command_sends_a_test_message(
     monkeypatch: pytest.MonkeyPatch, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure(monkeypatch, {"name": "team", "kind": "json", "url": f"{receiver.url}/x"}, SLACK)
-    console.show()
+    sending.show_targets()
     assert capsys.readouterr().out == "team\tjson\twarning\tevery project\noncall\tslack\twarning\tevery project\n"
-    console.send_test("team")
+    sending.send_test("team")
     assert capsys.readouterr().out == "team took the message\n"
     assert receiver.bodies[0]["alert"]["rule"] == "test"
     with pytest.raises(ConfigurationError, match="there is no target nobody; targets: team, oncall"):
-        console.send_test("nobody")
+        sending.send_test("nobody")
     configure(monkeypatch, {"name": "away", "kind": "json", "url": f"http://127.0.0.1:{free_port()}/secret-token"})
     with pytest.raises(ConfigurationError, match="target away did not take the message: ConnectError") as raised:
-        console.send_test("away")
+        sending.send_test("away")
     assert "secret-token" not in str(raised.value)
 
 
