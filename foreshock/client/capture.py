@@ -170,7 +170,7 @@ def prepare_token_pass() -> bool:
         try:
             compile_elsewhere()
             # One thread: the trainer needs the other processors.
-            compiled.prepare(threads=1)
+            compiled.prepare()
         except Exception:
             # Such as a numba that does not support this numpy; numpy's pass gives the same numbers.
             _pass_failed = True

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-
-from foreshock.measures.passes.compiled.intrinsics import bits_of, float_of
 
 __all__ = [
     "choose",
@@ -105,7 +104,8 @@ def reduced(x: float) -> tuple[float, float]:
     """Return r and 2^k of x; both are undefined, without a trap, if e^x under- or overflows."""
     shifted = x * _LOG2_E + _ROUNDER
     k = shifted - _ROUNDER
-    return (x - k * _LN2_HIGH) - k * _LN2_LOW, float_of((bits_of(shifted) + 1023) << 52)
+    scale = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
+    return (x - k * _LN2_HIGH) - k * _LN2_LOW, scale
 
 
 @inlined

@@ -59,7 +59,7 @@ def _compile() -> None:
         # Machine code cannot be kept, so that compiling here is of no use.
         return
     with one_at_a_time(folder):
-        compiled.prepare(threads=1)
+        compiled.prepare()
 
 
 if __name__ == "__main__":

@@ -1,143 +1,99 @@
 """The token pass in numpy: the reference for every sum.
 
-It processes a cache-sized chunk of rollouts at a time. This module computes the sums of each rollout; `numpy_totals.py`
-adds the sums over all tokens together.
+Each sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
+compensation. The result therefore does not depend on chunks or shards, even if the terms cancel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.passes.numpy_totals import ChunkTokens, NumpyTotals
-from foreshock.measures.statistics.log_weights import LogWeights
-from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.token_ids import TokenIdTotals
-from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.measures.passes.chunks import Chunk, sum_chunks
+from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
+from foreshock.measures.statistics.compensated_sums import (
+    CompensatedSums,
+    summable_parts,
+    sums_by_bucket,
+    sums_by_run,
+)
+from foreshock.measures.statistics.conditions import CONDITIONS, position_buckets, probability_buckets
+from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
+from foreshock.measures.statistics.tails import ABOVE, TAIL_LEVELS, TAIL_SUMS, sums_beyond
+from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
 
-__all__ = ["CHUNK_TOKENS", "sum_rollouts_numpy"]
+__all__ = ["sum_rollouts_numpy"]
 
 Float64 = NDArray[np.float64]
-
-# Tokens of a chunk, so that its arrays stay in a core's cache: 32k float64 are 256 KiB.
-CHUNK_TOKENS = 1 << 15
+Int64 = NDArray[np.int64]
+Terms = dict[str, Float64]
 
 
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     """Return the sums of each rollout, and of all of them together."""
-    result = RolloutSums.empty(inputs.offsets.size - 1)
-    totals = NumpyTotals(TokenIdTotals.for_ids(inputs.token_ids))
-    # Values that are not log-probs, such as a logit of 1000, give infinity or NaN silently, as in machine code.
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for first, last in _chunks(inputs.offsets):
-            _add_chunk(result, totals, inputs, first, last)
-    totals.finish(result)
-    return result
+    return sum_chunks(inputs, _NumpyTotals(inputs.token_ids))
 
 
-def _chunks(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with about CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
-    first, rows = 0, offsets.size - 1
-    while first < rows:
-        last = int(np.searchsorted(offsets, offsets[first] + CHUNK_TOKENS, side="right")) - 1
-        last = max(min(last, rows), first + 1)
-        yield first, last
-        first = last
+class _NumpyTotals:
+    """Sums over all chunks that are kept with compensation."""
+
+    def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
+        self.token_ids = TokenIdTotals.for_ids(token_ids)
+        self.tail_sums = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
+        self.weight_sums = CompensatedSums.zeros(2, WEIGHT_GRID.size, len(TAIL_SUMS))
+
+    def add(self, result: RolloutSums, chunk: Chunk) -> None:
+        terms = _token_terms(chunk)
+        _add_rollouts(result, chunk, terms)
+        result.max_probability_difference = max(
+            result.max_probability_difference, float(terms["abs_probability_difference"].max())
+        )
+        self._add_grids(result, chunk, terms)
+        for name, buckets in _buckets_by_condition(chunk, terms):
+            result.conditions[name] = result.conditions[name].merge(buckets)
+        if chunk.token_ids is not None:
+            self.token_ids.add(chunk.token_ids, [terms[name] for name in TOKEN_ID_SUMS])
+
+    def finish(self, result: RolloutSums) -> None:
+        result.tail_sums = self.tail_sums.value
+        result.weight_sums = self.weight_sums.value
+        result.token_ids = self.token_ids.sums()
+
+    def _add_grids(self, result: RolloutSums, chunk: Chunk, terms: Terms) -> None:
+        """Add the histograms of |d| and the tails, by the sign of d."""
+        d, distance = terms["d"], terms["abs_d"]
+        side = (d > 0).astype(np.int64)
+        fine = LOG_RATIO_GRID.bins(distance)
+        counts = np.bincount(fine + side * LOG_RATIO_GRID.size, minlength=2 * LOG_RATIO_GRID.size).reshape(2, -1)
+        # Zeros are counted separately; on the grid they would all be in the bin of the smallest differences.
+        zeros = d.size - int(np.count_nonzero(d))
+        counts[0, 0] -= zeros
+        result.zero_tokens += zeros
+        result.histogram += counts
+        of_tails = _tail_terms(chunk, terms)
+        bins = WEIGHT_GRID.bins_of(LOG_RATIO_GRID, fine) + side * WEIGHT_GRID.size
+        self.weight_sums += _sums_by_side(bins, of_tails, WEIGHT_GRID.size)
+        far = np.flatnonzero(distance > TAIL_LEVELS[0])
+        if far.size:
+            # The number of levels that a token exceeds, less one.
+            beyond = np.searchsorted(np.array(TAIL_LEVELS), distance[far], side="left") - 1
+            buckets = beyond + np.where(d[far] > 0, ABOVE * len(TAIL_LEVELS), 0)
+            between = np.bincount(buckets, minlength=2 * len(TAIL_LEVELS)).reshape(2, -1)
+            result.tail_counts += np.cumsum(between[:, ::-1], axis=1)[:, ::-1]
+            of_far = [None if term is None else term[far] for term in of_tails]
+            self.tail_sums += sums_beyond(_sums_by_side(buckets, of_far, len(TAIL_LEVELS)))
 
 
-def _add_chunk(result: RolloutSums, totals: NumpyTotals, inputs: TokenInputs, first: int, last: int) -> None:
-    """Drop the tokens that are not measured, then add the chunk's tokens to its rows and to the totals."""
-    start, stop = int(inputs.offsets[first]), int(inputs.offsets[last])
-    offsets = inputs.offsets[first : last + 1] - start
-    target, behaviour = inputs.target[start:stop], inputs.behaviour[start:stop]
-    finite_target, finite_behaviour = np.isfinite(target), np.isfinite(behaviour)
-    keep = finite_target & finite_behaviour
-    generated = np.ones(stop - start, np.bool_) if inputs.generated is None else inputs.generated[start:stop]
-    result.nonfinite_target += int(np.count_nonzero(generated & ~finite_target))
-    result.nonfinite_behaviour += int(np.count_nonzero(generated & ~finite_behaviour))
-    keep &= generated
-    rows = slice(first, last)
-    result.generated[rows] = _counts(generated, offsets)
-    lengths = _counts(keep, offsets)
-    result.tokens[rows] = lengths
-    if not lengths.any():
-        return
-    positions = np.arange(stop - start, dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets))
-    filled = np.flatnonzero(lengths)
-    segments = _Segments(offsets_of_lengths(lengths[filled]), filled + first)
-    kept = slice(None) if keep.all() else keep
-    terms = _token_terms(target[kept], behaviour[kept])
-    chunk = ChunkTokens(
-        terms,
-        segments.offsets,
-        behaviour=behaviour[kept],
-        positions=positions[kept],
-        lengths=result.generated[segments.rows],
-        entropy=_cut(inputs.entropy, start, stop, kept),
-        turn=_cut(inputs.turn, start, stop, kept),
-        lag=_cut(inputs.lag, start, stop, kept),
-        token_ids=_cut(inputs.token_ids, start, stop, kept),
-        advantage=_advantages(inputs, segments, start, stop, kept),
-    )
-    _add_rollouts(result, segments, terms)
-    if chunk.entropy is not None:
-        _add_entropy(result, segments, chunk.entropy, terms["log_behaviour"])
-    if chunk.turn is not None:
-        _add_turns(result, segments, chunk.turn, terms["d"])
-    if chunk.advantage is not None:
-        _add_advantage(result, segments, chunk.advantage, terms)
-    totals.add(result, chunk)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segments:
-    """The rows of a chunk that have measured tokens: `offsets` of their tokens, `rows` in the result."""
-
-    offsets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-    def sum(self, values: NDArray[np.floating]) -> Float64:
-        return np.add.reduceat(values, self.offsets[:-1], dtype=np.float64)
-
-    def spread(self, values: Float64) -> Float64:
-        return np.repeat(values, np.diff(self.offsets))
-
-
-def _counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    if flags.all():
-        return np.diff(offsets)
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)])
-    return np.diff(running[offsets])
-
-
-def _cut(values: NDArray[Any] | None, start: int, stop: int, kept: slice | NDArray[np.bool_]) -> NDArray[Any] | None:
-    return None if values is None else values[start:stop][kept]
-
-
-def _advantages(
-    inputs: TokenInputs, segments: _Segments, start: int, stop: int, kept: slice | NDArray[np.bool_]
-) -> Float64 | None:
-    """Return the advantage of each measured token; NaN if it has none."""
-    if inputs.advantage is None:
-        return None
-    if inputs.advantage.size == inputs.offsets[-1]:
-        return inputs.advantage[start:stop][kept].astype(np.float64)
-    return segments.spread(inputs.advantage[segments.rows].astype(np.float64))
-
-
-def _token_terms(target: NDArray[np.floating], behaviour: NDArray[np.floating]) -> dict[str, Float64]:
+def _token_terms(chunk: Chunk) -> Terms:
     """Return by name the terms of TOKEN_SUMS that depend on one token's log-probs alone."""
-    log_target, log_behaviour = target.astype(np.float64), behaviour.astype(np.float64)
-    d = token.log_ratio(target, behaviour)
+    d = chunk.d
     above, below = token.ratio_minus_one(d), token.ratio_minus_one(-d)
-    with np.errstate(under="ignore"):
-        target_probability, behaviour_probability = np.exp(log_target), np.exp(log_behaviour)
+    target_probability, behaviour_probability = np.exp(chunk.target), np.exp(chunk.behaviour)
     return {
         "d": d,
         "abs_d": np.abs(d),
@@ -149,8 +105,8 @@ def _token_terms(target: NDArray[np.floating], behaviour: NDArray[np.floating]) 
         "tv_token": token.tv_token(d, above),
         # exp|d| − 1: the sum keeps its digits near agreement.
         "prob_error_minus_one": np.maximum(above, below),
-        "log_target": log_target,
-        "log_behaviour": log_behaviour,
+        "log_target": chunk.target,
+        "log_behaviour": chunk.behaviour,
         "target_probability": target_probability,
         "behaviour_probability": behaviour_probability,
         # |π − μ| = max(π, μ)·(1 − exp(−|d|)), without cancellation.
@@ -158,62 +114,82 @@ def _token_terms(target: NDArray[np.floating], behaviour: NDArray[np.floating]) 
     }
 
 
-def _put(result: RolloutSums, segments: _Segments, name: str, values: NDArray[np.floating]) -> None:
-    result.sums[segments.rows, TOKEN_SUMS.index(name)] = segments.sum(values)
+def _add_rollouts(result: RolloutSums, chunk: Chunk, terms: Terms) -> None:
+    """Fill the sums of each rollout, and the second moments of probabilities about its own mean."""
 
+    def put(name: str, values: Float64) -> None:
+        result.sums[chunk.rows, TOKEN_SUMS.index(name)] = chunk.sum(values)
 
-def _add_rollouts(result: RolloutSums, segments: _Segments, terms: dict[str, Float64]) -> None:
-    """Fill the rows: sums, ranges, and the second moments of probabilities about each rollout's own mean."""
-    rows = segments.rows
     for name, values in terms.items():
-        _put(result, segments, name, values)
-    lengths = np.diff(segments.offsets)
-    about_mean = {}
-    for name in ("target_probability", "behaviour_probability", "abs_probability_difference"):
-        means = result.sums[rows, TOKEN_SUMS.index(name)] / lengths
-        about_mean[name] = terms[name] - segments.spread(means)
-    target, behaviour, difference = about_mean.values()
-    _put(result, segments, "within_target", target * target)
-    _put(result, segments, "within_behaviour", behaviour * behaviour)
-    _put(result, segments, "within_product", target * behaviour)
-    _put(result, segments, "within_difference", difference * difference)
-    result.min_d[rows] = np.minimum.reduceat(terms["d"], segments.offsets[:-1])
-    result.max_d[rows] = np.maximum.reduceat(terms["d"], segments.offsets[:-1])
+        put(name, values)
+    lengths = np.diff(chunk.offsets)
+    target, behaviour, difference = (
+        terms[name] - chunk.spread(result.column(name)[chunk.rows] / lengths)
+        for name in ("target_probability", "behaviour_probability", "abs_probability_difference")
+    )
+    put("within_target", target * target)
+    put("within_behaviour", behaviour * behaviour)
+    put("within_product", target * behaviour)
+    put("within_difference", difference * difference)
+    if chunk.entropy is not None:
+        known = np.isfinite(chunk.entropy)
+        put("entropy", np.where(known, chunk.entropy, 0.0))
+        put("surprisal", np.where(known, -chunk.behaviour - chunk.entropy, 0.0))
+    if chunk.advantage is not None:
+        known = np.isfinite(chunk.advantage)
+        value = np.where(known, chunk.advantage, 0.0)
+        put("advantage", value)
+        put("advantage2", value * value)
+        put("advantage_d", value * terms["d"])
+        put("d_with_advantage", np.where(known, terms["d"], 0.0))
+        skew = _without_nan(value, terms["ratio_minus_one"])
+        put("positive_advantage_skew", np.where(value > 0, skew, 0.0))
+        put("negative_advantage_skew", np.where(value < 0, skew, 0.0))
 
 
-def _add_entropy(
-    result: RolloutSums, segments: _Segments, entropy: NDArray[np.floating], log_behaviour: Float64
-) -> None:
-    """Add entropies H and excess surprisals −log μ − H."""
-    known = np.isfinite(entropy)
-    nats = np.where(known, entropy, 0.0).astype(np.float64)
-    result.entropy_tokens[segments.rows] = _counts(known, segments.offsets)
-    _put(result, segments, "entropy", nats)
-    _put(result, segments, "surprisal", np.where(known, -log_behaviour - nats, 0.0))
+def _without_nan(advantage: Float64, above: Float64) -> Float64:
+    """Return A·(ρ − 1), 0 if A is 0 and ρ infinite."""
+    return np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
 
 
-def _add_turns(result: RolloutSums, segments: _Segments, turn: NDArray[np.integer], d: Float64) -> None:
-    """Add the weight of each turn: the product of the ratios of its tokens."""
-    begins = np.zeros(d.size, np.bool_)
-    begins[segments.offsets[:-1]] = True
-    begins[1:] |= turn[1:] != turn[:-1]
-    result.turns[segments.rows] = segments.sum(begins.astype(np.float64)).astype(np.int64)
-    weights = np.add.reduceat(d, np.flatnonzero(begins))
-    result.turn_weights = result.turn_weights.merge(LogWeights.of(weights))
+def _tail_terms(chunk: Chunk, terms: Terms) -> list[Float64 | None]:
+    """Return the terms of TAIL_SUMS; None for a term that is 0 everywhere."""
+    above, chi2 = terms["ratio_minus_one"], terms["chi2_token"]
+    if chunk.advantage is None:
+        return [above, chi2, None, None]
+    advantage = np.where(np.isfinite(chunk.advantage), chunk.advantage, 0.0)
+    return [above, chi2, advantage, _without_nan(advantage, above)]
 
 
-def _add_advantage(result: RolloutSums, segments: _Segments, advantage: Float64, terms: dict[str, Float64]) -> None:
-    """Add the terms of the advantage A, over the tokens with a finite A."""
-    known = np.isfinite(advantage)
-    result.advantage_tokens[segments.rows] = _counts(known, segments.offsets)
-    value = np.where(known, advantage, 0.0)
-    d, above = terms["d"], terms["ratio_minus_one"]
-    _put(result, segments, "advantage", value)
-    _put(result, segments, "advantage2", value * value)
-    _put(result, segments, "advantage_d", value * d)
-    _put(result, segments, "d_with_advantage", np.where(known, d, 0.0))
-    # `where` avoids ∞·0 for an infinite ρ and an advantage of 0.
-    for name, sided in (("positive_advantage_skew", value > 0), ("negative_advantage_skew", value < 0)):
-        _put(result, segments, name, np.multiply(value, above, where=sided, out=np.zeros_like(d)))
-    lost = sided & (d < 0) & (terms["abs_probability_difference"] >= DPPO_PROBABILITY_GAP)
-    result.bad_updates += int(np.count_nonzero(lost))
+def _sums_by_side(buckets: Int64, terms: list[Float64 | None], size: int) -> CompensatedSums:
+    """Return the sums of K terms over the tokens of each bucket of both sides, [2, size, K]."""
+    nothing = np.zeros(2 * size), np.zeros(2 * size)
+    sums = CompensatedSums.of_columns(
+        nothing if term is None else sums_by_bucket(buckets, summable_parts(term), 2 * size) for term in terms
+    )
+    return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
+
+
+def _buckets_by_condition(chunk: Chunk, terms: Terms) -> Iterator[tuple[str, BucketSums]]:
+    """Yield the chunk's bucket sums for each known condition but the length."""
+    distance = terms["abs_d"]
+    parts = [summable_parts(terms[name]) for name in BUCKET_SUMS]
+    size = CONDITIONS["probability"].size
+    yield "probability", BucketSums.of(size, probability_buckets(chunk.behaviour), parts, distance)
+    if chunk.entropy is not None:
+        known = np.isfinite(chunk.entropy)
+        condition = CONDITIONS["entropy"]
+        of_known = [(high[known], low[known]) for high, low in parts]
+        yield (
+            "entropy",
+            BucketSums.of(condition.size, condition.buckets(chunk.entropy[known]), of_known, distance[known]),
+        )
+    # Positions, turns and lags rarely change between tokens: sums over runs, then over buckets.
+    for name, values in (("position", position_buckets(chunk.positions)), ("turn", chunk.turn), ("lag", chunk.lag)):
+        if values is None:
+            continue
+        starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+        sums = [sums_by_run(starts, part) for part in parts]
+        buckets = values[starts].astype(np.int64) if name == "position" else CONDITIONS[name].buckets(values[starts])
+        largest, tokens = np.maximum.reduceat(distance, starts), np.diff(starts, append=values.size)
+        yield name, BucketSums.of(CONDITIONS[name].size, buckets, sums, largest, tokens)

@@ -1,6 +1,6 @@
 """The sums of one pass over the tokens of a comparison: the result of both passes.
 
-`passes/numpy_pass.py` is the reference, `passes/compiled/` the fast one. The sums of a rollout depend on its tokens
+`passes/numpy_pass.py` is the reference, `passes/compiled.py` the fast one. The sums of a rollout depend on its tokens
 alone, so they are the same for any split into shards. Integers, ranges and largest values of d agree exactly between
 the passes, float sums to 1e-12 of the sum of absolute values.
 """
@@ -56,7 +56,6 @@ TOKEN_SUMS = (
 )
 
 _PLACES = {name: place for place, name in enumerate(TOKEN_SUMS)}
-_NO_TOKEN_IDS = TokenIdSums.empty()
 
 # DPPO calls an update bad if A < 0 and μ − π is at least this.
 DPPO_PROBABILITY_GAP = 0.5
@@ -115,16 +114,6 @@ class RolloutSums:
             advantage_tokens=np.zeros(rollouts, np.int64),
             turns=np.zeros(rollouts, np.int64),
         )
-
-    @classmethod
-    def unfilled(cls, rollouts: int) -> RolloutSums:
-        """Return sums that the compiled pass fills: all but `sums` and `tail_sums` are missing."""
-        nothing: NDArray[np.int64] = np.zeros(0, np.int64)
-        floats: Float64 = np.zeros(0)
-        return cls(
-            nothing, nothing, np.zeros((rollouts, len(TOKEN_SUMS))), floats, floats, nothing, nothing, nothing,
-            tail_counts=nothing, histogram=nothing, weight_sums=floats, conditions={}, token_ids=_NO_TOKEN_IDS,
-        )  # fmt: skip
 
     def column(self, name: str) -> Float64:
         """Return the sums of one of TOKEN_SUMS, [N]."""

@@ -11,6 +11,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+
 __all__ = [
     "ABOVE",
     "BELOW",
@@ -22,6 +24,7 @@ __all__ = [
     "TAIL_THRESHOLDS",
     "level_index",
     "merge_largest",
+    "sums_beyond",
 ]
 
 Float64 = NDArray[np.float64]
@@ -62,3 +65,13 @@ def merge_largest(known: Float64, values: Float64, count: int) -> Float64:
     elif values.size > count:
         values = np.partition(values, values.size - count)[-count:]
     return np.sort(np.concatenate([known, values]))[::-1][:count].copy()
+
+
+def sums_beyond(between: CompensatedSums) -> CompensatedSums:
+    """Return the sums beyond each level, [2, levels, K], from those between two levels."""
+    total = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
+    running = CompensatedSums.zeros(2, len(TAIL_SUMS))
+    for level in reversed(range(len(TAIL_LEVELS))):
+        running = running + CompensatedSums(between.high[:, level], between.low[:, level])
+        total.high[:, level], total.low[:, level] = running.high, running.low
+    return total

@@ -82,8 +82,7 @@ def prepare_token_pass(choice: TokenPassChoice) -> None:
             choice.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.environ["NUMBA_CACHE_DIR"] = str(choice.folder)
         with one_at_a_time(choice.code_folder):
-            # There are as many decoders as processors, so each uses one thread.
-            compiled.prepare(threads=1)
+            compiled.prepare()
             with contextlib.suppress(OSError):
                 _marker(choice).touch()
         _found = COMPILED

@@ -60,11 +60,11 @@ def test_default_cache_folder_is_beside_the_package_or_the_store(
 
 def test_numba_cache_folder_is_writable_only_by_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(compiled, "prepare", lambda threads: calls.append((os.environ["NUMBA_CACHE_DIR"], threads)))
+    monkeypatch.setattr(compiled, "prepare", lambda: calls.append(os.environ["NUMBA_CACHE_DIR"]))
     folder = tmp_path / "data" / "compiled"
     prepare_token_pass(TokenPassChoice(True, folder))
     assert token_pass.token_pass() == COMPILED
-    assert calls == [(str(folder), 1)]
+    assert calls == [str(folder)]
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -76,7 +76,7 @@ def test_without_numba_numpy_is_used_and_reported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_numba_that_rejects_this_numpy_falls_back_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(threads: int) -> None:
+    def refuse() -> None:
         raise ImportError("Numba needs NumPy 2.3 or less")
 
     monkeypatch.setattr(compiled, "prepare", refuse)
@@ -144,7 +144,7 @@ def test_first_start_uses_numpy_and_later_ones_load_what_was_compiled(
     assert first_choice(choice) == TokenPassChoice(True, tmp_path, for_now=True)
     prepare_token_pass(first_choice(choice))
     assert token_pass.token_pass().startswith("numpy for now: the first start of a release compiles")
-    monkeypatch.setattr(compiled, "prepare", lambda threads: None)
+    monkeypatch.setattr(compiled, "prepare", lambda: None)
     prepare_token_pass(choice)
     assert first_choice(choice) == choice
     # Other libraries have other machine code.

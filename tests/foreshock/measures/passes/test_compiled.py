@@ -1,8 +1,9 @@
-"""Running the compiled pass: threads, column types, numba's cache, and processes without numba."""
+"""Running the compiled pass: column types, numba's cache, processes without numba, and verl's metrics."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pickle
 import subprocess
@@ -15,11 +16,10 @@ import pytest
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes import compiled
-from foreshock.measures.passes.compiled import prepare, sum_rollouts_compiled
-from foreshock.measures.passes.compiled.input_columns import batch_columns
-from foreshock.measures.passes.compiled.threaded_pass import lane_cuts
+from foreshock.measures.passes.compiled import compute_verl_metrics, prepare, sum_rollouts_compiled
+from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
 from foreshock.measures.statistics.rollout_sums import RolloutSums
-from tests.foreshock.measures.passes.compiled.test_equal_to_numpy import assert_equal, batch
+from tests.foreshock.measures.passes.test_equal_passes import assert_equal, batch
 
 ALL_COLUMNS = frozenset({"generated", "entropy", "turn", "lag", "token_ids"})
 
@@ -34,39 +34,19 @@ def as_bytes(sums: RolloutSums) -> bytes:
     return ComparisonStatistics.from_rollout_sums(sums, None).to_bytes()
 
 
-def large_batch() -> TokenInputs:
-    """Return enough tokens for several lanes."""
+def test_many_chunks_equal_the_reference() -> None:
     lengths = np.random.default_rng(1).integers(0, 3000, 300).tolist()
-    return batch(1, lengths, 0.3, np.float32, 0.001, ALL_COLUMNS, "tokens")
-
-
-def test_result_does_not_depend_on_the_number_of_threads() -> None:
-    inputs = large_batch()
-    assert lane_cuts(inputs.offsets, 0).size > 3
-    one = sum_rollouts_compiled(inputs, threads=1)
-    for threads in (2, 3, 7):
-        several = sum_rollouts_compiled(inputs, threads=threads)
-        assert as_bytes(several) == as_bytes(one)
-        for field in ("sums", "weight_sums", "largest_d", "largest_minus_d"):
-            np.testing.assert_array_equal(getattr(several, field), getattr(one, field))
-        np.testing.assert_array_equal(several.token_ids.sums.value, one.token_ids.sums.value)
-
-
-def test_several_lanes_equal_the_reference() -> None:
-    from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
-
-    inputs = large_batch()
+    inputs = batch(1, lengths, 0.3, np.float32, 0.001, ALL_COLUMNS, "tokens")
     assert_equal(sum_rollouts_compiled(inputs), sum_rollouts_numpy(inputs), inputs)
 
 
-def test_lanes_hold_all_rollouts_and_depend_on_the_batch_alone() -> None:
-    offsets = np.concatenate([[0], np.cumsum(np.full(100, 20_000))])
-    cuts = lane_cuts(offsets, 0)
-    assert cuts[0] == 0
-    assert cuts[-1] == 100
-    assert (np.diff(cuts) > 0).all()
-    # Tables of token ids are no larger than the batch's log-probs and ids.
-    assert (lane_cuts(offsets, 700_000).size - 1) * 700_000 * 32 <= 12 * offsets[-1]
+def test_sums_of_a_rollout_do_not_depend_on_the_others() -> None:
+    inputs = batch(2, [600, 40, 1500], 0.3, np.float32, 0.02, ALL_COLUMNS, "tokens")
+    alone = {
+        field.name: getattr(inputs, field.name)[640:] for field in dataclasses.fields(inputs) if field.name != "offsets"
+    }
+    last = sum_rollouts_compiled(TokenInputs(offsets=np.array([0, 1500]), **alone))
+    np.testing.assert_array_equal(sum_rollouts_compiled(inputs).sums[2], last.sums[0])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.longdouble])
@@ -99,7 +79,7 @@ def test_table_of_token_ids_is_bounded_for_any_ids(largest: int) -> None:
     ids = np.random.default_rng(0).integers(0, largest, 1000)
     ids[0] = largest
     inputs = dataclasses.replace(inputs, token_ids=ids)
-    assert batch_columns(inputs).table_size <= 1000
+    assert compiled._RowsOfIds(ids).ids.size <= 1000
     np.testing.assert_array_equal(sum_rollouts_compiled(inputs).token_ids.ids, np.unique(ids))
 
 
@@ -148,8 +128,6 @@ def test_pass_is_available_only_with_numba() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_unusable_cache_falls_back_to_compiling(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foreshock.measures.passes.compiled import compilation
-
     asked = []
 
     def compile_without_cache(*, cached: bool) -> str:
@@ -158,11 +136,27 @@ def test_unusable_cache_falls_back_to_compiling(error: Exception, monkeypatch: p
             raise error
         return "machine code"
 
-    monkeypatch.setattr(compilation, "_compile", compile_without_cache)
-    compilation._functions.cache_clear()
-    try:
-        compiled: object = compilation.compiled_functions()
-        assert compiled == "machine code"
-    finally:
-        compilation._functions.cache_clear()
+    monkeypatch.setattr(compiled, "_compile", compile_without_cache)
+    monkeypatch.setattr(compiled, "_add_rollouts", None)
+    prepare()
+    assert compiled.is_prepared()
     assert asked == [True, False]
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-2, 3.0])
+@pytest.mark.parametrize("columns", [frozenset[str](), frozenset({"generated"})])
+def test_verl_metrics_equal_those_of_the_statistics(size: float, columns: frozenset[str]) -> None:
+    inputs = batch(7, [0, 3, 700, 40, 513], size, np.float32, 0.02, columns, "none")
+    expected = ComparisonStatistics.from_rollout_sums(sum_rollouts_numpy(inputs), None).measures()
+    found = compute_verl_metrics(inputs)
+    assert len(found) == 13
+    for name, value in found.items():
+        assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-15), name
+
+
+def test_verl_metrics_without_tokens_are_nan() -> None:
+    nothing = np.full(3, np.nan)
+    found = compute_verl_metrics(TokenInputs(nothing, nothing, np.array([0, 3])))
+    assert all(math.isnan(value) for value in found.values())
+    no_rollouts = compute_verl_metrics(TokenInputs(nothing[:0], nothing[:0], np.zeros(1, np.int64)))
+    assert all(math.isnan(value) for value in no_rollouts.values())
