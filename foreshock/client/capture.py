@@ -169,7 +169,6 @@ def prepare_token_pass() -> bool:
             return False
         try:
             compile_elsewhere()
-            # One thread: the trainer needs the other processors.
             compiled.prepare()
         except Exception:
             # Such as a numba that does not support this numpy; numpy's pass gives the same numbers.

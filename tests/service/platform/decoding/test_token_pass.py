@@ -117,7 +117,7 @@ def test_a_decoder_measures_with_the_compiled_pass_within_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The reference is numpy's, even if other tests prepared the compiled pass here.
-    monkeypatch.setattr(compiled, "_prepared", False)
+    monkeypatch.setattr(compiled, "_add_rollouts", None)
     pool = DecoderPool(Settings(decode_processes=1, decode_memory_bytes=512 << 20), PRELOAD)
     try:
         pool.warm_up_in_background()
