@@ -6,7 +6,7 @@ from pathlib import Path
 
 from examples.tiny_rl.task import CHARACTERS, END_OF_SEQUENCE, PAD, decode, encode
 from examples.tiny_rl.tokenizer import TOKENIZER, write_tokenizer
-from foreshock_service.present.pages.tokenizers import announced_names, texts_of
+from foreshock_service.present.pages.rendering import announced_names, texts_of
 
 
 def test_text_of_each_token_is_the_tasks(tmp_path: Path) -> None:

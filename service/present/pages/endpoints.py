@@ -18,24 +18,32 @@ from foreshock_service.platform.pagination import Cursor
 from foreshock_service.platform.path_segments import SEGMENT_PATTERN, decoded_segment
 from foreshock_service.platform.schemas import NO_NUL, StepPath
 from foreshock_service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
-from foreshock_service.present.pages.assets import LONG_CACHE, REVALIDATE, assets, compressed, digest_of, media_type_of
-from foreshock_service.present.pages.presenters.alert_list import alerts_page
-from foreshock_service.present.pages.presenters.axes import axes_of_run
-from foreshock_service.present.pages.presenters.compare import compare_page, compared_figure
-from foreshock_service.present.pages.presenters.corrections import corrections_part
+from foreshock_service.present.pages.presenters.alerts import alerts_page, axes_of_run
+from foreshock_service.present.pages.presenters.attribution import corrections_part
 from foreshock_service.present.pages.presenters.figures import run_plot, step_plot
-from foreshock_service.present.pages.presenters.hardware import hardware_page
 from foreshock_service.present.pages.presenters.rollout import rollout_columns, rollout_page
 from foreshock_service.present.pages.presenters.run import run_page
-from foreshock_service.present.pages.presenters.run_list import RunsQuery, runs_page
+from foreshock_service.present.pages.presenters.run_list import (
+    RunsQuery,
+    compare_page,
+    compared_figure,
+    hardware_page,
+    runs_page,
+)
 from foreshock_service.present.pages.presenters.service import service_page
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.present.pages.presenters.viewing import open_viewing
 from foreshock_service.present.pages.rendering import (
+    LONG_CACHE,
     PAGE_HEADERS,
+    REVALIDATE,
     accepts_gzip,
+    assets,
+    compressed,
+    digest_of,
     figure_response,
     json_response,
+    media_type_of,
     page_response,
 )
 from foreshock_service.present.pages.rules_endpoints import router as rules

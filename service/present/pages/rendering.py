@@ -1,22 +1,229 @@
-"""Responses of the pages: rendered templates and figures, with an entity tag and the browser's restrictions."""
+"""Pages from templates: formats of numbers, static files, texts of tokens."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
+import math
 import re
-from functools import cache
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache, lru_cache
 from importlib.metadata import version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
 
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from tokenizers import Tokenizer
 
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import Verdict, verdict_of
+from foreshock.severity import severity_rank
 from foreshock_service.platform.etag import matches
-from foreshock_service.present.pages.assets import PLOTLY, REVALIDATE, address_of
-from foreshock_service.present.pages.figures import Figure, Missing, sparkline
-from foreshock_service.present.pages.view_models import Visitor
+from foreshock_service.present.pages.figures import Figure, Missing
+from foreshock_service.present.pages.figures.attribution import percent
+from foreshock_service.present.pages.figures.drawing import HEIGHT as TILE_HEIGHT
+from foreshock_service.present.pages.figures.drawing import WIDTH as TILE_WIDTH
+from foreshock_service.present.pages.figures.drawing import scientific
+from foreshock_service.present.pages.step_models import Value
+from foreshock_service.present.pages.view_models import Label, Moment, Tone, Visitor
+
+DASH = "–"
+
+OUT_OF_DATE = (
+    "Some steps were measured by another release, whose statistics this one cannot read. The curves are complete; "
+    "buckets, corrections and theory need `foreshock remeasure`."
+)
+
+RUN_STATES: dict[str, Label] = {
+    "running": Label("running", "good", live=True),
+    "stale": Label("stale", "warning"),
+    "finished": Label("finished"),
+    "failed": Label("failed", "critical"),
+}
+PROBE_STATES: dict[str, Label] = {
+    "queued": Label("queued"),
+    "running": Label("running", "good", live=True),
+    "done": Label("done", "good"),
+    "failed": Label("failed", "critical"),
+    "skipped": Label("skipped", "warning"),
+}
+PHASES: dict[str, str] = {
+    "warming": "warming: no baseline yet",
+    "watching": "watching: no surge so far",
+    "decaying": "decaying after a surge",
+    "floor": "on the floor",
+    "held": "held by an operator",
+}
+MODES: dict[str, Label] = {
+    "shadow": Label("shadow mode: the trainer gets 1.0"),
+    "apply": Label("apply mode: sent to trainers that ask", "good"),
+}
+VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
+TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
+
+
+def label_of(state: str, known: dict[str, Label]) -> Label:
+    """Return the badge of a state; an unknown state is shown as it is."""
+    return known.get(state, Label(state))
+
+
+def number(value: float | None) -> str:
+    """Return a measure with three digits; a dash if it is missing or not estimable, "too large" for ±inf."""
+    if value is None or math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "too large" if value > 0 else "−too large"
+    text = scientific(value)
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def scale_in_words(scale: float) -> str:
+    """Return a scale as a phrase: `a quarter of the learning rate`."""
+    known = {1.0: "the full learning rate", 0.5: "half the learning rate", 0.25: "a quarter of the learning rate"}
+    return known.get(scale, f"{scale:.3g} of the learning rate")
+
+
+def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
+    """Return a share with its interval: `67 % (50 % to 80 %)`."""
+    if share is None or not math.isfinite(share):
+        return "not estimable"
+    if low is None or high is None:
+        return percent(share)
+    return f"{percent(share)} ({percent(low)} to {percent(high)})"
+
+
+def count(value: int | None) -> str:
+    """Return an integer with its digits in groups of three."""
+    return DASH if value is None else f"{value:,}".replace(",", "\u2009")
+
+
+def moment(at_us: int | None) -> Moment | None:
+    """Return a time in UTC microseconds as text; None for None."""
+    if at_us is None:
+        return None
+    at = datetime.fromtimestamp(at_us // 1_000_000, tz=UTC)
+    return Moment(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M UTC"))
+
+
+def judged_value(measure: str, value: float | None, model_kind: ModelKind | None) -> Value:
+    """Return a measure's value with the tone of the range that it lies in; without a range it has none."""
+    if value is None or math.isnan(value):
+        return Value(DASH)
+    return Value(number(value), VERDICT_TONES[verdict_of(measure, value, model_kind)])
+
+
+def alerts_label(open_alerts: Counter[str]) -> Label:
+    """Return the number of open alerts, in the tone of the most severe. `open_alerts`: their number by severity."""
+    if not open_alerts:
+        return Label("none", "good")
+    worst = min(open_alerts, key=severity_rank)
+    return Label(f"{open_alerts.total()} open", TONES.get(worst, ""))
+
+
+LONG_CACHE = "public, max-age=31536000, immutable"
+REVALIDATE = "no-cache"
+PLOTLY = "plotly-basic.min.js"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+@cache
+def assets() -> dict[str, Traversable]:
+    """Return every file that /static serves, by name."""
+    return {
+        item.name: item
+        for item in files("foreshock_service.present.pages").joinpath("static").iterdir()
+        if item.is_file()
+    }
+
+
+@cache
+def digest_of(name: str) -> str:
+    """Return the version in a file's address, a digest of its content."""
+    return hashlib.sha256(assets()[name].read_bytes()).hexdigest()[:12]
+
+
+def address_of(name: str) -> str:
+    """Return the address of a static file, which changes when its content does."""
+    return f"/static/{name}?v={digest_of(name)}"
+
+
+def media_type_of(name: str) -> str:
+    """Return the content type of a static file, by its ending."""
+    return MEDIA_TYPES[name[name.rindex(".") :]]
+
+
+@cache
+def compressed(name: str) -> bytes:
+    """Return a file's content in gzip, kept for the life of the process."""
+    return gzip.compress(assets()[name].read_bytes(), 9, mtime=0)
+
+
+FILE_NAME = "tokenizer.json"
+LARGEST_FILE_BYTES = 64 << 20
+DEEPEST = 3
+"""Folders below the root: owner, name and a revision."""
+_KEPT = 4
+_UNDECODABLE = "\ufffd"
+_SPACE_MARK = "\u2581"
+
+
+def known_tokenizers(root: str) -> dict[str, Path]:
+    """Return the tokenizer files below the root by the name of their folder, such as `Qwen/Qwen3-8B`."""
+    if not root:
+        return {}
+    folder = Path(root)
+    patterns = ("/".join(["*"] * depth + [FILE_NAME]) for depth in range(1, DEEPEST + 1))
+    return {
+        found.parent.relative_to(folder).as_posix(): found for pattern in patterns for found in folder.glob(pattern)
+    }
+
+
+def announced_names(fingerprints: Iterable[Mapping[str, Any]], model: str | None) -> list[str]:
+    """Return the names by which a run announces its tokenizer, the first to be taken first."""
+    named = [each["tokenizer"] for each in fingerprints if isinstance(each.get("tokenizer"), str)]
+    return [*named, *([model] if model else [])]
+
+
+def texts_of(root: str, names: Sequence[str], token_ids: Iterable[int]) -> dict[int, str] | None:
+    """Return the text of each token id; None if no tokenizer of these names is configured."""
+    known = known_tokenizers(root)
+    file = next((known[name] for name in names if name in known), None)
+    if file is None:
+        return None
+    status = file.stat()
+    if status.st_size > LARGEST_FILE_BYTES:
+        return None
+    tokenizer = _load(file, status.st_mtime_ns)
+    return {token_id: _text(tokenizer, token_id) for token_id in set(token_ids)}
+
+
+@lru_cache(maxsize=_KEPT)
+def _load(file: Path, modified_ns: int) -> Tokenizer:
+    """Return the tokenizer; `modified_ns` makes a file that was replaced another one."""
+    return Tokenizer.from_file(str(file))
+
+
+def _text(tokenizer: Tokenizer, token_id: int) -> str:
+    """Return a token as it stands in a text; part of a character as in the vocabulary, an unknown id as `‹7›`."""
+    piece: str | None = tokenizer.id_to_token(token_id)
+    if piece is None:
+        return f"‹{token_id}›"
+    if piece.startswith(_SPACE_MARK):
+        return piece.replace(_SPACE_MARK, " ")
+    text: str = tokenizer.decode([token_id], skip_special_tokens=False)
+    return piece if _UNDECODABLE in text or not text else text
+
 
 # Plotly sets style attributes on what it draws, and puts an empty <style> into the page, whose rules it adds by script:
 # the first hash is that of the empty text. The second is the style of its map library, which plotly.js 4 adds when it
@@ -63,7 +270,7 @@ def templates() -> Environment:
     )
     environment.filters["code"] = with_code
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
-    environment.globals.update(tile_width=sparkline.WIDTH, tile_height=sparkline.HEIGHT)
+    environment.globals.update(tile_width=TILE_WIDTH, tile_height=TILE_HEIGHT)
     return environment
 
 

@@ -5,6 +5,6 @@ Pure functions from curves to a `Figure`, or to a `Missing` that gives the reaso
 
 from __future__ import annotations
 
-from foreshock_service.present.pages.figures.specification import Curve, Figure, Missing
+from foreshock_service.present.pages.figures.drawing import Curve, Figure, Missing
 
 __all__ = ["Curve", "Figure", "Missing"]

@@ -1,15 +1,17 @@
-"""The attribution of the mismatch: a waterfall of the chain's links, whose shares of E[d²] add up to 1."""
+"""Figures of one step: the links of the chain, and single tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
+from foreshock_service.present.pages.figures.buckets import behaviour_of
+from foreshock_service.present.pages.figures.drawing import INK, MUTED, SERIES, Figure, Json, Missing, scientific
 from foreshock_service.present.pages.figures.mismatch import style_of
-from foreshock_service.present.pages.figures.specification import INK, MUTED, Figure, Json, Missing
 
-TITLE = "Where the mismatch comes from"
+ATTRIBUTION_TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74
 # Characters; a longer cause is wrapped, so that it fits on a narrow screen.
 LONGEST_LINE = 40
@@ -46,16 +48,16 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
     `chain` may be the reason why the step has no chain, or None if nothing was replayed.
     """
     if isinstance(chain, str):
-        return Missing(TITLE, chain)
+        return Missing(ATTRIBUTION_TITLE, chain)
     if chain is None:
         return Missing(
-            TITLE,
+            ATTRIBUTION_TITLE,
             "Nothing has been replayed yet. Announce a checkpoint and request a probe; "
             "a worker then scores the rollouts with every scorer of the chain.",
         )
     known = [link for link in chain.links if link.share is not None]
     if not known:
-        return Missing(TITLE, " ".join([f"Step {chain.step}.", *chain.notes]))
+        return Missing(ATTRIBUTION_TITLE, " ".join([f"Step {chain.step}.", *chain.notes]))
     starts, reached = [], 0.0
     for link in known:
         starts.append(reached)
@@ -78,7 +80,7 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
     )
     caption = " ".join([f"Step {chain.step}.", *chain.notes, caption])
     traces = [_bars(known, starts), *_intervals(known, starts)]
-    return Figure(TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known))
+    return Figure(ATTRIBUTION_TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known))
 
 
 def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> Json:
@@ -181,3 +183,84 @@ def _summary(links: Sequence[LinkShare]) -> str:
         interval = f", interval {percent(link.low)} to {percent(link.high)}" if known else ""
         parts.append(f"{link.short_cause} ({link.name}): {percent(link.share)}{interval}.")
     return " ".join(parts)
+
+
+TOKENS_TITLE = "Single tokens"
+_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPoints:
+    """Tokens of one comparison at one step, [S]; `log_behaviour` and `d` in nats.
+
+    `drawn`: where they were drawn from, in words.
+    """
+
+    comparison: str
+    step: int
+    log_behaviour: Sequence[float]
+    d: Sequence[float]
+    drawn: str
+
+
+def token_figure(points: TokenPoints) -> Figure | Missing:
+    """Return |d| against the probability, both on log axes, with a series for each sign of d."""
+    if not points.d:
+        return Missing(TOKENS_TITLE, "No token of this step has two finite log-probs.")
+    pairs = [(_rounded(math.exp(low)), _rounded(d)) for low, d in zip(points.log_behaviour, points.d, strict=True)]
+    differing = [(probability, d) for probability, d in pairs if d != 0 and probability > 0]
+    equal = sum(d == 0 for _, d in pairs)
+    if not differing:
+        return Missing(TOKENS_TITLE, f"The two scores are equal at all {len(pairs):,} sampled tokens. {points.drawn}")
+    behaviour = behaviour_of(points.comparison)
+    traces = [
+        _markers("π < μ", [(probability, -d) for probability, d in differing if d < 0], SERIES[1]),
+        _markers("π > μ", [(probability, d) for probability, d in differing if d > 0], SERIES[0]),
+    ]
+    traces = [trace for trace in traces if trace["x"]]
+    layout: Json = {
+        "xaxis": _log_axis(f"probability under {behaviour}", [probability for probability, _ in differing]),
+        "yaxis": _log_axis("|d|, nats", [abs(d) for _, d in differing]),
+        "hovermode": "closest",
+    }
+    zeros = f" {equal:,} tokens with d = 0 are not drawn." if equal else ""
+    caption = (
+        f"{points.comparison} at step {points.step}, one point per token. d = log π − log μ. {points.drawn}{zeros} "
+        "Rounding errors are larger at rare tokens, so their cloud rises to the left. Look at points far above it, "
+        "and at a cloud that is mostly of one colour."
+    )
+    columns = {
+        f"probability under {behaviour}": [probability for probability, _ in pairs],
+        "d, nats": [d for _, d in pairs],
+    }
+    return Figure(TOKENS_TITLE, caption, _tokens_summary(pairs), traces, layout, height=400, columns=columns)
+
+
+def _log_axis(title: str, values: Sequence[float]) -> Json:
+    axis: Json = {"title": {"text": title}, "type": "log", "exponentformat": "power"}
+    # Within one decade the labels between the powers are needed.
+    return {**axis, "dtick": 1} if max(values) > 10 * min(values) else axis
+
+
+def _markers(name: str, points: Sequence[tuple[float, float]], colour: str) -> Json:
+    return {
+        "type": "scatter", "mode": "markers", "name": name,
+        "x": [probability for probability, _ in points], "y": [size for _, size in points],
+        "marker": {"color": colour, "size": 4, "opacity": 0.55},
+        "hovertemplate": "probability %{x:.3g}, |d| %{y:.2e}",
+    }  # fmt: skip
+
+
+def _tokens_summary(pairs: Sequence[tuple[float, float]]) -> str:
+    sizes = sorted(abs(d) for _, d in pairs)
+    probability, largest = max(pairs, key=lambda pair: abs(pair[1]))
+    lower = sum(d < 0 for _, d in pairs)
+    return (
+        f"Of {len(pairs):,} sampled tokens, half have |d| up to {scientific(sizes[(len(sizes) - 1) // 2])}; the "
+        f"largest is {scientific(abs(largest))}, at probability {scientific(probability)}; {lower:,} have π < μ."
+    )
+
+
+def _rounded(value: float) -> float:
+    """Return the value with as many digits as a plot can show."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""k3 per token of every comparison over steps, on a log axis, in front of the healthy, warning and critical ranges."""
+"""Figures of the mismatch over steps, of one run and of several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import ranges_note, required_range
 from foreshock.scorers import REFERENCE, SCORERS, main_comparisons
-from foreshock_service.present.pages.figures.specification import (
+from foreshock_service.present.pages.figures.drawing import (
     CRITICAL,
     CRITICAL_BAND,
     HEALTHY,
@@ -27,7 +27,7 @@ from foreshock_service.present.pages.figures.specification import (
     step_axis,
 )
 
-TITLE = "Mismatch per token (k3)"
+MISMATCH_TITLE = "Mismatch per token (k3)"
 
 LOWEST_SHOWN = 3e-6
 # The critical band is shown up to three times its threshold, even if no value lies there.
@@ -61,7 +61,7 @@ def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = 
     drawn = {name: curves[name] for name in shown_comparisons(there)}
     if not drawn:
         return Missing(
-            TITLE,
+            MISMATCH_TITLE,
             "No step has log-probs of two scorers yet. "
             "Log trainer_log_probs beside rollout_log_probs, or probe a step that has a checkpoint.",
         )
@@ -86,7 +86,7 @@ def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = 
         "shapes": _bands(edges),
         "annotations": _band_names(edges[1:]),
     }
-    return Figure(TITLE, _caption(drawn, model_kind), _summary(drawn), traces, layout, height=380)
+    return Figure(MISMATCH_TITLE, _caption(drawn, model_kind), _summary(drawn), traces, layout, height=380)
 
 
 def shown_comparisons(names: Sequence[str]) -> list[str]:
@@ -172,3 +172,32 @@ def _summary(curves: Mapping[str, Curve]) -> str:
                 f"{scientific(max(values))} over {len(values)} steps."
             )
     return " ".join(sentences)
+
+
+def comparison_figure(
+    title: str, unit: str, curves: Sequence[tuple[str, Curve]], *, logarithmic: bool = False
+) -> Figure | Missing:
+    """Return a line for each run; `curves` in the order of the runs, which gives the colours."""
+    shown = [(at, name, curve) for at, (name, curve) in enumerate(curves) if curve]
+    if not shown:
+        return Missing(title, "None of these runs logs it.")
+    traces = [_line(at, name, curve, logarithmic) for at, name, curve in shown]
+    axis: Json = {"title": {"text": unit}}
+    if logarithmic:
+        axis |= {"type": "log", "exponentformat": "power", "nticks": 6}
+    absent = [name for name, curve in curves if not curve]
+    caption = f"Not logged by {', '.join(absent)}." if absent else ""
+    return Figure(title, caption, _comparison_summary(shown), traces, {"xaxis": step_axis(), "yaxis": axis})
+
+
+def _line(at: int, name: str, curve: Curve, logarithmic: bool) -> Json:
+    values = [None if value is None or (logarithmic and value <= 0) else value for value in curve.values]
+    dash = DASHES[at // len(SERIES) % len(DASHES)]
+    return line(
+        Curve(curve.steps, values), name, SERIES[at % len(SERIES)], line={"dash": dash}, hovertemplate="%{y:.4g}"
+    )
+
+
+def _comparison_summary(shown: Sequence[tuple[int, str, Curve]]) -> str:
+    newest = [(name, curve.points()[-1]) for _, name, curve in shown]
+    return " ".join(f"{name}: {scientific(value)} at step {step}." for name, (step, value) in newest)

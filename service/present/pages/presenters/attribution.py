@@ -1,13 +1,32 @@
-"""The presenter of the attribution: its figure and its table."""
+"""Tables of a step: the links of its chain, measures, corrections."""
 
 from __future__ import annotations
 
-from foreshock.interval_names import RANGE, RANGE_NOTE
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.corrections import Evaluation, Threshold
+from foreshock.interval_names import CALLED_INTERVAL, RANGE, RANGE_NOTE
 from foreshock.measures.estimators.attribution import OLD_METHOD
+from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
+from foreshock.measures.registry import measure_named
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
+from foreshock.model_kind import ModelKind
+from foreshock.theory import GradientNoise, StepNoise
 from foreshock_service.present.pages.figures.attribution import Chain, LinkShare
-from foreshock_service.present.pages.formatting import number, share_in_words
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.step_models import LinkRow
+from foreshock_service.present.pages.rendering import DASH, count, judged_value, number, share_in_words
+from foreshock_service.present.pages.step_models import (
+    CorrectionRow,
+    CorrectionsPart,
+    LinkRow,
+    MeasureGroup,
+    MeasureRow,
+    TheoryRow,
+    Value,
+)
 from foreshock_service.replay.attribution.schemas import AttributionRead
 from foreshock_service.replay.attribution.service import (
     AttributionNotFound,
@@ -16,6 +35,9 @@ from foreshock_service.replay.attribution.service import (
     attribution_of_step,
     newest_replayed_steps,
 )
+from foreshock_service.runs.corrections.service import CorrectionQuery, evaluate_corrections
+from foreshock_service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
+from foreshock_service.runs.theory.service import FoundTheory, TheoryQuery, theory_of_pair
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5
@@ -110,3 +132,264 @@ def notes_of(read: AttributionRead | None) -> list[str]:
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
     return notes
+
+
+Values = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    title: str
+    measures: tuple[str, ...]
+    not_logged: str = ""
+
+
+# In the order of reading; the API has the rest.
+GROUPS = (
+    _Group(
+        "",
+        (
+            "k3_kl", "effective_groups", "kl", "mean_ratio", "mean_abs_d", "max_abs_d", "chi2_token",
+            "reverse_chi2_token", "tv_token", "tail(2)", "tail_asymmetry(ln2)", "pareto_k", "ess_token", "ess_seq",
+            "ess_seq_predicted",
+            "rollout_probs_diff_mean", "tokens", "rollouts", "nonfinite_target", "nonfinite_behaviour",
+        ),
+    ),
+    _Group(
+        "Distribution and tails of d",
+        (
+            "rms_d", "p50_abs_d", "p90_abs_d", "p99_abs_d", "p999_abs_d", "min_d", "max_d", "tail_below(ln2)",
+            "tail_above(ln2)", "tail_below(1)", "tail_above(1)", "tail_asymmetry(1)", "tail_below(3)", "tail_above(3)",
+            "tail_asymmetry(3)", "pareto_k_inverse", "pinsker_tv_bound", "zero_fraction", "low_probability_abs_d",
+            "low_probability_tokens",
+        ),
+    ),
+    _Group(
+        "With advantages",
+        (
+            "advantage_d_cov", "advantage_skew", "advantage_skew_positive", "advantage_skew_negative",
+            "bad_update_fraction",
+        ),
+        "These rollouts carry no advantages: the column advantage holds them, for each rollout or each token.",
+    ),
+    _Group(
+        "Of whole turns and sequences",
+        (
+            "ess_turn", "geo_ratio", "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_min", "log_ppl_diff_max",
+            "sequence_log_ppl_abs_diff", "verl_chi2_seq", "k3_kl_seq_mean", "training_ppl", "rollout_ppl", "ppl_ratio",
+        ),
+    ),
+    _Group(
+        "Against entropy",
+        ("k3_kl_per_entropy", "surprisal_z"),
+        "These rollouts carry no entropies of the behaviour score: the column entropy holds them.",
+    ),
+    _Group(
+        "As other tools report it",
+        (
+            "token_mult_prob_error", "rollout_probs_diff_max", "rollout_probs_diff_std",
+            "rollout_actor_probs_pearson_corr", "verl_chi2_token", "k2_kl",
+        ),
+    ),
+)  # fmt: skip
+
+# A heavy tail harms a mean only if ratios reach e, |d| ≥ 1: the measure that tells how far they reach.
+PARETO_FAR = 1.0
+INTERVALS_NOTE = (
+    f'"95 %" is a bootstrap-t interval by prompt group, "range" a {RANGE}, "Student\'s t" another: both may cover '
+    f"the true value less often. k3 has no 95 % interval if k̂ is above {LARGEST_TAIL_SHAPE:g}."
+)
+_PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
+
+
+def measure_groups(
+    values: Mapping[str, Values], comparisons: Sequence[str], model_kind: ModelKind | None
+) -> list[MeasureGroup]:
+    """Return the tables of these comparisons; a group without any value tells what to log."""
+    columns = [values[comparison] for comparison in comparisons]
+    return [_group(group, columns, model_kind) for group in GROUPS]
+
+
+def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
+    names = [measure_named(name).column for name in group.measures]
+    known = any(column.get(name) is not None for column in columns for name in names)
+    if group.not_logged and not known:
+        return MeasureGroup(group.title, (), group.not_logged)
+    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.measures])
+
+
+def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureRow:
+    measure = measure_named(name)
+    meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
+    values = [_with_interval(measure.column, column, model_kind) for column in columns]
+    return MeasureRow(measure.name, meaning, values)
+
+
+def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
+    """Return the value with its bootstrap-t interval, or Student's t if there is only that; called what it is."""
+    value = measure_value(column, values.get(column), model_kind)
+    if column == "effective_groups":
+        return replace(value, text=effective_of_all(values))
+    if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
+        value = replace(value, tone="")
+    reliable = column in CALLED_INTERVAL and values.get("prompt_groups") is not None and not interval_warning(values)
+    for kind, name in (("_bootstrap", "95 %: " if reliable else "range: "), ("", "Student's t: ")):
+        low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
+        if low is not None and high is not None:
+            return replace(value, interval=f"{name}{number(low)} to {number(high)}")
+    return value
+
+
+def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:
+    """Return a measure's value as text, with the tone of its range if it has one."""
+    if measure_named(column).column_type == "integer":
+        return Value(count(None if value is None else int(value)))
+    return judged_value(column, value, model_kind)
+
+
+def _ratios_reach_e(largest_d: float | None) -> bool:
+    return largest_d is not None and abs(largest_d) >= PARETO_FAR
+
+
+def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
+    """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
+    try:
+        query = CorrectionQuery(run_id, step, None, TRAINER_ROLLOUT)
+        evaluated = evaluate_corrections(viewing.session, viewing.principal, query)
+    except (MeasurementNotFound, StatisticsOutOfDate) as error:
+        return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
+    theory_query = TheoryQuery(run_id, step, None, TRAINER_ROLLOUT)
+    theory = theory_of_pair(viewing.session, viewing.principal, theory_query, evaluated.pair)
+    # The first threshold in use of each correction; the API has every other one.
+    evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
+    notes = dict.fromkeys(note for found in evaluations for note in found.notes)
+    reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
+    missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]
+    return CorrectionsPart(
+        TRAINER_ROLLOUT,
+        [_correction_row(found) for found in evaluations if not found.not_estimable],
+        any(math.isfinite(found.advantage_distortion) for found in evaluations),
+        any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
+        missing,
+        [_sentence(note) for note in notes],
+        list(_theory_rows(theory)),
+        "",
+    )
+
+
+def _titles(evaluations: Sequence[Evaluation], reason: str) -> str:
+    return " and ".join(found.correction.title for found in evaluations if found.not_estimable == reason)
+
+
+def _correction_row(found: Evaluation) -> CorrectionRow:
+    hit, rest = found.affected.touched, found.affected.untouched
+    return CorrectionRow(
+        title=found.correction.title,
+        threshold="" if found.used == Threshold() else _threshold(found.used),
+        formula=found.correction.formula,
+        level=found.correction.level,
+        kept_tokens=_percent(found.kept_tokens),
+        kept_sequences=_percent(found.kept_sequences),
+        effective=_percent(found.weights.effective_fraction),
+        spread=_number(found.weights.standard_deviation),
+        distortion=_number(found.distortion),
+        advantage_distortion=_number(found.advantage_distortion),
+        beyond=f"{hit.sequences}",
+        reward=_against(hit.reward, rest.reward),
+        length=_against(hit.length, rest.length),
+        turns=_against(hit.turns, rest.turns),
+    )
+
+
+def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
+    theory, bias = found.theory, found.theory.bias
+    reach = (
+        f"{RANGE} {number(bias.low)} to {number(bias.high)}"
+        if math.isfinite(bias.high)
+        else ("no interval: too few prompts")
+    )
+    yield TheoryRow(
+        "Bound of the gradient's bias, estimated",
+        f"{_number(bias.per_unit)} · B",
+        f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts ({reach}): the bias itself may be larger than this "
+        "estimate. B bounds the gradient of one token's log-prob. "
+        f"The trivial bound 2·B·T·max|R|, at the mean length: {_number(bias.trivial)} · B."
+        + "".join(f" {_sentence(note)}" for note in bias.notes),
+    )
+    # The page knows no exact Δmax; the API takes one.
+    if theory.horizon.not_estimable is not None:
+        yield TheoryRow("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
+    yield TheoryRow(
+        "Total variation of a token, at most",
+        _number(theory.pinsker),
+        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {_number(theory.tv_token)}."
+        + "".join(f" {_sentence(note)}" for note in theory.pinsker_notes),
+    )
+    if theory.sequence_chi2 is not None:
+        of_sequence = theory.sequence_chi2
+        value = number(of_sequence.value) if of_sequence.log10 < 5 else _power_of_ten(of_sequence.log10)
+        yield TheoryRow(
+            "E ρ_seq², extrapolated",
+            value,
+            f"(1 + χ²)^T with the mean χ² and the mean length, {of_sequence.length:.4g} tokens: true if tokens were "
+            "independent and all alike. An extrapolation, no bound.",
+        )
+    yield from _gradient_rows(found, theory.gradient, theory.step_noise)
+
+
+def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNoise | None) -> Iterator[TheoryRow]:
+    name = "Variance of a prompt's gradient, V̂"
+    if noise is None:
+        yield TheoryRow(name, DASH, f"Not estimable: {found.gradient_missing}.")
+        return
+    notes = "".join(f" {_sentence(note)}" for note in noise.notes)
+    yield TheoryRow(
+        name,
+        _number(noise.variance),
+        f"(‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); of the whole batch {_number(noise.of_batch)}.{notes}",
+    )
+    if step is None:
+        yield TheoryRow(
+            "Noise of a step",
+            DASH,
+            "Not estimable: neither the step nor the run has a learning rate; log the scalar `lr`.",
+        )
+        return
+    yield TheoryRow(
+        "Noise of a step at η, and at η/2",
+        f"{_number(step.at_learning_rate)} · L, {_number(step.at_half)} · L",
+        f"(Lη²/2)·Var with η = {_number(step.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "
+        "the objective. The bias adds to it, and norms cannot show it.",
+    )
+
+
+def _power_of_ten(exponent: float) -> str:
+    return "too large" if math.isinf(exponent) else f"10^{exponent:.3g}" if exponent < 100 else f"10^{exponent:.0f}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _threshold(threshold: Threshold) -> str:
+    bounds = [bound for bound in (threshold.lower, threshold.upper) if bound is not None]
+    return " to ".join(f"{bound:.4g}" if bound >= 1e-3 else number(bound) for bound in bounds)
+
+
+def _against(hit: float, rest: float) -> str:
+    return f"{number(hit)} / {number(rest)}"
+
+
+def _number(value: float) -> str:
+    """Return a number; a dash if it is not estimable, "too large" for ±inf."""
+    return "too large" if math.isinf(value) else number(value)
+
+
+def _percent(share: float) -> str:
+    """Return a share with enough digits: only exactly 0 and 1 are shown as 0 % and 100 %."""
+    if math.isnan(share):
+        return DASH
+    if share in (0.0, 1.0):
+        return f"{100 * share:.0f} %"
+    digits = next((digits for digits in range(1, 6) if 0.0 < round(100 * share, digits) < 100.0), 6)
+    return f"{100 * share:.{digits}f} %"

@@ -12,35 +12,39 @@ from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.present.pages.figures import (
-    Curve,
-    Figure,
-    Missing,
-    attribution,
-    buckets,
-    changes,
-    heat_map,
-    learning_rate,
-    lengths,
-    mismatch,
-    tokens,
+from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets
+from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
+from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE
+from foreshock_service.present.pages.figures.drawing import Panel, panels_figure
+from foreshock_service.present.pages.figures.mismatch import MISMATCH_TITLE, mismatch_figure
+from foreshock_service.present.pages.figures.trends import (
+    LEARNING_RATE_TITLE,
+    LENGTH_TITLE,
+    LengthCurves,
+    learning_rate_figure,
+    length_figure,
+    with_bands,
+    with_changes,
 )
-from foreshock_service.present.pages.figures.panels import Panel, panels_figure
 from foreshock_service.present.pages.presenters.advice import scale_curve, surge_step
-from foreshock_service.present.pages.presenters.attribution import chain_of_step, newest_chain
-from foreshock_service.present.pages.presenters.changes import marks_of
-from foreshock_service.present.pages.presenters.curves import curves_of, first_of, scalar_curves
-from foreshock_service.present.pages.presenters.marks import bands_of, named_marks
-from foreshock_service.present.pages.presenters.measures import PARETO_FAR
-from foreshock_service.present.pages.presenters.signals import ENTROPIES, GRADIENT_NORMS, REWARDS
-from foreshock_service.present.pages.presenters.token_figures import (
+from foreshock_service.present.pages.presenters.alerts import bands_of, marks_of, named_marks
+from foreshock_service.present.pages.presenters.attribution import PARETO_FAR, chain_of_step, newest_chain
+from foreshock_service.present.pages.presenters.rollout import (
     buckets_of_run,
     buckets_of_step,
     heat_map_of_run,
     token_ids_of_step,
     tokens_of_step,
 )
-from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.presenters.viewing import (
+    ENTROPIES,
+    GRADIENT_NORMS,
+    REWARDS,
+    Viewing,
+    curves_of,
+    first_of,
+    scalar_curves,
+)
 
 SIGNALS_TITLE = "Training signals"
 TAILS_TITLE = "Tails and effective sample size"
@@ -72,8 +76,8 @@ class RunPlot:
         figure = self.make(viewing, run)
         if not self.over_steps or isinstance(figure, Missing):
             return figure
-        changed = changes.with_changes(figure, marks_of(viewing, run.id))
-        return changes.with_bands(changed, bands_of(viewing, run) if self.bands else (), named_marks(viewing, run))
+        changed = with_changes(figure, marks_of(viewing, run.id))
+        return with_bands(changed, bands_of(viewing, run) if self.bands else (), named_marks(viewing, run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",))
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
-    return mismatch.mismatch_figure(k3, run.model_kind)
+    return mismatch_figure(k3, run.model_kind)
 
 
 def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -102,12 +106,12 @@ def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     found = curves_of(viewing, run.id, names, (STEP_ROW,)).get(STEP_ROW, {})
     mean, median, ninetieth, longest = (found.get(name, Curve((), ())) for name in names)
     surge = surge_step(viewing, run.id)
-    return lengths.length_figure(lengths.LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
+    return length_figure(LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
 
 
 def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the advised scale over steps, past and planned."""
-    return learning_rate.learning_rate_figure(scale_curve(viewing, run))
+    return learning_rate_figure(scale_curve(viewing, run))
 
 
 def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -170,26 +174,26 @@ def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
 
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the attribution of the newest step that was replayed."""
-    return attribution.attribution_figure(newest_chain(viewing, run.id))
+    return attribution_figure(newest_chain(viewing, run.id))
 
 
 def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
     """Return the attribution of a step."""
-    return attribution.attribution_figure(chain_of_step(viewing, run.id, step, attempt))
+    return attribution_figure(chain_of_step(viewing, run.id, step, attempt))
 
 
 RUN_PLOTS: Mapping[str, RunPlot] = {
-    "mismatch": RunPlot(mismatch.TITLE, mismatch_of_run, wide=True, over_steps=True),
+    "mismatch": RunPlot(MISMATCH_TITLE, mismatch_of_run, wide=True, over_steps=True),
     "signals": RunPlot(SIGNALS_TITLE, signals_of_run, over_steps=True),
-    "length": RunPlot(lengths.TITLE, lengths_of_run, over_steps=True),
-    "learning-rate": RunPlot(learning_rate.TITLE, learning_rate_of_run, over_steps=True),
-    "attribution": RunPlot(attribution.TITLE, attribution_of_run),
+    "length": RunPlot(LENGTH_TITLE, lengths_of_run, over_steps=True),
+    "learning-rate": RunPlot(LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
+    "attribution": RunPlot(ATTRIBUTION_TITLE, attribution_of_run),
     "buckets": RunPlot(buckets.TITLE, buckets_of_run),
-    "heat-map": RunPlot(heat_map.TITLE, heat_map_of_run, over_steps=True, bands=False),
+    "heat-map": RunPlot(HEAT_MAP_TITLE, heat_map_of_run, over_steps=True, bands=False),
     "tails": RunPlot(TAILS_TITLE, tails_of_run, over_steps=True),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
-    "attribution": StepPlot(attribution.TITLE, attribution_of_step),
+    "attribution": StepPlot(ATTRIBUTION_TITLE, attribution_of_step),
     "buckets": StepPlot(
         buckets.TITLE,
         partial(buckets_of_step, "probability"),
@@ -199,7 +203,7 @@ STEP_PLOTS: Mapping[str, StepPlot] = {
             "buckets-token-id": "token id",
         },
     ),
-    "tokens": StepPlot(tokens.TITLE, tokens_of_step, wide=True),
+    "tokens": StepPlot(TOKENS_TITLE, tokens_of_step, wide=True),
 }
 # Figures that replace another one when a reader selects them.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {

@@ -1,35 +1,202 @@
-"""The presenter of a run: its facts, advice, alerts, figures and probes."""
+"""The page of a run: its first figures, its health, its risk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from foreshock.model_kind import MODEL_KIND_NAMES
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.health import WINDOW_STEPS, HealthVerdict, PooledMeasure, conclude_health
+from foreshock.diagnosis.risk import NO_PROBABILITY, Risk, RiskLevel
+from foreshock.diagnosis.run_verdict import RunSignals, RunVerdict, StandingAlert, SteppedValues, conclude_run
+from foreshock.interval_names import RANGE
 from foreshock.page_addresses import run_page_path
+from foreshock.ranges import required_range
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages.formatting import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
-from foreshock_service.present.pages.presenters.advice import advice_panel
-from foreshock_service.present.pages.presenters.alerts import alert_groups, standing_alert, standing_alerts
-from foreshock_service.present.pages.presenters.changes import changes_in_words
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.present.pages.figures.drawing import sparkline
+from foreshock_service.present.pages.presenters.advice import advice_panel, model_kind_in_words
+from foreshock_service.present.pages.presenters.alerts import (
+    alert_groups,
+    changes_in_words,
+    run_dashboard,
+    standing_alert,
+    standing_alerts,
+)
+from foreshock_service.present.pages.presenters.attribution import origin_of
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
-from foreshock_service.present.pages.presenters.grafana import run_dashboard
-from foreshock_service.present.pages.presenters.health import TONES, verdict_of_run
-from foreshock_service.present.pages.presenters.lint import lint_of_run
-from foreshock_service.present.pages.presenters.risk import risk_strip
-from foreshock_service.present.pages.presenters.tiles import tiles_of
-from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.view_models import Plot, ProbeRow, RunPage, Verdict
+from foreshock_service.present.pages.presenters.step import lint_of_run
+from foreshock_service.present.pages.presenters.viewing import (
+    ENTROPIES,
+    MOST_POINTS,
+    REWARDS,
+    Viewing,
+    curves_of,
+    first_of,
+    scalar_curves,
+)
+from foreshock_service.present.pages.rendering import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
+from foreshock_service.present.pages.view_models import (
+    AdvicePanel,
+    Label,
+    Plot,
+    ProbeRow,
+    RiskStrip,
+    RunPage,
+    Tile,
+    Tone,
+    Verdict,
+)
 from foreshock_service.replay.policies.service import policy_in_words
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.schemas import ProbeRead
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.coverage.service import statistics_steps
-from foreshock_service.runs.measurements.service import incomplete_steps, is_run_out_of_date
+from foreshock_service.runs.health.service import health_evidence, pooled_mismatch
+from foreshock_service.runs.measurements.service import MOST_INCOMPLETE, incomplete_steps, is_run_out_of_date
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.shard_schemas import IncompleteStep
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.service import missing_shards_of, shards_in_words
+from foreshock_service.watch.risk.service import risks_of_runs
+
+TONES: dict[HealthVerdict, Tone] = {
+    "unknown": "", "healthy": "good", "healthy so far": "", "warning": "warning", "critical": "critical",
+}  # fmt: skip
+
+
+def verdict_of_run(viewing: Viewing, run: Run, alerts: Sequence[StandingAlert]) -> RunVerdict:
+    """Return the verdict on a run from its mismatch, reward, lengths and standing alerts."""
+    evidence = health_evidence(viewing.session, viewing.principal, run.id, None)
+    mismatch = None if evidence is None else conclude_health(evidence)
+    return conclude_run(mismatch, _signals(viewing, run.id), alerts, run.model_kind)
+
+
+def _signals(viewing: Viewing, run_id: str) -> RunSignals:
+    measures = ("reward_mean", "response_length_mean", "k3_kl")
+    found = curves_of(viewing, run_id, measures, (STEP_ROW, TRAINER_ROLLOUT), max_points=None)
+    rollouts, compared = found.get(STEP_ROW, {}), found.get(TRAINER_ROLLOUT, {})
+    reward = rollouts.get("reward_mean") or first_of(scalar_curves(viewing, run_id, REWARDS), REWARDS)
+    return RunSignals(_stepped(reward), _stepped(rollouts.get("response_length_mean")), _stepped(compared.get("k3_kl")))
+
+
+def _stepped(curve: Curve | None) -> SteppedValues:
+    points = curve.points() if curve else []
+    return SteppedValues([step for step, _ in points], [value for _, value in points])
+
+
+def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
+    """Return a pooled mean with its interval, named if it is no 95 % interval; None if there is no mean."""
+    if pooled is None:
+        return None
+    if pooled.high != pooled.high:
+        return number(pooled.mean)
+    name = "" if pooled.reliable else f"{RANGE} "
+    return f"{number(pooled.mean)} ({name}{number(pooled.low)} to {number(pooled.high)})"
+
+
+RISK_TONES: dict[RiskLevel, Tone] = {
+    "calm": "", "watch": "", "elevated": "warning", "high": "critical", "critical": "critical",
+}  # fmt: skip
+
+
+def risk_strip(viewing: Viewing, run: Run) -> RiskStrip:
+    """Return the run's risk with its reasons."""
+    risk = risks_of_runs(viewing.session, [run.id])[run.id]
+    return RiskStrip(Label(f"risk: {risk.level}", RISK_TONES[risk.level]), risk.reasons, NO_PROBABILITY)
+
+
+def risk_label(risk: Risk) -> Label:
+    """Return the badge of a level."""
+    return Label(risk.level, RISK_TONES[risk.level])
+
+
+# Steps without a value may lie between those of the newest window.
+_TAIL_STEPS = 4 * WINDOW_STEPS
+_OF_ROLLOUTS = ("reward_mean", "response_length_mean", "entropy_mean")
+
+
+def tiles_of(
+    viewing: Viewing, run: Run, verdict: RunVerdict, advice: AdvicePanel | None, incomplete: int
+) -> list[Tile]:
+    """Return the tiles: mismatch and its origin, reward, length, entropy, learning rate, completeness of the data."""
+    whole = curves_of(viewing, run.id, ("k3_kl", *_OF_ROLLOUTS), (TRAINER_ROLLOUT, STEP_ROW))
+    rollouts = whole.get(STEP_ROW, {})
+    newest = rollouts
+    if run.last_step is not None and run.last_step >= MOST_POINTS:
+        # The curves may be down-sampled: then not all of the newest steps are in them.
+        tail_from = run.last_step - _TAIL_STEPS
+        newest = curves_of(viewing, run.id, _OF_ROLLOUTS, (STEP_ROW,), tail_from).get(STEP_ROW, {})
+    reported = (
+        {}
+        if all(rollouts.get(name) for name in _OF_ROLLOUTS)
+        else scalar_curves(viewing, run.id, (*REWARDS, *ENTROPIES))
+    )
+
+    def tile(title: str, measure: str, unit: str, names: Sequence[str] = ()) -> Tile:
+        curve, tail = rollouts.get(measure) or Curve((), ()), newest.get(measure) or Curve((), ())
+        if not curve:
+            curve = tail = first_of(reported, names)
+        return _tile_of_curve(title, curve, tail, unit)
+
+    reward = tile("Reward", "reward_mean", "", REWARDS)
+    return [
+        _mismatch(viewing, run, verdict, whole.get(TRAINER_ROLLOUT, {})),
+        reward if verdict.fall is None else replace(reward, tone="critical"),
+        tile("Response length", "response_length_mean", "tokens"),
+        tile("Entropy", "entropy_mean", "nats", ENTROPIES),
+        _origin(viewing, run.id),
+        _learning_rate(advice),
+        _data(run, incomplete),
+    ]
+
+
+def _mismatch(viewing: Viewing, run: Run, verdict: RunVerdict, curves: Mapping[str, Curve]) -> Tile:
+    pooled = pooled_mismatch(viewing.session, [run.id]).get(run.id)
+    known = required_range("k3_kl", run.model_kind)
+    value = pooled_in_words(pooled)
+    if pooled is None or value is None:
+        return Tile("Mismatch, k3", "not measured", "log both log-probs to see it")
+    mean, _, interval = value.partition(" (")
+    interval = f"{interval.removesuffix(')')}; " if interval else ""
+    path = sparkline(curves.get("k3_kl", Curve((), ())), logarithmic=True)
+    return Tile("Mismatch, k3", mean, f"{interval}healthy {known.healthy}", TONES[verdict.mismatch], path)
+
+
+def _tile_of_curve(title: str, curve: Curve, tail: Curve, unit: str) -> Tile:
+    """Return the median of the newest steps, and the extremes of all steps, which down-sampling keeps."""
+    points, newest = curve.points(), [value for _, value in tail.points()[-WINDOW_STEPS:]]
+    if not newest:
+        return Tile(title, "not logged", "")
+    low, high = min(points, key=lambda each: each[1]), max(points, key=lambda each: each[1])
+    note = f"{number(low[1])} (step {low[0]}) to {number(high[1])} (step {high[0]})" if low[0] != high[0] else ""
+    return Tile(title, f"{number(statistics.median(newest))} {unit}".strip(), note, path=sparkline(curve))
+
+
+def _origin(viewing: Viewing, run_id: str) -> Tile:
+    value, note = origin_of(viewing, run_id)
+    return Tile("Mismatch from", value, note, address="#figure-attribution")
+
+
+def _learning_rate(advice: AdvicePanel | None) -> Tile:
+    if advice is None:
+        return Tile("Learning rate", "no advice yet", "it starts with the first closed step", address="#advice-title")
+    note = "shadow: the trainer gets 1.0" if advice.shadow else "apply: sent to the trainer"
+    return Tile(
+        "Learning rate", f"× {advice.scale}", note, "" if advice.scale == "1" else "warning", address="#advice-title"
+    )
+
+
+def _data(run: Run, incomplete: int) -> Tile:
+    newest = "no step yet" if run.last_step is None else f"newest step {run.last_step}"
+    if incomplete:
+        steps = "1 step" if incomplete == 1 else f"{incomplete} steps"
+        more = " or more" if incomplete == MOST_INCOMPLETE else ""
+        return Tile("Data", f"{steps}{more} incomplete", newest, "warning")
+    return Tile("Data", "none" if run.last_step is None else "complete", newest)
+
 
 MOST_PROBES = 20
 UNFINISHED = frozenset({JobState.QUEUED, JobState.RUNNING})
@@ -82,14 +249,6 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         probes=[_probe(address, probe) for probe in probes],
         probe_policy=policy_in_words(viewing.session, viewing.principal, run_id),
     )
-
-
-def model_kind_in_words(run: Run) -> str:
-    """Return the kind of the run's model and where it comes from."""
-    if run.model_kind is None:
-        return "unknown, judged as a dense model"
-    source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
-    return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
 
 
 def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) -> str | None:

@@ -1,35 +1,221 @@
-"""The presenter of the list of runs."""
+"""The list of runs, the comparison of runs, and hardware."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
-from foreshock.comparisons import STEP_ROW
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.health import PooledMeasure
 from foreshock.diagnosis.risk import LEVELS, Risk
 from foreshock.diagnosis.run_verdict import SteppedValues, reward_fall
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.page_addresses import run_page_path
-from foreshock_service.present.pages.figures import Curve
-from foreshock_service.present.pages.figures.sparkline import sparkline
-from foreshock_service.present.pages.formatting import RUN_STATES, alerts_label, label_of, moment, number
-from foreshock_service.present.pages.list_models import RunRow, RunsFilter, RunsPage
-from foreshock_service.present.pages.presenters.health import pooled_in_words
-from foreshock_service.present.pages.presenters.risk import risk_label
-from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.view_models import Label
+from foreshock.ranges import verdict_of
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.problem import InvalidRequest
+from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages.figures.drawing import sparkline
+from foreshock_service.present.pages.figures.mismatch import comparison_figure
+from foreshock_service.present.pages.presenters.figures import FigureNotFound
+from foreshock_service.present.pages.presenters.run import pooled_in_words, risk_label
+from foreshock_service.present.pages.presenters.viewing import (
+    ENTROPIES,
+    GRADIENT_NORMS,
+    REWARDS,
+    Viewing,
+    curves_of,
+    first_of,
+    scalar_curves,
+)
+from foreshock_service.present.pages.rendering import (
+    DASH,
+    RUN_STATES,
+    VERDICT_TONES,
+    alerts_label,
+    label_of,
+    moment,
+    number,
+)
+from foreshock_service.present.pages.step_models import (
+    ComparedRun,
+    ComparePage,
+    ConfigurationRow,
+    DifferenceRow,
+    HardwarePage,
+    HardwareRow,
+    RunRow,
+    RunsFilter,
+    RunsPage,
+)
+from foreshock_service.present.pages.view_models import Label, Plot
+from foreshock_service.replay.hardware.service import hardware_of
+from foreshock_service.runs.attempts.service import attempts_of_run, fingerprints_of_attempts
 from foreshock_service.runs.health.service import pooled_mismatch
 from foreshock_service.runs.measurements.curves import MeasuredStep
 from foreshock_service.runs.measurements.service import incomplete_counts, newest_steps
 from foreshock_service.runs.runs.schemas import RunFilter, RunRead, ShownRunState
-from foreshock_service.runs.runs.service import list_runs
+from foreshock_service.runs.runs.service import get_run, list_runs
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.alerts.service import open_counts
 from foreshock_service.watch.detection.states import observed_steps
 from foreshock_service.watch.risk.service import MOST_SEARCHED, risks_of_runs, runs_at_risk
+
+MOST_RUNS = 200
+
+
+def hardware_page(viewing: Viewing) -> HardwarePage:
+    """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
+    runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
+    pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
+    groups: defaultdict[tuple[str, str], list[RunRead]] = defaultdict(list)
+    for run in runs:
+        names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
+        groups[run.hardware or "not declared", ", ".join(names)].append(run)
+    rows = [_configuration(*key, groups[key], pooled) for key in sorted(groups)]
+    hardware = hardware_of(viewing.session, viewing.principal)
+    return HardwarePage(
+        configurations=[row for _, row in sorted(rows, key=lambda each: -each[0])],
+        accelerators=[
+            HardwareRow(
+                each.accelerator, ", ".join(each.devices) or "none seen",
+                each.workers, each.queued_jobs, each.running_jobs, each.scores,
+            )
+            for each in hardware.accelerators
+        ],
+        accelerators_left_out=hardware.accelerators_left_out,
+    )  # fmt: skip
+
+
+def _configuration(
+    hardware: str, configuration: str, runs: list[RunRead], pooled: dict[str, PooledMeasure]
+) -> tuple[float, ConfigurationRow]:
+    """Return the largest k3 of these runs, −1 if none is measured, and the row."""
+    means = {run.id: pooled[run.id].mean for run in runs if run.id in pooled}
+    worst = max(runs, key=lambda run: means.get(run.id, -1.0))
+    low, high = min(means.values(), default=None), max(means.values(), default=None)
+    text = "not measured" if low is None else number(low) if low == high else f"{number(low)} to {number(high)}"
+    tone = "" if high is None else VERDICT_TONES[verdict_of("k3_kl", high, worst.model_kind)]
+    address = run_page_path(worst.project, worst.key)
+    row = ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
+    return -1.0 if high is None else high, row
+
+
+MOST_COMPARED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A measured quantity that runs are compared by, and the names by which trainers report it."""
+
+    title: str
+    unit: str
+    comparison: str = STEP_ROW
+    column: str = ""
+    scalars: tuple[str, ...] = ()
+    logarithmic: bool = False
+
+
+QUANTITIES: Mapping[str, Compared] = {
+    "reward": Compared("Reward", "reward", column="reward_mean", scalars=REWARDS),
+    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", TRAINER_ROLLOUT, "k3_kl", logarithmic=True),
+    "length": Compared("Response length", "tokens per response", column="response_length_mean"),
+    "entropy": Compared("Entropy", "nats per token", column="entropy_mean", scalars=ENTROPIES),
+    "gradient-norm": Compared("Gradient norm", "gradient norm", scalars=GRADIENT_NORMS, logarithmic=True),
+}
+
+
+def chosen_runs(viewing: Viewing, run_ids: Sequence[str]) -> list[Run]:
+    """Return the runs to compare, each once. Raises RunNotFound, and InvalidRequest for none or too many."""
+    unique = list(dict.fromkeys(run_ids))
+    if not 1 <= len(unique) <= MOST_COMPARED:
+        raise InvalidRequest(f"query.run: expected 1 to {MOST_COMPARED} runs, got {len(unique)}; tick them in the list")
+    return [get_run(viewing.session, viewing.principal, run_id) for run_id in unique]
+
+
+def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
+    """Return the page of these runs."""
+    runs = chosen_runs(viewing, run_ids)
+    query = urlencode([("run", run.id) for run in runs])
+    rows = _rows(viewing, runs)
+    return ComparePage(
+        runs=[
+            ComparedRun(run.name or run.key, run_page_path(run.project, run.key), at % 6 + 1)
+            for at, run in enumerate(runs)
+        ],
+        figures=[
+            Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
+            for name, each in QUANTITIES.items()
+        ],
+        different=[row for row in rows if len(set(row.values)) > 1],
+        equal=[row for row in rows if len(set(row.values)) == 1],
+    )
+
+
+def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> Figure | Missing:
+    """Return the curves of a quantity, a line for each run. Raises FigureNotFound."""
+    if name not in QUANTITIES:
+        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(QUANTITIES)}")
+    asked = QUANTITIES[name]
+    curves = [(run.name or run.key, _curve(viewing, run.id, asked)) for run in chosen_runs(viewing, run_ids)]
+    return comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
+
+
+def _curve(viewing: Viewing, run_id: str, asked: Compared) -> Curve:
+    if asked.column:
+        found = curves_of(viewing, run_id, (asked.column,), (asked.comparison,)).get(asked.comparison, {})
+        if found.get(asked.column):
+            return found[asked.column]
+    return first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars) if asked.scalars else Curve((), ())
+
+
+def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[DifferenceRow]:
+    """Return the settings, then the fields of the newest attempt's fingerprint, in every run."""
+    pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
+    settings = [
+        {
+            "project": run.project, "state": run.state, "model": run.model, "model kind": run.model_kind,
+            "trainer": run.trainer, "engine": run.engine, "hardware": run.hardware,
+            "initial learning rate": run.initial_learning_rate, "length cap": run.length_cap,
+            "last step": run.last_step, "k3 of the newest steps": pooled_in_words(pooled.get(run.id)),
+        }
+        for run in runs
+    ]  # fmt: skip
+    fingerprints = [_fingerprint(viewing, run.id) for run in runs]
+    return [*_table(settings), *_table(fingerprints)]
+
+
+def _table(columns: Sequence[Mapping[str, Any]]) -> list[DifferenceRow]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
+
+
+def _fingerprint(viewing: Viewing, run_id: str) -> dict[str, Any]:
+    attempts = attempts_of_run(viewing.session, run_id)
+    if not attempts:
+        return {}
+    newest = attempts[-1].attempt
+    return _flat(fingerprints_of_attempts(viewing.session, run_id, [newest]).get(newest, {}))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, each in value.items():
+        if isinstance(each, Mapping):
+            flat |= _flat(each, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = each
+    return flat
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return DASH
+    return number(value) if isinstance(value, float) else str(value)
+
 
 RUNS_ON_A_PAGE = 25
 STATES: tuple[ShownRunState, ...] = ("running", "stale", "finished", "failed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from foreshock.clock import now_us
 from foreshock_service.platform.health.status import JobRead, ServiceRead
 from foreshock_service.platform.health.storage import BacklogRead, Space, StorageRead
-from foreshock_service.present.pages.formatting import DASH, count, moment
+from foreshock_service.present.pages.rendering import DASH, count, moment
 from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
 
 # Shares of the file system that are left.

@@ -1,30 +1,49 @@
-"""The presenter of a step: its measures by comparison, rollouts, neighbours and worst tokens."""
+"""The page of a step, the list of steps, what the lint and a weights search found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.lint import CHECKS
 from foreshock.measures.registry import STEP_MEASURES
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
 from foreshock_service.platform.columnar.table import floats_or_none
+from foreshock_service.platform.pagination import encode_cursor
+from foreshock_service.platform.problem import ProblemError
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
-from foreshock_service.present.pages.formatting import OUT_OF_DATE, count, number
-from foreshock_service.present.pages.presenters.attribution import attribution_of, link_rows, notes_of, sentences_of
+from foreshock_service.present.pages.presenters.alerts import run_dashboard
+from foreshock_service.present.pages.presenters.attribution import (
+    INTERVALS_NOTE,
+    attribution_of,
+    link_rows,
+    measure_groups,
+    measure_value,
+    notes_of,
+    sentences_of,
+)
 from foreshock_service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
-from foreshock_service.present.pages.presenters.grafana import run_dashboard
-from foreshock_service.present.pages.presenters.lint import lint_of_step
-from foreshock_service.present.pages.presenters.measures import INTERVALS_NOTE, measure_groups, measure_value
 from foreshock_service.present.pages.presenters.rollout import rollout_address, token_texts
-from foreshock_service.present.pages.presenters.step_list import neighbourhood
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.presenters.weights_search import weights_panel
-from foreshock_service.present.pages.step_models import StepMeasure, StepPage, TokenRow, TokensPart, WorstRolloutRow
-from foreshock_service.present.pages.view_models import Choice, Label, Plot
+from foreshock_service.present.pages.rendering import OUT_OF_DATE, count, number
+from foreshock_service.present.pages.step_models import (
+    StepMeasure,
+    StepPage,
+    TokenRow,
+    TokensPart,
+    WeightsPanel,
+    WeightsRow,
+    WorstRolloutRow,
+)
+from foreshock_service.present.pages.view_models import Choice, Label, LintCard, LintPanel, Plot
+from foreshock_service.replay.weights.schemas import ReplayRead, WeightsSearchRead
+from foreshock_service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
+from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
 from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves
 from foreshock_service.runs.measurements.curves import Curves
 from foreshock_service.runs.measurements.service import MeasurementNotFound, is_out_of_date, summaries_of_steps
@@ -32,7 +51,142 @@ from foreshock_service.runs.rollouts.tokens import TokenQuery, read_tokens
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.schemas import StepRead
-from foreshock_service.runs.steps.service import shards_in_words
+from foreshock_service.runs.steps.service import list_steps, shards_in_words
+
+_NOT_CHECKED = "Semantics: not checked."
+
+
+def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> LintPanel:
+    """Return the lint of a step."""
+    try:
+        found = read_step(viewing.session, viewing.principal, run_id, step, attempt)
+    except LintNotFound:
+        return LintPanel((), (), len(CHECKS), _NOT_CHECKED)
+    return LintPanel(
+        cards=[_card(warning) for warning in found.warnings],
+        not_checked=[_words(check) for check in found.checks if check.state == "not checked"],
+        checks=len(found.checks),
+        note=_sample_note(found),
+    )
+
+
+def _sample_note(found: StepLintRead) -> str | None:
+    """Return over how many rollouts the checks were made, if not over all."""
+    if found.coverage is None or found.coverage.rests_on == "all tokens":
+        return None
+    return f"Semantics: checked on {found.coverage.text}."
+
+
+def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:
+    """Return the lint of a run's steps; the checks that could not be made are on the steps' pages."""
+    found = read_run(viewing.session, viewing.principal, run_id, None)
+    cards = [_card_of_steps(run_address, warning, found.checked_steps) for warning in found.warnings]
+    cards[:0] = [_card(warning) for warning in found.window]
+    if found.whole_run is not None:
+        cards.insert(0, _card(found.whole_run))
+    unchecked = last_step is not None and not found.checked_steps
+    return LintPanel(cards, (), len(CHECKS), _NOT_CHECKED if unchecked else None)
+
+
+def _card(warning: WarningRead) -> LintCard:
+    return LintCard(
+        name=warning.name.replace("_", " "),
+        severity=warning.severity,
+        title=warning.title,
+        seen=warning.seen,
+        where=[_place(example) for example in warning.where],
+        effect=warning.effect,
+        remedy=warning.remedy,
+    )
+
+
+def _card_of_steps(run_address: str, warning: RunWarningRead, checked: int) -> LintCard:
+    check = CHECKS.get(warning.name)
+    since = f", since step {warning.first_step}" if warning.steps > 1 else ""
+    return LintCard(
+        name=warning.name.replace("_", " "),
+        severity=warning.severity,
+        title=warning.title,
+        seen="",
+        where=(),
+        effect=check.effect if check is not None else "",
+        remedy=check.remedy if check is not None else "",
+        steps=f"at {count(warning.steps)} of {count(checked)} steps{since}",
+        newest=warning.newest_step,
+        newest_address=f"{run_address}/steps/{warning.newest_step}",
+    )
+
+
+def _place(example: ExampleRead) -> str:
+    place = example.sample_id if example.token is None else f"{example.sample_id}, token {example.token}"
+    return f"{place}: {example.text}" if example.text else place
+
+
+def _words(check: CheckRead) -> str:
+    return f"{check.name.replace('_', ' ')}: {check.why}"
+
+
+MOST_ROWS = 12
+
+
+def weights_panel(search: WeightsSearchRead | None) -> WeightsPanel | None:
+    """Return the replays of a search, the nearest to the logged log-probs first; None if there was no search."""
+    if search is None:
+        return None
+    done = sorted((each for each in search.replays if each.k3_kl is not None), key=lambda each: each.k3_kl or 0.0)
+    shown = [each for place, each in enumerate(done) if place < MOST_ROWS or each.announced]
+    skipped = [each for each in search.replays if each.skipped]
+    notes = [f"{len(done) - len(shown)} more replays have larger k3."] if len(done) > len(shown) else []
+    notes += [f"Skipped: {each.weights} ({each.skipped})." for each in skipped[:3]]
+    notes += [f"{len(skipped) - 3} more were skipped."] if len(skipped) > 3 else []
+    return WeightsPanel(search.scorer, [_row(each) for each in shown], [*notes, f"The search ended: {search.ended}."])
+
+
+def _row(replay: ReplayRead) -> WeightsRow:
+    interval = f"{number(replay.k3_low)} to {number(replay.k3_high)}" if replay.k3_low is not None else "–"
+    return WeightsRow(
+        weights="the announced weights alone" if replay.announced else replay.weights,
+        k3=number(replay.k3_kl),
+        interval=interval,
+        largest=number(replay.max_abs_d),
+        remark="at the noise floor" if replay.at_noise_floor else "",
+    )
+
+
+# The step before is searched this many steps back.
+FURTHEST_BACK = 500
+
+
+class StepNotFound(ProblemError):
+    """The run has no rollouts of this step."""
+
+    status = 404
+    problem_type = "step-not-found"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbourhood:
+    """An active step, and the steps before and after it."""
+
+    step: StepRead
+    earlier: int | None
+    later: int | None
+
+
+def neighbourhood(viewing: Viewing, run_id: str, step: int) -> Neighbourhood:
+    """Return the step and its neighbours. Raises StepNotFound."""
+    after = _steps_after(viewing, run_id, step - 1, 2)
+    if not after or after[0].step != step:
+        raise StepNotFound(f"the run has no rollouts of step {step}")
+    before = [each.step for each in _steps_after(viewing, run_id, step - FURTHEST_BACK, FURTHEST_BACK)]
+    earlier = [number for number in before if number < step]
+    return Neighbourhood(after[0], earlier[-1] if earlier else None, after[1].step if len(after) > 1 else None)
+
+
+def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[StepRead]:
+    cursor = encode_cursor((step,)) if step >= 0 else None
+    return list_steps(viewing.session, viewing.principal, run_id, None, cursor, limit).items
+
 
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20

@@ -1,15 +1,20 @@
-"""The database as one page's presenters see it: one session, which sees one state, with the rights of one visitor."""
+"""The database as one page's presenters see it, and the rows of the wide table as curves over steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from foreshock_service.platform.columnar.table import floats_or_none
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.security import Principal
+from foreshock_service.present.pages.figures import Curve
+from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves
+from foreshock_service.runs.measurements.curves import Curves
+from foreshock_service.runs.scalars.service import FIRST_SOURCE, ScalarQuery, read_scalars
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +31,62 @@ def open_viewing(context: ServiceContext, principal: Principal) -> Iterator[View
     """Give the viewing of one request; its session is closed at the end."""
     with context.database.read() as session:
         yield Viewing(context, session, principal)
+
+
+GRADIENT_NORMS = ("grad_norm", "actor/grad_norm", "train/grad_norm")
+ENTROPIES = ("entropy", "actor/entropy", "actor/entropy_loss")
+LEARNING_RATES = ("lr", "learning_rate", "actor/lr", "train/learning_rate")
+REWARDS = ("reward", "critic/rewards/mean", "train/reward")
+
+
+# A plot has fewer pixels. Down-sampling keeps extremes.
+MOST_POINTS = 2000
+
+
+def curves_of(
+    viewing: Viewing,
+    run_id: str,
+    measures: Sequence[str],
+    comparisons: Sequence[str] = (),
+    from_step: int = 0,
+    max_points: int | None = MOST_POINTS,
+) -> dict[str, dict[str, Curve]]:
+    """Return comparison → measure column → curve, over the active steps; no comparisons: all.
+
+    `max_points` None: every step, for conclusions that down-sampling would change.
+    """
+    query = CurveQuery(comparisons=comparisons, measures=measures, from_step=from_step, max_points=max_points)
+    return by_comparison(read_curves(viewing.session, viewing.context, viewing.principal, run_id, query))
+
+
+def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:
+    """Return one curve for each comparison and measure."""
+    return {
+        comparison: {
+            measure: Curve(table.array("step").tolist(), floats_or_none(table.array(measure)))
+            for measure in curves.measures
+        }
+        for comparison, table in curves.by_comparison().items()
+    }
+
+
+def scalar_curves(
+    viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
+) -> dict[str, Curve]:
+    """Return scalars by name over the active steps; the trainer's value wins over other sources."""
+    query = ScalarQuery(names=names, max_points=max_points)
+    table = read_scalars(viewing.session, viewing.context.settings, viewing.principal, run_id, query)
+    columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
+    points: dict[str, dict[int, float | None]] = {}
+    for step, source, name, value in zip(*columns, floats_or_none(table.array("value")), strict=True):
+        of_name = points.setdefault(name, {})
+        if step not in of_name or source == FIRST_SOURCE:
+            of_name[step] = value
+    return {
+        name: Curve(sorted(of_name), [of_name[step] for step in sorted(of_name)]) for name, of_name in points.items()
+    }
+
+
+def first_of(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+    """Return the first curve of these names that has a point; an empty one if none has."""
+    return next((curves[name] for name in names if curves.get(name)), Curve((), ()))

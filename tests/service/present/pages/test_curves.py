@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from foreshock_service.present.pages.figures import Curve, Figure
-from foreshock_service.present.pages.figures.changes import Band, Mark, with_bands
+from foreshock_service.present.pages.figures.trends import Band, Mark, with_bands
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import STEPS, Site, send_run
 

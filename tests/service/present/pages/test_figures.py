@@ -21,16 +21,21 @@ from foreshock_service.present.pages.figures.buckets import (
     bucket_figure,
     token_id_figure,
 )
-from foreshock_service.present.pages.figures.changes import MOST_MARKS, Mark, with_changes
-from foreshock_service.present.pages.figures.learning_rate import ScaleCurve, learning_rate_figure
-from foreshock_service.present.pages.figures.lengths import LengthCurves, length_figure
+from foreshock_service.present.pages.figures.drawing import Panel, panels_figure, scientific
 from foreshock_service.present.pages.figures.mismatch import (
     MEDIAN_WINDOW,
     mismatch_figure,
     running_median,
 )
-from foreshock_service.present.pages.figures.panels import Panel, panels_figure
-from foreshock_service.present.pages.figures.specification import scientific
+from foreshock_service.present.pages.figures.trends import (
+    MOST_MARKS,
+    LengthCurves,
+    Mark,
+    ScaleCurve,
+    learning_rate_figure,
+    length_figure,
+    with_changes,
+)
 
 EMPTY = Curve((), ())
 

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from foreshock.ranges import required_range
-from foreshock_service.present.pages.figures.changes import Band
-from foreshock_service.present.pages.presenters.marks import disjoint
+from foreshock_service.present.pages.figures.trends import Band
+from foreshock_service.present.pages.presenters.alerts import disjoint
 from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, SILENT_FROM, SILENT_RANK
 

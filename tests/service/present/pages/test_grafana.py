@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from dashboards.run import run_dashboard as dashboard
 from foreshock_service.platform.settings import Settings
-from foreshock_service.present.pages.presenters.grafana import run_dashboard
+from foreshock_service.present.pages.presenters.alerts import run_dashboard
 from tests.service.present.pages.conftest import Site
 
 

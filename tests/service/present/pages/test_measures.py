@@ -8,7 +8,7 @@ import pytest
 
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
-from foreshock_service.present.pages.presenters.measures import GROUPS, Values, measure_groups
+from foreshock_service.present.pages.presenters.attribution import GROUPS, Values, measure_groups
 from foreshock_service.present.pages.step_models import MeasureGroup, Value
 from tests.service.present.pages.conftest import Site
 

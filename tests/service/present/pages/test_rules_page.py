@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock_service.platform.keys.service import Scope
-from foreshock_service.present.pages.presenters.rules import threshold_in_words
+from foreshock_service.present.pages.presenters.advice import threshold_in_words
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, send_run
 from tests.service.present.pages.test_accessibility import serious

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Locator, Page
 
-from foreshock_service.present.pages.formatting import number
+from foreshock_service.present.pages.rendering import number
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, REPLAYED_STEP

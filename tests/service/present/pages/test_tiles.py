@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from foreshock.diagnosis.health import WINDOW_STEPS
 from foreshock_service.present.pages.figures import Curve
-from foreshock_service.present.pages.figures.sparkline import HEIGHT, WIDTH, sparkline
-from foreshock_service.present.pages.formatting import number
+from foreshock_service.present.pages.figures.drawing import HEIGHT, WIDTH, sparkline
+from foreshock_service.present.pages.rendering import number
 from tests.service.present.pages.conftest import STEPS, SentRun, Site, send_run
 
 

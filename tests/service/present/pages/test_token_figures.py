@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from foreshock_service.present.pages.figures import Figure, Missing
-from foreshock_service.present.pages.figures.heat_map import HeatMapColumns, heat_map_figure
-from foreshock_service.present.pages.figures.tokens import TokenPoints, token_figure
-from foreshock_service.present.pages.presenters.token_figures import MOST_STEPS
+from foreshock_service.present.pages.figures.attribution import TokenPoints, token_figure
+from foreshock_service.present.pages.figures.buckets import HeatMapColumns, heat_map_figure
+from foreshock_service.present.pages.presenters.rollout import MOST_STEPS
 from foreshock_service.runs.rollouts.sampled_tokens import MOST_SAMPLED
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Fleet, SentRun, Site, rollouts
