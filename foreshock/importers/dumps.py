@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, get_args
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.schema import DecodeLimits
 
 __all__ = [
     "KINDS",

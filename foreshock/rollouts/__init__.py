@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.exact import ExactBatch
-from foreshock.rollouts.limits import DecodeLimits
 from foreshock.rollouts.parquet import (
     decode_exact,
     decode_rollouts,
@@ -14,7 +12,8 @@ from foreshock.rollouts.parquet import (
     encode_rollouts,
     encode_scores,
 )
-from foreshock.rollouts.scores import ScoreBatch
+from foreshock.rollouts.schema import DecodeLimits
+from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 
 __all__ = [
     "BatchAttributes",

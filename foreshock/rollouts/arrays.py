@@ -1,16 +1,19 @@
-"""Convert what frameworks hold (lists, numpy arrays, torch tensors) to numpy arrays and lists of strings."""
+"""Convert what frameworks hold (lists, torch tensors, padded [N, L] arrays) to flat numpy arrays and strings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
+from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS, Side
 
-__all__ = ["as_array", "names_of"]
+__all__ = ["Padding", "as_array", "flat_columns", "mask_of", "names_of", "refuse_cell"]
 
 
 def as_array(value: Any, column: str) -> NDArray[Any]:
@@ -53,3 +56,101 @@ def _of_tensor(tensor: Any) -> NDArray[Any]:
         return np.asarray(tensor.numpy())
     except TypeError:
         return np.asarray(tensor.float().numpy())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Padding:
+    """The places of the tokens of N rows in [N, width] arrays.
+
+    Row i has its tokens from `first[i]` up to `stop[i]`; if `inside` [N, width] is not None, only those at which it is
+    True.
+    """
+
+    width: int
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    inside: NDArray[np.bool_] | None
+
+    @classmethod
+    def of(cls, mask: NDArray[np.bool_], *, holes: bool) -> Padding:
+        """Return every row from its first True to its last; with `holes=False` without the False ones in between."""
+        rows, width = mask.shape
+        if mask.size == 0:
+            return cls(width, np.zeros(rows, np.int64), np.zeros(rows, np.int64), None)
+        filled = mask.any(axis=1)
+        first = np.where(filled, mask.argmax(axis=1), 0)
+        stop = np.where(filled, width - mask[:, ::-1].argmax(axis=1), 0)
+        whole = holes or int((stop - first).sum()) == int(np.count_nonzero(mask))
+        return cls(width, first, stop, None if whole else mask)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[N] tokens per row."""
+        if self.inside is None:
+            return self.stop - self.first
+        return np.asarray(self.inside.sum(axis=1), dtype=np.int64)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """[N + 1] positions at which the rows begin and end in the result of `flat`."""
+        return offsets_of_lengths(self.lengths)
+
+    def flat(self, values: Any, column: str, *, repeat: bool = False) -> NDArray[Any]:
+        """Return the values of the tokens, [T], from [N, width]; with `repeat` also from [N], one value per row.
+
+        Raises InvalidRolloutsError naming `column` for another shape.
+        """
+        array = as_array(values, column)
+        rows = self.first.size
+        if repeat and array.shape == (rows,):
+            return np.repeat(array, self.lengths)
+        if array.shape != (rows, self.width):
+            expected = f"{(rows, self.width)}" + (f" or {(rows,)}" if repeat else "")
+            raise InvalidRolloutsError(
+                f"has the shape {array.shape} and must have {expected}, the shape of its mask", column=column
+            )
+        if self.inside is not None:
+            return np.asarray(array[self.inside])
+        # Copying slices of rows is many times faster than indexing with a mask.
+        parts = [row[first:stop] for row, first, stop in zip(array, self.first, self.stop, strict=True)]
+        return np.concatenate(parts) if parts else array.reshape(-1)
+
+
+def mask_of(values: Any, column: str, shape: tuple[int, ...] | None = None) -> NDArray[np.bool_]:
+    """Return a mask of 0 and 1 as booleans [N, L]. Raises InvalidRolloutsError naming `column` and row."""
+    array = as_array(values, column)
+    if array.ndim != 2 or (shape is not None and array.shape != shape):
+        expected = "[rollouts, tokens]" if shape is None else f"{shape}, the shape of `response_mask`"
+        raise InvalidRolloutsError(f"has the shape {array.shape} and must have {expected}", column=column)
+    if array.dtype == np.bool_:
+        return array
+    mask = np.asarray(array != 0, dtype=np.bool_)
+    refuse_cell(column, array, mask & (array != 1), "a mask holds 0 and 1")
+    return mask
+
+
+def refuse_cell(column: str, values: NDArray[Any], wrong: NDArray[np.bool_], message: str) -> None:
+    """Raise InvalidRolloutsError for the first True of `wrong` [N, L], with its row and its place in the row."""
+    if wrong.any():
+        row, place = divmod(int(wrong.argmax()), wrong.shape[1])
+        raise InvalidRolloutsError(f"{values[row, place]} at place {place}: {message}", row=row, column=column)
+
+
+def flat_columns(columns: Mapping[str, Any], paddings: Mapping[Side, Padding]) -> dict[str, Any]:
+    """Return arguments of `RolloutBatch.from_arrays` for columns of padded arrays or of one value per rollout.
+
+    An unknown column is passed on: `from_arrays` refuses it.
+    """
+    known = {column.field: column for column in ROLLOUT_COLUMNS}
+    flat: dict[str, Any] = {}
+    for name, value in columns.items():
+        column = known.get(name)
+        if column is None or value is None or column.side is None:
+            flat[name] = value
+        elif column.level == "rollout or response token":
+            array = as_array(value, column.name)
+            flat["advantage_per_token"] = array.ndim == 2
+            flat[name] = paddings[column.side].flat(array, column.name) if array.ndim == 2 else array
+        else:
+            flat[name] = paddings[column.side].flat(value, column.name, repeat=column.repeatable)
+    return flat

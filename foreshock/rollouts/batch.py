@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.rollouts.arrays import as_array, names_of
+from foreshock.rollouts.arrays import Padding, as_array, flat_columns, mask_of, names_of, refuse_cell
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock.rollouts.padded import Padding, flat_columns, mask_of, refuse_cell
 from foreshock.rollouts.ragged import concatenate_offsets, lengths_of_offsets, offsets_of_lengths, take_rows
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 from foreshock.rollouts.validation import validate_rollouts

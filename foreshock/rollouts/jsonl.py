@@ -19,8 +19,7 @@ from typing import IO, Any
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec, DecodeLimits
 
 __all__ = ["iterate_steps", "read_jsonl", "step_of_file"]
 

@@ -1,16 +1,17 @@
 """Encode and decode rollouts, scores and exact divergences as Parquet: plain lists that any Parquet reader reads.
 
 A row group has 64 rollouts, so that one rollout can be read without the rest. Compression is zstd; lists of floats are
-split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress.
+split by byte position first (BYTE_STREAM_SPLIT), without which log-probs hardly compress. Arrays are handed to Arrow as
+buffers: `pyarrow.array` imports pandas if it is installed, half a second in which a trainer's threads wait for imports.
 
-A body is not trusted: `parquet_footer.py` and `parquet_pages.py` check it before a value is decoded, and
-`parquet_columns.py` converts Arrow columns to arrays. Every error that Arrow raises becomes an InvalidRolloutsError.
-Decode bodies from outside with pyarrow > 23.0.0, as the service does: older releases can crash on damaged pages.
+A body is not trusted; `parquet_files.py` opens and checks it. Every error that Arrow raises becomes an
+InvalidRolloutsError.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -21,12 +22,14 @@ from numpy.typing import NDArray
 
 from foreshock.errors import LimitExceededError
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.exact import ExactBatch
-from foreshock.rollouts.limits import DecodeLimits
-from foreshock.rollouts.parquet_batches import arrow_errors, attributes_of, to_batch, to_exact, to_scores
-from foreshock.rollouts.parquet_columns import ColumnReader
-from foreshock.rollouts.parquet_footer import open_checked
-from foreshock.rollouts.parquet_layout import ROLLOUTS_PER_ROW_GROUP
+from foreshock.rollouts.parquet_columns import ColumnReader, to_batch, to_exact, to_scores
+from foreshock.rollouts.parquet_files import (
+    ROLLOUTS_PER_ROW_GROUP,
+    arrow_errors,
+    has_own_layout,
+    open_checked,
+    read_all,
+)
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
     BEHAVIOUR_FINGERPRINT_KEY,
@@ -37,9 +40,9 @@ from foreshock.rollouts.schema import (
     SECONDS_KEY,
     TARGET_FINGERPRINT_KEY,
     ColumnSpec,
+    DecodeLimits,
 )
-from foreshock.rollouts.scores import ScoreBatch
-from foreshock.rollouts.to_arrow import list_array, number_array, string_array
+from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
 
 __all__ = [
@@ -54,8 +57,6 @@ __all__ = [
     "encode_scores",
     "read_rollouts",
 ]
-
-_BATCH_ROWS = 4_096
 
 Body = bytes | bytearray | memoryview | BinaryIO
 
@@ -102,12 +103,16 @@ def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_val
     Raises InvalidRolloutsError (with `.row` and `.column`) if it breaks the schema or a rule, LimitExceededError if it
     is larger than `limits`.
     """
-    return _read_rollouts(data, limits or DecodeLimits(), check_values).batch
+    limits = limits or DecodeLimits()
+    with arrow_errors():
+        batch = to_batch(_read(data, ROLLOUT_COLUMNS, limits))
+    validate_rollouts(batch, limits, check_values=check_values)
+    return batch
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRollouts:
-    """The validated batch of a body; `own_layout`: the body is laid out as `encode_rollouts` does it."""
+    """The validated batch of a body; `own_layout`: the body can be stored as it is (see `has_own_layout`)."""
 
     batch: RolloutBatch
     own_layout: bool
@@ -115,16 +120,14 @@ class ReadRollouts:
 
 def read_rollouts(data: Body, limits: DecodeLimits) -> ReadRollouts:
     """Decode and validate as `decode_rollouts`, and tell whether the body can be stored as it is."""
-    return _read_rollouts(data, limits, True)
-
-
-def _read_rollouts(data: Body, limits: DecodeLimits, check_values: bool) -> ReadRollouts:
     with arrow_errors():
-        reader, own_layout = _read(data, ROLLOUT_COLUMNS, limits)
-        batch = to_batch(reader)
-    validate_rollouts(batch, limits, check_values=check_values)
+        body = _body(data, limits)
+        file = open_checked(pa.BufferReader(body), ROLLOUT_COLUMNS, limits)
+        batch = to_batch(read_all(file, limits))
+        own_layout = has_own_layout(file, body)
+    validate_rollouts(batch, limits)
     # Attributes of a newer release are not kept.
-    known = ATTRIBUTES_KEY in reader.metadata and attributes_of(reader.metadata[ATTRIBUTES_KEY])[1]
+    known = (file.metadata.metadata or {}).get(ATTRIBUTES_KEY) == batch.attributes.to_json().encode()
     return ReadRollouts(batch, own_layout and known)
 
 
@@ -132,7 +135,7 @@ def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     """Return the validated scores in `data`; raises as `decode_rollouts`, and if the fingerprint is missing."""
     limits = limits or DecodeLimits()
     with arrow_errors():
-        scores = to_scores(_read(data, SCORE_COLUMNS, limits)[0])
+        scores = to_scores(_read(data, SCORE_COLUMNS, limits))
     validate_scores(scores, limits)
     return scores
 
@@ -141,18 +144,22 @@ def decode_exact(data: Body, limits: DecodeLimits | None = None) -> ExactBatch:
     """Return the validated divergences in `data`; raises as `decode_rollouts`, and if a fingerprint is missing."""
     limits = limits or DecodeLimits()
     with arrow_errors():
-        exact = to_exact(_read(data, EXACT_COLUMNS, limits)[0])
+        exact = to_exact(_read(data, EXACT_COLUMNS, limits))
     validate_exact(exact, limits)
     return exact
 
 
+def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> ColumnReader:
+    return read_all(open_checked(pa.BufferReader(_body(data, limits)), columns, limits), limits)
+
+
 def _to_arrow(column: ColumnSpec, value: Any, offsets: NDArray[np.int64] | None) -> pa.Array:
     if column.is_string:
-        return string_array(value)
+        return _string_array(value)
     values = np.asarray(value, column.dtype)
     if offsets is None:
-        return number_array(values, missing=np.isnan(values) if column.dtype.kind == "f" else None)
-    return list_array(values, offsets, column.arrow_type(per_token=True))
+        return _number_array(values, missing=np.isnan(values) if column.dtype.kind == "f" else None)
+    return _list_array(values, offsets, column.arrow_type(per_token=True))
 
 
 def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, bytes]) -> memoryview:
@@ -177,24 +184,6 @@ def _write(columns: list[tuple[ColumnSpec, pa.Array]], metadata: dict[bytes, byt
     return memoryview(sink.getvalue())
 
 
-def _read(data: Body, columns: tuple[ColumnSpec, ...], limits: DecodeLimits) -> tuple[ColumnReader, bool]:
-    """Check the footer, then decode a few thousand rows at a time, and count the bytes; True: the own layout."""
-    checked = open_checked(_body(data, limits), columns, limits)
-    file = checked.file
-    batches, values = [], 0
-    for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-        batches.append(batch)
-        values += batch.nbytes
-        if values > limits.max_uncompressed_bytes:
-            raise LimitExceededError(
-                f"it decodes to more than {limits.max_uncompressed_bytes:,} bytes", advice="send more, smaller shards"
-            )
-    schema = file.schema_arrow
-    table = pa.Table.from_batches(batches, schema=schema)
-    table.validate(full=True)
-    return ColumnReader(table, dict(schema.metadata or {}), limits), checked.own_layout
-
-
 def _body(data: Body, limits: DecodeLimits) -> pa.Buffer:
     if isinstance(data, io.IOBase) or hasattr(data, "read"):
         data = _read_most(data, limits.max_body_bytes + 1)
@@ -215,3 +204,32 @@ def _read_most(file: Any, most: int) -> bytes:
         file.seek(begin)
     data: bytes = file.read(most)
     return data
+
+
+def _number_array(values: NDArray[Any], *, missing: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return numbers [N] as an Arrow array of the same type that shares their memory; null where `missing` [N]."""
+    values = np.ascontiguousarray(values)
+    arrow_type = getattr(pa, values.dtype.name)()
+    return pa.Array.from_buffers(arrow_type, values.size, [_bitmap(missing), pa.py_buffer(values)])
+
+
+def _string_array(values: Sequence[str | None]) -> pa.Array:
+    """Return N strings as an Arrow array; None is null."""
+    texts = [b"" if value is None else value.encode() for value in values]
+    offsets = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(text) for text in texts], out=offsets[1:])
+    missing = np.fromiter((value is None for value in values), np.bool_, len(texts))
+    buffers = [_bitmap(missing), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.string(), len(texts), buffers)
+
+
+def _list_array(values: NDArray[Any], offsets: NDArray[np.int64], arrow_type: pa.DataType) -> pa.Array:
+    """Return flat values [T], cut at `offsets` [N + 1], as N Arrow lists of `arrow_type`."""
+    return pa.ListArray.from_arrays(_number_array(offsets.astype(np.int32)), _number_array(values), type=arrow_type)
+
+
+def _bitmap(missing: NDArray[np.bool_] | None) -> pa.Buffer | None:
+    """Return Arrow's bitmap of valid values, None if all are."""
+    if missing is None or not missing.any():
+        return None
+    return pa.py_buffer(np.packbits(~missing, bitorder="little"))

@@ -1,7 +1,11 @@
-"""Convert Arrow columns to numpy arrays without changing a value; what does not fit is an error that names its row."""
+"""Convert decoded Parquet columns to batches of numpy arrays without changing a value.
+
+What does not fit into its column's type is an error that names its row.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,34 +13,128 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from foreshock.errors import InvalidRolloutsError, LimitExceededError
-from foreshock.rollouts.limits import DecodeLimits
+from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.ragged import lengths_of_offsets, offsets_of_lengths, row_of_position
-from foreshock.rollouts.schema import ColumnSpec
+from foreshock.rollouts.schema import (
+    ATTRIBUTES_KEY,
+    BEHAVIOUR_FINGERPRINT_KEY,
+    EXACT_COLUMNS,
+    FINGERPRINT_KEY,
+    ROLLOUT_COLUMNS,
+    SCORE_COLUMNS,
+    SECONDS_KEY,
+    TARGET_FINGERPRINT_KEY,
+    ColumnSpec,
+    DecodeLimits,
+)
+from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 
-__all__ = ["ColumnReader"]
+__all__ = ["ColumnReader", "to_batch", "to_exact", "to_scores"]
+
+# The required columns give the offsets that the others must have.
+_REQUIRED_FIRST = tuple(sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required))
+
+
+def to_batch(reader: ColumnReader) -> RolloutBatch:
+    """Return the rollouts of a table, not yet validated."""
+    attributes = BatchAttributes.from_json(reader.metadata.get(ATTRIBUTES_KEY, b"{}"))
+    values: dict[str, Any] = {}
+    per_token = False
+    for column in _REQUIRED_FIRST:
+        if not reader.has(column):
+            continue
+        if column.is_string:
+            values[column.field] = reader.strings(column)
+        elif reader.is_list(column):
+            values[column.field], offsets = reader.ragged(column)
+            expected = values.setdefault(f"{column.side}_offsets", offsets)
+            reader.check_lengths(column, offsets, expected, f"{column.side}_token_ids")
+            per_token |= column.level == "rollout or response token"
+        else:
+            values[column.field] = reader.numbers(column, null_value=attributes.null_value(column))
+    return RolloutBatch(**values, attributes=attributes, advantage_per_token=per_token)
+
+
+def to_scores(reader: ColumnReader) -> ScoreBatch:
+    """Return the scores of a table, not yet validated. Raises InvalidRolloutsError if the fingerprint is missing."""
+    fingerprint = _fingerprint(reader, FINGERPRINT_KEY)
+    names, log_probs = SCORE_COLUMNS
+    flat, offsets = reader.ragged(log_probs)
+    seconds = _seconds(reader)
+    return ScoreBatch(_sample_ids(reader, names), flat, offsets, fingerprint, seconds)
+
+
+def to_exact(reader: ColumnReader) -> ExactBatch:
+    """Return the divergences of a table, not yet validated. Raises InvalidRolloutsError if a fingerprint is missing."""
+    names, first, *others = EXACT_COLUMNS
+    flat, offsets = reader.ragged(first)
+    values: dict[str, Any] = {
+        first.field: flat,
+        "target_fingerprint": _fingerprint(reader, TARGET_FINGERPRINT_KEY),
+        "behaviour_fingerprint": _fingerprint(reader, BEHAVIOUR_FINGERPRINT_KEY),
+    }
+    for column in others:
+        values[column.field], of_column = reader.ragged(column)
+        reader.check_lengths(column, of_column, offsets, first.name)
+    return ExactBatch(_sample_ids(reader, names), offsets, **values)
+
+
+def _fingerprint(reader: ColumnReader, key: bytes) -> Fingerprint:
+    text = reader.metadata.get(key)
+    if text is None:
+        raise InvalidRolloutsError(
+            f"the Parquet metadata lacks the key {key.decode()!r}: write the fingerprint of the scorer"
+        )
+    try:
+        return Fingerprint.from_json(text)
+    except ConfigurationError as error:
+        raise InvalidRolloutsError(str(error)) from error
+
+
+def _seconds(reader: ColumnReader) -> float | None:
+    text = reader.metadata.get(SECONDS_KEY)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InvalidRolloutsError(
+            f"the Parquet metadata {SECONDS_KEY.decode()!r} must be a number of seconds, got {text[:40]!r}"
+        )
+    return seconds
+
+
+def _sample_ids(reader: ColumnReader, column: ColumnSpec) -> list[str]:
+    return [name if name is not None else "" for name in reader.strings(column)]
 
 
 class ColumnReader:
-    """The columns of a decoded table, whose types `parquet_footer.py` has accepted."""
+    """The columns of a decoded table, whose types `parquet_files.py` has accepted. Each can be read once.
 
-    def __init__(self, table: pa.Table, metadata: dict[bytes, bytes], limits: DecodeLimits) -> None:
-        self._table = table
-        self._names = frozenset(table.column_names)
+    A column that was read is let go: a shard of 60 million tokens would be in memory twice otherwise.
+    """
+
+    def __init__(self, table: pa.Table, limits: DecodeLimits) -> None:
+        self._columns: dict[str, pa.ChunkedArray] = dict(zip(table.column_names, table.columns, strict=True))
         self._limits = limits
-        self.metadata = metadata
+        self.metadata: dict[bytes, bytes] = dict(table.schema.metadata or {})
 
     def has(self, column: ColumnSpec) -> bool:
         """Return True if the table has the column."""
-        return column.name in self._names
+        return column.name in self._columns
 
     def is_list(self, column: ColumnSpec) -> bool:
         """Return True if the table has the column, with a list in each row."""
-        return self.has(column) and _is_list(self._table.schema.field(column.name).type)
+        return self.has(column) and _is_list(self._columns[column.name].type)
 
     def strings(self, column: ColumnSpec) -> list[Any]:
         """Return one string or None per row. Raises InvalidRolloutsError for a null in a required column."""
-        array = self._table.column(column.name)
+        array = self._columns.pop(column.name)
         if column.required and array.null_count:
             self._refuse_null(column, array)
         longest = max((_longest(chunk) for chunk in array.chunks), default=0)
@@ -49,9 +147,9 @@ class ColumnReader:
 
     def numbers(self, column: ColumnSpec, *, null_value: float | None) -> NDArray[Any]:
         """Return one number per row, `null_value` for a null. If that is None, a null raises InvalidRolloutsError."""
-        array = _one_chunk(self._table.column(column.name))
+        array = _one_chunk(self._columns.pop(column.name))
         if null_value is None and array.null_count:
-            self._refuse_null(column, self._table.column(column.name))
+            self._refuse_null(column, array)
         if not array.null_count:
             return _convert(column, array, None)
         values = _convert(column, array.fill_null(0), None).copy()
@@ -60,7 +158,7 @@ class ColumnReader:
 
     def ragged(self, column: ColumnSpec) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the flat values and the offsets [N + 1] of a list column. Raises InvalidRolloutsError for a null."""
-        chunks = self._table.column(column.name)
+        chunks = self._columns.pop(column.name)
         if chunks.null_count:
             self._refuse_null(column, chunks)
         lengths = pc.list_value_length(chunks)
@@ -92,7 +190,7 @@ class ColumnReader:
                 column=column.name,
             )
 
-    def _refuse_null(self, column: ColumnSpec, array: pa.ChunkedArray) -> None:
+    def _refuse_null(self, column: ColumnSpec, array: pa.ChunkedArray | pa.Array) -> None:
         row = int(np.argmax(np.asarray(array.is_null())))
         if column.side is None:
             message = "is missing or empty: give it a value"

@@ -36,6 +36,7 @@ __all__ = [
     "SECONDS_KEY",
     "TARGET_FINGERPRINT_KEY",
     "ColumnSpec",
+    "DecodeLimits",
     "Side",
     "ValidRange",
 ]
@@ -120,6 +121,12 @@ class ColumnSpec:
         is_list = self.level != "rollout" if per_token is None else per_token
         return pa.list_(pa.field("element", values)) if is_list else values
 
+    def arrow_types(self) -> tuple[pa.DataType, ...]:
+        """Return every Arrow type as written: two for the level "rollout or response token", else one."""
+        if self.level == "rollout or response token":
+            return self.arrow_type(per_token=False), self.arrow_type(per_token=True)
+        return (self.arrow_type(),)
+
     def type_name(self) -> str:
         """Return the Arrow type as text, such as `list<float32>`."""
         if self.level == "rollout":
@@ -127,6 +134,22 @@ class ColumnSpec:
         if self.level == "rollout or response token":
             return f"{self.value_type} or list<{self.value_type}>"
         return f"list<{self.value_type}>"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """Upper limits of one shard, all inclusive. A larger body is a LimitExceededError (HTTP 413): send more shards."""
+
+    max_body_bytes: int = 256 << 20
+    max_rollouts: int = 65_536
+    max_tokens: int = 64_000_000  # response tokens; the same limit holds for prompt tokens
+    max_uncompressed_bytes: int = 2 << 30  # of all decoded columns together, also of a gzipped JSON file
+    max_response_tokens: int = 1_048_576  # of one rollout
+    max_prompt_tokens: int = 1_048_576  # of one rollout
+    max_row_groups: int = 65_536
+    max_footer_bytes: int = 16 << 20
+    max_identifier_bytes: int = 1_024  # of one string, such as a sample id
+    max_metadata_bytes: int = 1 << 20  # of one Parquet key–value pair
 
 
 _LOG_PROBS = ValidRange(

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
 from foreshock.importers.sandbox import METADATA_KEY
-from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.schema import DecodeLimits
 
 __all__ = ["read_pickled"]
 

@@ -34,17 +34,6 @@ class LocalFile:
         """Open the file."""
         return self.path.open("rb")
 
-    def read_end(self, most: int) -> tuple[bytes, int]:
-        """Return the last `most` bytes of the file and its size."""
-        with self.path.open("rb", buffering=0) as opened:
-            size = os.fstat(opened.fileno()).st_size
-            return os.pread(opened.fileno(), most, max(0, size - most)), size
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range."""
-        with self.path.open("rb", buffering=0) as opened:
-            return [os.pread(opened.fileno(), end - start, start) for start, end in ranges]
-
     def exists(self) -> bool:
         """Return whether the file is there."""
         return self.path.exists()

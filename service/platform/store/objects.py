@@ -23,15 +23,14 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from foreshock.errors import ConfigurationError
-from foreshock.rollouts.sized_file import SizedFile
 from foreshock_service.platform.store.temporaries import TemporaryFiles
 from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20
 _LISTED_AT_ONCE = 1000
-# Reading so many bytes that nobody asked for takes less time than another request.
-_COALESCED_BYTES = 64 << 10
+# A rollout is looked for in the sample ids of every row group: a request each takes longer than so many bytes.
+_READ_WHOLE_BYTES = 32 << 20
 # Retries of the client itself are short: an upload that fails is answered with 503, and the trainer's client sends it
 # again. They cover a connection that the server closed between two requests.
 _RETRIES, _RETRY_SECONDS = 2, 5.0
@@ -125,27 +124,13 @@ class ObjectFile:
             return bytes(obstore.get(_client(self.location), self.name).bytes())
 
     def open(self) -> BinaryIO:
-        """Open the object: a read fetches its range."""
+        """Open the object: a small one is read whole, by one request; else each read fetches its range."""
         with _as_os_errors(self.name):
-            size = obstore.head(_client(self.location), self.name)["size"]
+            found = obstore.get(_client(self.location), self.name)
+            size = found.meta["size"]
+            if size <= _READ_WHOLE_BYTES:
+                return io.BytesIO(bytes(found.bytes()))
         return cast(BinaryIO, io.BufferedReader(_Ranges(self, size), 1 << 16))
-
-    def read_end(self, most: int) -> tuple[bytes, int]:
-        """Return the last `most` bytes of the object and its size, by one request."""
-        with _as_os_errors(self.name):
-            found = obstore.get(_client(self.location), self.name, options={"range": {"suffix": most}})
-            return bytes(found.bytes()), found.meta["size"]
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range; ranges that are close together share a request, the others run at once."""
-        if not ranges:
-            return []
-        starts, ends = zip(*ranges, strict=True)
-        with _as_os_errors(self.name):
-            found = obstore.get_ranges(
-                _client(self.location), self.name, starts=starts, ends=ends, coalesce=_COALESCED_BYTES
-            )
-            return [bytes(each) for each in found]
 
     def exists(self) -> bool:
         """Return whether the object is there."""
@@ -162,12 +147,26 @@ class ObjectFile:
             return bytes(obstore.get_range(_client(self.location), self.name, start=start, end=end))
 
 
-class _Ranges(SizedFile):
+class _Ranges(io.RawIOBase):
     """An object as a seekable file; each read is one request."""
 
     def __init__(self, file: ObjectFile, size: int) -> None:
-        super().__init__(size)
         self._file = file
+        self._size, self._position = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

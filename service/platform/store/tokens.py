@@ -33,12 +33,6 @@ class StoredFile(Protocol):
     def open(self) -> BinaryIO:
         """Open the file for reading parts of it: each read fetches its range only."""
 
-    def read_end(self, most: int) -> tuple[bytes, int]:
-        """Return the last `most` bytes of the file, or all of a shorter one, and the size of the file in bytes."""
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each range: from its start to before its end."""
-
     def exists(self) -> bool:
         """Return whether the file is in the store."""
 

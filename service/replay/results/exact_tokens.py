@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 
 from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
-from foreshock.rollouts.parquet_row_groups import RolloutFile, find_exact
+from foreshock.rollouts.parquet_files import RolloutFile, find_exact
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_service.platform.columnar.reading import AnswerTooLarge
 from foreshock_service.platform.context import Context

@@ -31,7 +31,7 @@ from foreshock.rollouts import (
     encode_exact,
     encode_scores,
 )
-from foreshock.rollouts.parquet_row_groups import find_scores
+from foreshock.rollouts.parquet_files import find_scores
 from foreshock.scorers import SCORERS, score_name
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.schemas import storable_json

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.comparisons import split_comparison
-from foreshock.rollouts.parquet_row_groups import RolloutFile
+from foreshock.rollouts.parquet_files import RolloutFile
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.security import Principal

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
-from foreshock.rollouts.parquet_row_groups import find_rollouts
+from foreshock.rollouts.parquet_files import find_rollouts
 from foreshock_service.platform.columnar.reading import AnswerTooLarge
 from foreshock_service.platform.columnar.table import ColumnTable
 from foreshock_service.platform.context import ScoredShard, ServiceContext

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
-from foreshock.rollouts.parquet_row_groups import RolloutFile
+from foreshock.rollouts.parquet_files import RolloutFile
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.reading import stored_file

@@ -16,7 +16,7 @@ import pytest
 
 from foreshock.errors import ForeshockError, RolloutsError
 from foreshock.importers import FORMATS, ReadOptions, find_dumps
-from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.schema import DecodeLimits
 from tests.foreshock.importers.make_dumps import DUMPS
 
 Line = dict[str, Any]

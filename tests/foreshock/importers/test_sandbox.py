@@ -21,7 +21,7 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.importers import FORMATS, ReadOptions, find_dumps
 from foreshock.importers.sandbox import reader
 from foreshock.importers.sandbox.reader import read_pickled
-from foreshock.rollouts.limits import DecodeLimits
+from foreshock.rollouts.schema import DecodeLimits
 from tests.foreshock.importers.make_dumps import DUMPS
 
 LIMITS = DecodeLimits()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import random
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from foreshock.errors import InvalidRolloutsError, RolloutsError
-from foreshock.rollouts import decode_rollouts, encode_rollouts
-from foreshock.rollouts.thrift_compact import ThriftError, read_struct
+from foreshock.errors import InvalidRolloutsError, LimitExceededError, RolloutsError
+from foreshock.rollouts import DecodeLimits, decode_rollouts, encode_rollouts
 from tests.foreshock.batches import random_batch
 
 
@@ -71,68 +68,14 @@ def test_damaged_body_does_not_crash_process() -> None:
     assert int(done.stdout) > 500
 
 
-def test_random_footers_are_read_or_refused() -> None:
-    generator = random.Random(3)
-    for _ in range(3000):
-        data = generator.randbytes(generator.randrange(200))
-        try:
-            read_struct(data)
-        except ThriftError:
-            continue
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x1c" * 1000,
-        b"\x19" * 1000,
-        b"\x19\xfc" + b"\xff" * 8 + b"\x7f",
-        b"\x18\xff\xff\x03",
-        b"\x15" + b"\xff" * 20,
-        b"\x1d",
-    ],
-)
-def test_footers_that_are_too_deep_or_too_long_are_refused(data: bytes) -> None:
-    with pytest.raises(ThriftError):
-        read_struct(data)
-
-
-def test_footer_struct_is_read() -> None:
-    # Field 1: the integer −3; field 2: true; field 4: the list [1, 2]; field 5: the text "ab"; field 6: {1: 7}.
-    data = bytes([0x15, 0x05, 0x11, 0x29, 0x25, 0x02, 0x04, 0x18, 0x02]) + b"ab" + bytes([0x1C, 0x15, 0x0E, 0x00, 0x00])
-    struct = {1: -3, 2: True, 4: [1, 2], 5: b"ab", 6: {1: 7}}
-    assert read_struct(data) == (struct, len(data))
-    assert read_struct(memoryview(b".." + data), 2) == (struct, len(data) + 2)
-
-
-def varint(number: int) -> bytes:
-    """Return a whole number as a footer encodes it."""
-    zigzag, parts = number << 1, []
-    while zigzag > 127:
-        parts.append(zigzag & 127 | 128)
-        zigzag >>= 7
-    return bytes([*parts, zigzag])
-
-
-def test_pages_that_exceed_footer_are_refused_before_decoding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tokens = 100_000
-    ids = pa.ListArray.from_arrays(pa.array([0, tokens], pa.int32()), pa.array(np.zeros(tokens, np.int32)))
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"sample_id": ["a"], "prompt_token_ids": [[1]], "response_token_ids": ids}), sink)
-    data = bytes(sink.getvalue())
-    assert decode_rollouts(data).num_tokens == tokens
-    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    lying = data[:footer] + data[footer:].replace(varint(tokens), varint(70_000))
-    assert len(lying) == len(data)
-    assert lying != data
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", None)
-    with pytest.raises(InvalidRolloutsError, match="claims more than its footer does"):
-        decode_rollouts(lying)
-    more = data[:footer] + data[footer:].replace(varint(tokens), varint(100_500))
-    with pytest.raises(InvalidRolloutsError, match="fewer values than its footer says"):
-        decode_rollouts(more)
+def test_more_tokens_than_the_cap_are_refused_while_they_are_decoded() -> None:
+    batch = random_batch(0, rollouts=40, longest=30)
+    data = encode_rollouts(batch)
+    with pytest.raises(LimitExceededError, match="tokens of one shard") as caught:
+        decode_rollouts(data, DecodeLimits(max_tokens=batch.num_tokens - 1))
+    assert caught.value.column == "response_token_ids"
+    with pytest.raises(LimitExceededError, match="decodes to more than"):
+        decode_rollouts(data, DecodeLimits(max_uncompressed_bytes=1000))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.rollouts.parquet import read_rollouts
-from foreshock.rollouts.thrift_compact import ThriftError, read_struct
 
 OWN = {
     "row_group_size": 64,
@@ -93,7 +92,7 @@ def test_bytes_that_belong_to_no_page_are_not_kept() -> None:
     assert not keeps(body[: -8 - footer] + b"hidden" + body[-8 - footer :])
 
 
-def test_schema_is_remembered_with_the_metadata_that_it_follows_from() -> None:
+def test_body_with_a_wider_type_is_encoded_again() -> None:
     body = encode_rollouts(rollouts())
     plain = pq.read_table(io.BytesIO(body))
     for _ in range(2):
@@ -104,13 +103,3 @@ def test_schema_is_remembered_with_the_metadata_that_it_follows_from() -> None:
             sink = io.BytesIO()
             pq.write_table(table, sink, **OWN)
             assert read_rollouts(sink.getvalue(), DecodeLimits()).own_layout == (wider == pa.float32())
-
-
-def test_span_of_a_repeated_field_holds_all_of_its_values() -> None:
-    # Field 2 as an integer, field 2 again (a number of its own) as bytes, then the end.
-    data = bytes([0x25, 0x02, 0x08, 0x04, 0x01, 0x41, 0x00])
-    spans: dict[int, tuple[int, int]] = {}
-    assert read_struct(data, spans=spans) == ({2: b"A"}, 7)
-    assert spans == {2: (0, 6)}
-    with pytest.raises(ThriftError):
-        read_struct(data[:-1], spans={})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,28 +13,34 @@ import pytest
 from foreshock.errors import LimitExceededError, RolloutsError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import DecodeLimits, RolloutBatch, ScoreBatch, decode_rollouts, encode_rollouts, encode_scores
-from foreshock.rollouts.parquet_row_groups import find_rollouts, find_scores
+from foreshock.rollouts.parquet_files import find_rollouts, find_scores
 
 LIMITS = DecodeLimits()
 
 
+class CountingFile(io.BytesIO):
+    """A body that counts the bytes that are read."""
+
+    def __init__(self, body: bytes, read: list[int]) -> None:
+        super().__init__(body)
+        self._read = read
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(size)
+        self._read.append(len(found))
+        return found
+
+
 @dataclass
 class BodyInMemory:
-    """A body as a file with ranges, which counts the bytes that are read."""
+    """A body as a file of the store."""
 
     body: bytes
-    name: str = field(default_factory=lambda: secrets.token_hex(8))
     read: list[int] = field(default_factory=list)
 
-    def read_end(self, most: int) -> tuple[bytes, int]:
-        """Return the last bytes and the size."""
-        self.read.append(min(most, len(self.body)))
-        return self.body[-most:], len(self.body)
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the ranges."""
-        self.read += [end - start for start, end in ranges]
-        return [self.body[start:end] for start, end in ranges]
+    def open(self) -> BinaryIO:
+        """Open it."""
+        return CountingFile(self.body, self.read)
 
 
 def make_batch(rollouts: int, tokens: int) -> RolloutBatch:
@@ -74,23 +79,6 @@ def test_rollouts_of_several_row_groups_come_in_the_order_of_the_file() -> None:
     found = find_rollouts(BodyInMemory(encode_rollouts(batch)), ["sample-199", "sample-3", "absent"], LIMITS)
     assert found is not None
     assert_equal(found, batch.select([*range(64), *range(192, 200)]))
-
-
-def test_a_second_read_of_a_file_does_not_read_the_sample_ids_again() -> None:
-    batch = make_batch(1024, 20)
-    file = BodyInMemory(encode_rollouts(batch))
-    assert find_rollouts(file, ["sample-700"], LIMITS) is not None
-    first, file.read[:] = list(file.read), []
-    for row in (700, 5, 1023):
-        found = find_rollouts(file, [f"sample-{row}"], LIMITS)
-        assert found is not None
-        assert_equal(found, batch.select(range(row // 64 * 64, row // 64 * 64 + 64)))
-        # The end of the file, and one row group; the first read had the sample ids of all 16 row groups before it.
-        assert len(file.read) == 2
-        file.read.clear()
-    assert len(first) == 1 + 16 + 1
-    assert find_rollouts(file, ["absent"], LIMITS) is None
-    assert len(file.read) == 1
 
 
 def test_none_is_found_if_no_row_group_holds_the_sample_id() -> None:

@@ -84,7 +84,7 @@ def test_empty_table_is_refused() -> None:
     ("limits", "column"),
     [
         (DecodeLimits(max_rollouts=2), None),
-        (DecodeLimits(max_tokens=2), "response_token_ids"),
+        (DecodeLimits(max_tokens=5), "response_token_ids"),
         (DecodeLimits(max_response_tokens=2), "response_token_ids"),
         (DecodeLimits(max_prompt_tokens=1), "prompt_token_ids"),
         (DecodeLimits(max_uncompressed_bytes=10), None),
@@ -101,8 +101,8 @@ def test_every_limit_can_be_reached(limits: DecodeLimits, column: str | None) ->
     assert error.column == column
 
 
-def test_body_of_ten_times_the_limit_is_refused_by_its_footer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body of equal values is small; its footer shows the decoded size, and no value may be decoded."""
+def test_body_of_equal_values_that_decodes_to_ten_times_the_limit_is_refused() -> None:
+    """Such a body is small, and so are the sizes in its footer: its tokens are counted while it is decoded."""
     tokens = 1_000_000
     ids = pa.ListArray.from_arrays(pa.array([0, tokens], pa.int32()), pa.array(np.zeros(tokens, np.int32)))
     one = pa.table({"sample_id": ["a"], "prompt_token_ids": ids, "response_token_ids": ids})
@@ -110,13 +110,25 @@ def test_body_of_ten_times_the_limit_is_refused_by_its_footer(monkeypatch: pytes
     pq.write_table(one, sink, compression="zstd")
     data = bytes(sink.getvalue())
     assert len(data) < 10_000
+    assert type(refusal(data, DecodeLimits(max_tokens=tokens // 10))) is LimitExceededError
+    assert type(refusal(data, DecodeLimits(max_uncompressed_bytes=tokens))) is LimitExceededError
+
+
+def test_rows_and_bytes_beyond_the_limit_are_refused_by_the_footer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.default_rng(1).integers(0, 9_999, 100_000).astype(np.int32)
+    ids = pa.ListArray.from_arrays(pa.array(np.arange(0, 100_001, 1_000), pa.int32()), pa.array(tokens))
+    sink = pa.BufferOutputStream()
+    names = [f"rollout {row}" for row in range(100)]
+    table = pa.table({"sample_id": names, "prompt_token_ids": ids, "response_token_ids": ids})
+    pq.write_table(table, sink, use_dictionary=False)
 
     def decoding(*_: object, **__: object) -> None:
         raise AssertionError("values were decoded")
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", decoding)
-    assert type(refusal(data, DecodeLimits(max_tokens=tokens // 10))) is LimitExceededError
-    assert type(refusal(data, DecodeLimits(max_uncompressed_bytes=tokens))) is LimitExceededError
+    data = bytes(sink.getvalue())
+    assert type(refusal(data, DecodeLimits(max_rollouts=10))) is LimitExceededError
+    assert type(refusal(data, DecodeLimits(max_uncompressed_bytes=100_000))) is LimitExceededError
 
 
 def test_long_string_in_dictionary_is_refused() -> None:

@@ -18,10 +18,11 @@ from pydantic import SecretStr
 
 from foreshock.errors import ConfigurationError
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
-from foreshock.rollouts.parquet_row_groups import find_rollouts
+from foreshock.rollouts.parquet_files import find_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.platform.store import objects
 from foreshock_service.platform.store.names import shard_file_name
 from foreshock_service.platform.store.objects import ObjectFile, ObjectTokenStore
 from foreshock_service.platform.store.opening import open_store
@@ -107,6 +108,8 @@ def test_one_row_group_is_read_without_the_rest(store: ObjectTokenStore, monkeyp
         RolloutBatch([f"sample-{row}" for row in range(512)], tokens[:512], np.arange(513), tokens, offsets)
     )
     put(store, "run_1/0001/shard", body)
+    # As of an object that is too large to be read whole.
+    monkeypatch.setattr(objects, "_READ_WHOLE_BYTES", 1000)
     read: list[int] = []
     plain = ObjectFile.read_range
 
@@ -128,28 +131,32 @@ def test_one_rollout_is_found_without_the_rest(store: ObjectTokenStore, monkeypa
     names = [f"sample-{row}" for row in range(512)]
     body = encode_rollouts(RolloutBatch(names, tokens[:512], np.arange(513), tokens, offsets))
     put(store, "run_1/0001/shard", body)
+    # As of an object that is too large to be read whole.
+    monkeypatch.setattr(objects, "_READ_WHOLE_BYTES", 1000)
     monkeypatch.setattr(ObjectFile, "read_bytes", lambda _: pytest.fail("the whole object was read"))
     read: list[int] = []
-    plain = obstore.get_ranges
+    plain = obstore.get_range
 
     def counting(*args: Any, **options: Any) -> Any:
-        read.extend(end - start for start, end in zip(options["starts"], options["ends"], strict=True))
+        read.append(options["end"] - options["start"])
         return plain(*args, **options)
 
-    monkeypatch.setattr(obstore, "get_ranges", counting)
+    monkeypatch.setattr(obstore, "get_range", counting)
     file = store.file("run_1/0001/shard")
-    assert file.read_end(100) == (body[-100:], len(body))
-    assert file.read_end(10**9) == (body, len(body))
-    assert file.read_ranges([(5, 10), (100, 300_000)]) == [body[5:10], body[100:300_000]]
-    read.clear()
     found = find_rollouts(file, ["sample-300"], DecodeLimits())
     assert found is not None
     assert np.array_equal(found.response_token_ids, tokens[256 * 2000 : 320 * 2000])
-    assert 0 < sum(read) < len(body) / 4
+    assert 0 < sum(read) < len(body)
     store.remove(file.name)
-    for reading in (lambda: file.read_end(100), lambda: file.read_ranges([(0, 4)])):
-        with pytest.raises(FileNotFoundError):
-            reading()
+    with pytest.raises(FileNotFoundError):
+        file.open()
+
+
+def test_a_small_object_is_read_by_one_request(store: ObjectTokenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "run_1/0001/shard", encode_rollouts(make_batch(3)))
+    monkeypatch.setattr(ObjectFile, "read_range", lambda *_: pytest.fail("a range was read"))
+    found = find_rollouts(store.file("run_1/0001/shard"), make_batch(3).sample_ids[:1], DecodeLimits())
+    assert found is not None
 
 
 def test_files_are_listed_with_size_and_age(store: ObjectTokenStore) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-import foreshock.rollouts.parquet_row_groups
+import foreshock.rollouts.parquet_files
 from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.database.tables import MeasurementStatistics
 from tests.service.sending import Sender, make_batch, start_run
@@ -20,10 +20,10 @@ SHARDS, ROLLOUTS = 2, 320
 def groups_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the row groups whose tokens were read, as they are read."""
     read: list[int] = []
-    file = foreshock.rollouts.parquet_row_groups.RolloutFile
+    file = foreshock.rollouts.parquet_files.RolloutFile
     original = file.read
 
-    def noted(self: foreshock.rollouts.parquet_row_groups.RolloutFile, group: int) -> RolloutBatch:
+    def noted(self: foreshock.rollouts.parquet_files.RolloutFile, group: int) -> RolloutBatch:
         read.append(group)
         return original(self, group)
 
