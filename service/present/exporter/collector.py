@@ -22,7 +22,7 @@ from foreshock_service.platform.database.tables.probes import Attribution
 from foreshock_service.present.exporter import families, repository
 from foreshock_service.present.exporter.accelerators import Accelerators
 from foreshock_service.present.exporter.exposition import Scrape, label_text
-from foreshock_service.replay.hardware.service import count_live_workers
+from foreshock_service.replay.probes.workers import count_live_workers
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.risk.service import risks_of_runs
 

@@ -15,7 +15,6 @@ from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file
-from foreshock_service.replay.hardware.service import live_workers, record_worker, touch_worker
 from foreshock_service.replay.leases import repository
 from foreshock_service.replay.leases.repository import JobKind
 from foreshock_service.replay.leases.schemas import (
@@ -32,6 +31,7 @@ from foreshock_service.replay.probes.jobs import JobState, Outcome
 from foreshock_service.replay.probes.pinned_rollouts import write_rollouts
 from foreshock_service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
+from foreshock_service.replay.probes.workers import live_workers, record_worker, touch_worker
 from foreshock_service.runs.runs.service import get_run
 
 _EXPIRED_AT_ONCE = 100

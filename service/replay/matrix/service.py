@@ -25,13 +25,13 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.platform.store.reading import present_file
-from foreshock_service.replay.hardware.service import live_workers
 from foreshock_service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
 from foreshock_service.replay.matrix.schemas import CellRead, MatrixRead, MismatchRead, PairRead
 from foreshock_service.replay.probes.job_bundles import waiting_reason
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
+from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs.attempts.service import resolve_step
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run

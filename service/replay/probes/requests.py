@@ -22,7 +22,6 @@ from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import present_file
-from foreshock_service.replay.hardware.service import live_workers
 from foreshock_service.replay.probes import repository
 from foreshock_service.replay.probes.environments import (
     OF_RUN,
@@ -43,6 +42,7 @@ from foreshock_service.replay.probes.service import (
     selected_rollouts,
     shown,
 )
+from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
 from foreshock_service.runs.rollouts.service import removed_in_words, shards_of_step
 from foreshock_service.runs.runs.service import get_run

@@ -17,7 +17,6 @@ from foreshock_service.platform.database.tables.probes import Lease, Probe, Prob
 from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.replay.hardware.service import live_workers
 from foreshock_service.replay.probes import repository
 from foreshock_service.replay.probes.job_bundles import waiting_reason
 from foreshock_service.replay.probes.jobs import (
@@ -31,6 +30,7 @@ from foreshock_service.replay.probes.jobs import (
 )
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import ProbeRead
+from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.rollouts.service import shards_with_tokens
 from foreshock_service.runs.runs.service import find_run, get_run

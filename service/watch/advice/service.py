@@ -24,7 +24,7 @@ from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.pagination import Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.replay.policies.service import steps_between_probes
+from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs.attempts.service import find_attempt, require_attempt
 from foreshock_service.runs.runs.service import find_run, get_run, lock_run
 from foreshock_service.watch.advice import repository

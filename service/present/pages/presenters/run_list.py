@@ -52,7 +52,7 @@ from foreshock_service.present.pages.step_models import (
     RunsPage,
 )
 from foreshock_service.present.pages.view_models import Label, Plot
-from foreshock_service.replay.hardware.service import hardware_of
+from foreshock_service.replay.probes.workers import hardware_of
 from foreshock_service.runs.attempts.service import attempts_of_run, fingerprints_of_attempts
 from foreshock_service.runs.health.service import pooled_mismatch
 from foreshock_service.runs.measurements.curves import MeasuredStep

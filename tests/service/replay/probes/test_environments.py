@@ -109,7 +109,7 @@ def test_job_waits_for_a_live_worker_with_the_environment_of_the_run(
     assert ask_for_lease(run.http, "on amd", environments=["avx2-amd"]).status_code == 204
     ask_for_probe(run, 3).raise_for_status()
     assert ask_for_lease(run.http, "w1", environments=["avx2"]).status_code == 204
-    monkeypatch.setattr("foreshock_service.replay.hardware.service.LIVE_MINUTES", 0)
+    monkeypatch.setattr("foreshock_service.replay.probes.workers.LIVE_MINUTES", 0)
     assert take_lease(run.http, "w1", environments=["avx2"]).lease["job"]["environment"] == "avx2"
 
 

@@ -17,7 +17,7 @@ from foreshock_service.platform.database.dialect import database_now_us, insert_
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Score, Worker
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.replay.hardware.schemas import AcceleratorRead, HardwareRead, WorkerRead
+from foreshock_service.replay.probes.hardware_schemas import AcceleratorRead, HardwareRead, WorkerRead
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 
 router = APIRouter(prefix="/v1", tags=["hardware"])

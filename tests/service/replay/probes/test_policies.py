@@ -17,7 +17,7 @@ from foreshock.scorers import default_scorers
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys.service import Scope
-from foreshock_service.replay.policies.service import UNFINISHED_AT_ONCE, make_automatic_probes
+from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
 from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.replay.leases.test_access import client_with_key
 from tests.service.replay.probes.test_priorities import add_alert

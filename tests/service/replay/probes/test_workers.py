@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from foreshock_service.replay.hardware import service
+from foreshock_service.replay.probes import workers as service
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe
 

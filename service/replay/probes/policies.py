@@ -17,9 +17,9 @@ from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.tables import ProbePolicy
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Administrator, Principal, Reader
-from foreshock_service.replay.policies import repository
-from foreshock_service.replay.policies.schemas import PolicyState, ProbePolicyBody, ProbePolicyRead
+from foreshock_service.replay.probes import policy_repository as repository
 from foreshock_service.replay.probes.jobs import JobState
+from foreshock_service.replay.probes.policy_schemas import PolicyState, ProbePolicyBody, ProbePolicyRead
 from foreshock_service.replay.probes.requests import check_scorers, create_probe
 from foreshock_service.replay.probes.schemas import ProbeCreate
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs

@@ -1,1 +1,0 @@
-"""Hardware: the workers and accelerators, and the jobs that wait for each accelerator."""
