@@ -20,10 +20,10 @@ from foreshock_service.replay.attribution.compute import (
     MeasuredEnvironmentLink,
     excess_over_floors,
 )
-from foreshock_service.replay.exact.schemas import ExactRead
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
+from foreshock_service.replay.results.exact_schemas import ExactRead
 from foreshock_service.replay.results.files import environment_of
-from foreshock_service.replay.weights.schemas import WeightsSearchRead
+from foreshock_service.replay.results.weights_search_schemas import WeightsSearchRead
 from foreshock_service.runs.shard_schemas import AnswerOfStep
 from foreshock_service.runs.step_key import StepKey
 

@@ -45,7 +45,7 @@ from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.files import ScoreFiles
 from foreshock_service.replay.results.scores import files_of_score, newest_scores
 from foreshock_service.replay.results.weights_search import find_search
-from foreshock_service.replay.weights.schemas import WeightsSearchRead
+from foreshock_service.replay.results.weights_search_schemas import WeightsSearchRead
 from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
 from foreshock_service.runs.events import MeasurementsChanged, StepClosed
 from foreshock_service.runs.findings.service import mark_due

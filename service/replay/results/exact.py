@@ -21,13 +21,13 @@ from foreshock_service.platform.security import Principal, Reader, Worker
 from foreshock_service.platform.store.names import exact_file_name
 from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.platform.uploads import PARQUET_BODY
-from foreshock_service.replay.exact.schemas import ExactMeasuresRead, ExactRead, ExactStepRead
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.leases.schemas import UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, is_completed
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_of_step
 from foreshock_service.replay.results.documents import visible_step
+from foreshock_service.replay.results.exact_schemas import ExactMeasuresRead, ExactRead, ExactStepRead
 from foreshock_service.replay.results.files import measure_exact_files
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, ShardProblems, receive_shard
 from foreshock_service.runs.runs.addresses import RunIdentifier

@@ -20,12 +20,12 @@ from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader
 from foreshock_service.platform.store.reading import TokensPurged, stored_file
 from foreshock_service.platform.store.tokens import StoredFile
-from foreshock_service.replay.exact.schemas import ExactToken, ExactTokensRead
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results.documents import visible_step
 from foreshock_service.replay.results.exact import EXACT, ExactNotFound, newest_exact
+from foreshock_service.replay.results.exact_schemas import ExactToken, ExactTokensRead
 from foreshock_service.replay.results.files import align_exact, read_exact
 from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, largest
 from foreshock_service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, RolloutNotFound

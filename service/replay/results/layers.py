@@ -15,10 +15,10 @@ from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker
-from foreshock_service.replay.layers.schemas import LayersBody, LayersRead, LayersStepRead
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights, newest_by_pair, visible_step
+from foreshock_service.replay.results.layers_schemas import LayersBody, LayersRead, LayersStepRead
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1")

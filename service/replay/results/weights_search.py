@@ -15,7 +15,7 @@ from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, visible_step
-from foreshock_service.replay.weights.schemas import WeightsSearchBody, WeightsSearchRead
+from foreshock_service.replay.results.weights_search_schemas import WeightsSearchBody, WeightsSearchRead
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.step_key import StepKey
 

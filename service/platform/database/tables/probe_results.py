@@ -47,7 +47,7 @@ class StoredLayerComparison(StoredResult):
 
 
 class StoredRouting(StoredResult):
-    """A comparison of routed experts: a `RoutingBody` of `service/replay/routing`; `pair` is `target/behaviour`."""
+    """A comparison of routed experts: a `RoutingBody` of `service/replay/results`; `pair` is `target/behaviour`."""
 
     __tablename__ = "routing_comparisons"
 

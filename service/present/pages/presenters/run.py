@@ -48,8 +48,8 @@ from foreshock_service.present.pages.view_models import (
     Tone,
     Verdict,
 )
-from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.jobs import JobState
+from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.schemas import ProbeRead
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs.attempts.service import attempts_of_run

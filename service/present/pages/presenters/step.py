@@ -41,7 +41,7 @@ from foreshock_service.present.pages.step_models import (
     WorstRolloutRow,
 )
 from foreshock_service.present.pages.view_models import Choice, Label, LintCard, LintPanel, Plot
-from foreshock_service.replay.weights.schemas import ReplayRead, WeightsSearchRead
+from foreshock_service.replay.results.weights_search_schemas import ReplayRead, WeightsSearchRead
 from foreshock_service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
 from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
 from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves

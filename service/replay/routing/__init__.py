@@ -1,1 +1,0 @@
-"""Comparisons of routed experts: sent by workers, published when their job is complete, read by step."""
