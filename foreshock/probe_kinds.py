@@ -32,7 +32,12 @@ class ProbeKind:
         rollouts, most_rollouts: the default and the largest sample of rollouts; None: all, no limit.
         sends_scores: its workers send the log-probs of its scorers.
         in_chain: these are scores of the run's own set-up and part of its chain.
-        document: the end of the address that its result is sent to; empty: it has none but scores and divergences.
+        document: the end of the address that its result is sent to and read from, and its flag of `foreshock probe`;
+            empty: it has none but scores and divergences.
+        meaning: what it does, for the API.
+        help: what its flag does.
+        report: `module:function` that returns the lines of its result, given the answer and the probe; empty: it is in
+            the report of the attribution.
     """
 
     name: str
@@ -50,6 +55,9 @@ class ProbeKind:
     sends_scores: bool = True
     in_chain: bool = True
     document: str = ""
+    meaning: str = ""
+    help: str = ""
+    report: str = ""
 
     def usable_scorers(self) -> tuple[str, ...]:
         """Return the names of the scorers that it can be asked for."""
@@ -57,6 +65,15 @@ class ProbeKind:
             name
             for name, scorer in SCORERS.items()
             if scorer.implementation is not None and (self.able is None or getattr(scorer, self.able) is not None)
+        )
+
+    def flag_help(self) -> str:
+        """Return the help of its flag, with the defaults."""
+        if self.able is None:
+            return self.help
+        return (
+            f"{self.help} (default: {', '.join(self.default_scorers)}; scorers that {self.can}: "
+            f"{', '.join(self.usable_scorers())}), of {self.rollouts} rollouts unless --max-rollouts says otherwise"
         )
 
     def check(self, scorers: int, exact_pairs: int, *, with_variants: bool) -> None:
@@ -75,7 +92,13 @@ class ProbeKind:
         return rollouts
 
 
-EXACT = ProbeKind(name="exact", noun="a probe", job="foreshock_probes.job_scoring:score", has_variants=True)
+EXACT = ProbeKind(
+    name="exact",
+    noun="a probe",
+    job="foreshock_probes.job_scoring:score",
+    has_variants=True,
+    meaning="with the weights that sampled the step",
+)
 WEIGHTS = ProbeKind(
     name="weights",
     noun="a weights search",
@@ -84,6 +107,8 @@ WEIGHTS = ProbeKind(
     scorers=1,
     default_scorers=(ENGINE_REPLAY,),
     document="weights-search",
+    meaning="search, with those of earlier steps too, which weights the engine held",
+    help="find which weights the engine held: replay with those of earlier steps, whole and by part",
 )
 MATRIX = ProbeKind(
     name="matrix",
@@ -93,6 +118,7 @@ MATRIX = ProbeKind(
     rollouts=64,
     most_rollouts=1024,
     in_chain=False,
+    meaning="one scorer in one configuration, a cell of the step's matrix, which is no part of the chain",
 )
 LAYERS = ProbeKind(
     name="layers",
@@ -108,6 +134,9 @@ LAYERS = ProbeKind(
     sends_scores=False,
     in_chain=False,
     document="layers",
+    meaning="compare the hidden states of two scorers layer by layer",
+    help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference",
+    report="foreshock.commands.report_layers:layers_of_answer",
 )
 ROUTING = ProbeKind(
     name="routing",
@@ -125,6 +154,9 @@ ROUTING = ProbeKind(
     sends_scores=False,
     in_chain=False,
     document="routing",
+    meaning="compare the routed experts of two scorers of a mixture of experts",
+    help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the second μ",
+    report="foreshock.commands.report_routing:routing_of_answer",
 )
 
 PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, WEIGHTS, MATRIX, LAYERS, ROUTING)}

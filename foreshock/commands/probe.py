@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -17,19 +18,15 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.report_layers import layers_lines
-from foreshock.commands.report_routing import routing_lines
 from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
-from foreshock.probe_kinds import LAYERS, ROUTING, WEIGHTS
-from foreshock.routing import RoutingComparison
+from foreshock.probe_kinds import EXACT, LAYERS, PROBE_KINDS, WEIGHTS, ProbeKind
 from foreshock.scorers import (
     EXACT_PAIRS,
     default_scorers,
     noise_floor_scorers,
-    score_name,
     split_score_name,
 )
 
@@ -37,6 +34,7 @@ __all__ = ["command"]
 
 # The scorer that computes what the trainer logged.
 _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
+_KINDS_WITH_FLAG = [kind for kind in PROBE_KINDS.values() if kind.document]
 _CANCEL, _MATRIX, _PROBE_IDS = "cancel", "matrix", "probe_"
 _FINAL = frozenset({"done", "failed", "skipped"})
 
@@ -112,10 +110,15 @@ class ProbeCommand:
             if not arguments.no_wait:
                 probe = _wait(connection, probe, arguments.timeout)
             queries, attribution, compared = RunQueries(connection, run.id), None, list[str]()
-            if probe["state"] == "done" and arguments.layers:
-                compared = layers_lines(_layers(connection, run.id, probe))
-            elif probe["state"] == "done" and arguments.routing:
-                compared = routing_lines(_routing(connection, run.id, probe))
+            kind = _kind(arguments)
+            if probe["state"] == "done" and kind.report:
+                path = f"/v1/runs/{run.id}/steps/{probe['step']}/{kind.document}"
+                pair = (
+                    {"pair": comparison_name(*(each["scorer"] for each in probe["scorers"]))} if kind is LAYERS else {}
+                )
+                answer = connection.get_json(path, query={"attempt": probe["attempt"], **pair})
+                module, _, function = kind.report.partition(":")
+                compared = getattr(importlib.import_module(module), function)(answer, probe)
             elif probe["state"] == "done":
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
                 queries.wait_for_attribution(arguments.step)
@@ -135,30 +138,21 @@ class ProbeCommand:
 
 def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the probes that score no chain."""
-    parser.add_argument(
-        "--weights-search",
-        action="store_true",
-        help="find which weights the engine held: replay with those of earlier steps, whole and by part",
-    )
+    for kind in _KINDS_WITH_FLAG:
+        parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
     parser.add_argument(
         "--max-candidates", type=int, metavar="N", help="earlier steps that a weights search tries (default: 8)"
     )
-    parser.add_argument(
-        "--layers",
-        action="store_true",
-        help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference "
-        f"(default: {', '.join(LAYERS.default_scorers)}; scorers that have layers: "
-        f"{', '.join(LAYERS.usable_scorers())}), "
-        f"of {LAYERS.rollouts} rollouts unless --max-rollouts says otherwise",
-    )
-    parser.add_argument(
-        "--routing",
-        action="store_true",
-        help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the "
-        f"second μ (default: {', '.join(ROUTING.default_scorers)}; scorers that can: "
-        f"{', '.join(ROUTING.usable_scorers())}), of "
-        f"{ROUTING.rollouts} rollouts unless --max-rollouts says otherwise",
-    )
+
+
+def _kind(arguments: argparse.Namespace) -> ProbeKind:
+    """Return the kind of the requested probe. Raises ConfigurationError if several are asked for."""
+    asked = [kind for kind in _KINDS_WITH_FLAG if getattr(arguments, kind.document.replace("-", "_"))]
+    flags = [*(["exact"] if arguments.exact else []), *(kind.document for kind in asked)]
+    if len(flags) > 1:
+        names = " and ".join(f"--{flag}" for flag in flags)
+        raise ConfigurationError(f"{names} are different probes: request one after the other")
+    return asked[0] if asked else EXACT
 
 
 def _step_or_probe(text: str) -> int | str:
@@ -179,24 +173,6 @@ def _cancel(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _layers(connection: ServiceConnection, run: str, probe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the comparison by layer of the probe's pair of scorers."""
-    pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
-    query = {"attempt": probe["attempt"], "pair": pair}
-    found = connection.get_json(f"/v1/runs/{run}/steps/{probe['step']}/layers", query=query)
-    comparison: dict[str, Any] = found["items"][0]
-    return comparison
-
-
-def _routing(connection: ServiceConnection, run: str, probe: Mapping[str, Any]) -> RoutingComparison:
-    """Return the comparison of routed experts by the probe's two scorers."""
-    names = [score_name(each["scorer"], each["variant"]) for each in probe["scorers"]]
-    query = {"attempt": probe["attempt"]}
-    found = connection.get_json(f"/v1/runs/{run}/steps/{probe['step']}/routing", query=query)
-    item = next(each for each in found["items"] if [each["target"], each["behaviour"]] == names)
-    return RoutingComparison.from_dict(item)
-
-
 def _found(attribution: AttributionRecord) -> list[str]:
     """Return the replays of a weights search, if there was one, and the conclusions on the step."""
     search = attribution.weights_search
@@ -209,14 +185,11 @@ def _found(attribution: AttributionRecord) -> list[str]:
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.max_candidates is not None and not arguments.weights_search:
         raise ConfigurationError("--max-candidates is an option of --weights-search")
-    asked = [name for name in ("exact", "weights_search", "layers", "routing") if getattr(arguments, name)]
-    if len(asked) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
-        raise ConfigurationError(f"{names} are different probes: request one after the other")
-    if arguments.weights_search:
+    kind = _kind(arguments)
+    if kind is WEIGHTS:
         return _search_request(arguments)
     scorers = []
-    for word in arguments.scorer or (() if arguments.layers or arguments.routing else default_scorers()):
+    for word in arguments.scorer or (() if kind.default_scorers else default_scorers()):
         name, variant = split_score_name(word)
         if not name:
             raise ConfigurationError(
@@ -224,7 +197,6 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
             )
         scorers.append({"scorer": name, "variant": variant})
     options: dict[str, str | None] = {}
-    kind = LAYERS.name if arguments.layers else ROUTING.name if arguments.routing else "exact"
     if arguments.trainer_autocast is not None:
         options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
     if arguments.trainer_master_dtype is not None:
@@ -233,7 +205,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "step": arguments.step,
         "scorers": scorers,
         "exact_pairs": list(EXACT_PAIRS) if arguments.exact else None,
-        "kind": kind,
+        "kind": kind.name,
         "accelerator": arguments.accelerator,
         "environment": arguments.environment,
         "priority": arguments.priority,

@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreshock.commands.text import count, number, table, wrap
+from foreshock.comparisons import comparison_name
 from foreshock.interval_names import RANGE
 
-__all__ = ["layers_lines"]
+__all__ = ["layers_lines", "layers_of_answer"]
+
+
+def layers_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the comparison that the probe asked for."""
+    pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
+    return layers_lines(next(each for each in answer["items"] if each["pair"] == pair))
 
 
 def layers_lines(comparison: Mapping[str, Any]) -> list[str]:

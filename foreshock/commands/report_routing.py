@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from foreshock.commands.text import count, number, table, wrap
 from foreshock.interval_names import RANGE
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
 from foreshock.routing import RoutingComparison
+from foreshock.scorers import score_name
 
-__all__ = ["routing_lines"]
+__all__ = ["routing_lines", "routing_of_answer"]
+
+
+def routing_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the comparison that the probe asked for."""
+    names = [score_name(each["scorer"], each["variant"]) for each in probe["scorers"]]
+    item = next(each for each in answer["items"] if [each["target"], each["behaviour"]] == names)
+    return routing_lines(RoutingComparison.from_dict(item))
 
 
 def routing_lines(comparison: RoutingComparison) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from foreshock.probe_kinds import PROBE_KINDS, ROUTING, WEIGHTS
+from foreshock.probe_kinds import EXACT, PROBE_KINDS, ROUTING, WEIGHTS
 from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.schemas import AttemptNumber, JsonObject, Step
 from foreshock_service.replay.probes.environments import names_in_words
 from foreshock_service.replay.probes.jobs import JobState, Priority, state_of_probe
 
+if TYPE_CHECKING:
+    KindName = str
+else:
+    KindName = Literal[tuple(PROBE_KINDS)]
 ScorerName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+$")]
 VariantName = Annotated[str, StringConstraints(max_length=100, pattern=r"^[a-z0-9_.-]*$")]
 Accelerator = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -57,12 +61,8 @@ class ProbeCreate(BaseModel):
     exact_pairs: list[PairKey] = Field(
         default=[], max_length=8, description="comparisons `target/behaviour` to compute over the whole vocabulary"
     )
-    kind: Literal["exact", "weights", "matrix", "layers", "routing"] = Field(
-        default="exact",
-        description="exact: with the weights that sampled the step. weights: search, with those of earlier steps too, "
-        "which weights the engine held. matrix: one scorer in one configuration, a cell of the step's matrix, which is "
-        "no part of the chain. layers: compare the hidden states of two scorers layer by layer. routing: "
-        "compare the routed experts of two scorers of a mixture of experts",
+    kind: KindName = Field(
+        default=EXACT.name, description=". ".join(f"{name}: {kind.meaning}" for name, kind in PROBE_KINDS.items())
     )
     accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
     environment: EnvironmentName | None = Field(
