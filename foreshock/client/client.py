@@ -6,12 +6,11 @@
             client.log_rollouts(step, {...})
             client.log_scalars(step, {"grad_norm": 0.3})
 
-A call copies its arrays (`capture.py`) and puts them into a bounded queue in memory (`queues.py`). One thread encodes
-them into the outbox, which is on disk (`spool.py`), and one thread sends them from there in order (`sender.py`).
-`pipeline.py` starts and ends both.
+A call copies its arrays (`capture.py`) and puts them into a bounded queue (`queues.py`). One thread encodes them into
+the outbox, which is on disk (`spool.py`), one sends them in order (`sender.py`); `pipeline.py` starts and ends both.
 
-Ranks: every rank that logs has a client, and all clients of a launch log into one attempt, which they find by what the
-launcher gives to all of them (`launch.py`).
+Every rank that logs has a client. All clients of a launch log into one attempt, which they find by what the launcher
+gives to all of them (`launch.py`).
 
 Forking: in a forked child the client is disabled, and items logged there are counted as dropped. Create a client in
 each process that logs.
@@ -19,12 +18,13 @@ each process that logs.
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from foreshock.changes import ChangeKind
 from foreshock.client import deliveries
@@ -40,13 +40,11 @@ from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
 from foreshock.model_kind import ModelKind, model_kind_of_folder
-from foreshock.page_addresses import run_page_path
 from foreshock.projects import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.setting_names import log_unknown_settings
 
 if TYPE_CHECKING:
-    from foreshock.exporters.exporter import ExportedRun
     from foreshock.exporters.exports import Export, Exports
     from foreshock.reading.reader import Reader
 
@@ -67,10 +65,8 @@ class Client:
     `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", "otlp", an
     `Exporter`, or several of these. Only shard 0 exports. None: `FORESHOCK_EXPORT`; an empty string: nothing.
 
-    In an event loop call the methods as they are, and `await asyncio.to_thread(client.flush)`. `reader()` reads what
-    the service has; `foreshock.AsyncReader` is its async twin.
-
-    `counters` has the numbers of delivered, spooled, rejected and dropped items; see `Counters`.
+    In an event loop call the methods as they are, and `await asyncio.to_thread(client.flush)`. `counters` has the
+    numbers of delivered, spooled, rejected and dropped items.
     """
 
     def __init__(
@@ -128,8 +124,8 @@ class Client:
 
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
         """Return another connection with this client's address and key, for another thread."""
-        timeout_seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-        return ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=timeout_seconds)
+        seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
+        return ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=seconds)
 
     def reader(self) -> Reader:
         """Return a reader of what the service has, with this client's address, key and project."""
@@ -166,21 +162,17 @@ class Client:
         finishes the run on shard 0 only. Call this on every rank that logs, with the same other arguments.
 
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
-        first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: derived
-        from a logged checkpoint. `scalar_names` names logged scalars that are watched and have names of their own:
-        `{"reward": "my/score"}` (`foreshock.diagnosis.quantities` has the names that are known).
+        first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
+        a logged checkpoint. `scalar_names` gives watched scalars with names of their own: `{"reward": "my/score"}`.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
-        trainer's precision, with which probes replay it: the dtype of the weights that its forward pass reads, that of
-        its autocast (None: none), that of the language-model head if it has one of its own. They are kept in the
-        attribute `trainer_fingerprint`, which tells the trainer's environment, too
-        (`foreshock.process_fingerprint.process_fingerprint`).
+        precision with which probes replay the trainer: of the weights that its forward pass reads, of its autocast
+        (None: none), of the language-model head if it has one of its own. They are kept in the attribute
+        `trainer_fingerprint` (`foreshock.process_fingerprint.process_fingerprint`).
 
-        Raises ConfigurationError, before training begins, if `shards` > 1 and the ranks share nothing that names their
-        launch: each would be an attempt of its own.
+        Raises ConfigurationError, before training begins, if `shards` > 1 and nothing names the ranks' launch.
         """
-        if shards is not None and shards > 1:
-            self._require_shared_launch(shards)
+        self.launch.require_shared(shards or 1)
         description = {
             "name": name,
             "model": model,
@@ -194,7 +186,11 @@ class Client:
             "scalar_names": None if scalar_names is None else dict(scalar_names),
         }
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
-        self._start(description, resume_step, (shard, shards), fingerprint, attributes, precision)
+        given = attributes or BatchAttributes()
+        try:
+            self._start(description, resume_step, (shard, shards), fingerprint, given, precision)
+        except Exception as error:
+            self.failures.note("start_run", error)
         return self
 
     @never_raises
@@ -221,8 +217,7 @@ class Client:
         shard = (self._shard or 0) if shard is None else shard
         shards = (self._shards or 1) if shards is None else shards
         deliveries.check_shard(step, shard, shards)
-        if shards > 1:
-            self._require_shared_launch(shards)
+        self.launch.require_shared(shards)
         registration = self._started()
         what = f"shard {shard} of step {step}"
         size = size_of(rollouts)
@@ -238,10 +233,8 @@ class Client:
         except BaseException:
             self._pipeline.cancel(size)
             raise
-        rank = (shard, shards)
-        self._pipeline.put(
-            Work(what, size, lambda: encode_shard(captured, registration, step, rank, self.settings, self._log))
-        )
+        make = functools.partial(encode_shard, captured, registration, step, (shard, shards), self.settings, self._log)
+        self._pipeline.put(Work(what, size, make))
         if shard == 0 and self._exports is not None:
             self._exports.note_step(int(step))
 
@@ -268,30 +261,26 @@ class Client:
         """Announce saved weights: those that sampled and scored `step`, as a Hugging Face folder of safetensors.
 
         `root` is a name from the workers' configuration, `path` the folder below it. `digest` is
-        `foreshock.digests.weights_digest(folder)`; without it the digest is computed in the background from
-        `local_folder`. `model_kind` ("dense", "moe") is read from `local_folder/config.json` unless it is given.
-        `expires_at_us` is the time until which the weights are kept, in UTC microseconds.
+        `foreshock.digests.weights_digest(folder)`; without it, it is computed in the background from `local_folder`.
+        `model_kind` ("dense", "moe") is read from `local_folder/config.json` unless it is given. The weights are kept
+        until `expires_at_us`, in UTC microseconds.
         """
         registration = self._started()
         if digest is None and local_folder is None:
             raise ConfigurationError("log_checkpoint needs `digest` or `local_folder`, got neither")
         what = f"the checkpoint of step {step}"
-        announcement = {
-            "root": root,
-            "path": path,
-            "digest": digest,
-            "model_kind": model_kind,
-            "weights_version": weights_version,
-            "expires_at_us": expires_at_us,
-        }
 
         def make() -> Delivery:
-            body = dict(announcement)
-            if digest is None:
-                body["digest"] = weights_digest(os.fspath(local_folder or ""))
-            if model_kind is None and local_folder is not None:
-                body["model_kind"] = model_kind_of_folder(local_folder)
-            return deliveries.checkpoint(registration, step, body)
+            from_folder = model_kind is None and local_folder is not None
+            announcement = {
+                "root": root,
+                "path": path,
+                "digest": digest or weights_digest(os.fspath(local_folder or "")),
+                "model_kind": model_kind_of_folder(local_folder or "") if from_folder else model_kind,
+                "weights_version": weights_version,
+                "expires_at_us": expires_at_us,
+            }
+            return deliveries.checkpoint(registration, step, announcement)
 
         if not self._pipeline.reserve(what, 0, needed=True):
             return
@@ -316,9 +305,8 @@ class Client:
         baseline: lengths that double because the cap does are no surge. Changes of engine, flags or hardware need no
         announcement if the batch attributes name them.
         """
-        registration = self._started()
         body = {"note": note, "before": before, "after": after}
-        self._log_delivery(f"a change at step {step}", deliveries.change(registration, step, kind, body))
+        self._log_delivery(f"a change at step {step}", deliveries.change(self._started(), step, kind, body))
 
     @never_raises
     def acknowledge(
@@ -326,8 +314,7 @@ class Client:
     ) -> None:
         """Report the learning rate used at `step`, the scale in it, and the revision of the advice that it followed."""
         body = deliveries.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
-        delivery = deliveries.acknowledgement(self._started(), body)
-        self._log_delivery("an acknowledgement", delivery)
+        self._log_delivery("an acknowledgement", deliveries.acknowledgement(self._started(), body))
 
     @never_raises
     def finish(self, *, failed: bool = False) -> None:
@@ -370,43 +357,30 @@ class Client:
         resume_step: int,
         rank: tuple[int | None, int | None],
         fingerprint: Fingerprint | Mapping[str, Any] | None,
-        attributes: BatchAttributes | None,
+        attributes: BatchAttributes,
         precision: Mapping[str, object],
     ) -> None:
-        try:
-            shard, shards = rank
-            if (shard is None) != (shards is None):
-                raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
-            if shard is not None and shards is not None:
-                deliveries.check_shard(0, shard, shards)
-            registration = deliveries.registration(
-                self.project, self.run_key, description, self.launch.attempt_key, resume_step, fingerprint
-            )
-            self._shard, self._shards = rank
-            known = attributes or BatchAttributes()
-            self._attributes = replace(
-                known,
-                trainer_fingerprint=with_precision(known.trainer_fingerprint, precision),
-                length_cap=description.get("length_cap") if known.length_cap is None else known.length_cap,
-            )
-            self._register(registration)
-        except Exception as error:
-            self.failures.note("start_run", error)
+        shard, shards = rank
+        if (shard is None) != (shards is None):
+            raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
+        if shard is not None and shards is not None:
+            deliveries.check_shard(0, shard, shards)
+        registration = deliveries.registration(
+            self.project, self.run_key, description, self.launch.attempt_key, resume_step, fingerprint
+        )
+        self._shard, self._shards = rank
+        self._attributes = replace(
+            attributes,
+            trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision),
+            length_cap=description["length_cap"] if attributes.length_cap is None else attributes.length_cap,
+        )
+        self._register(registration)
 
     def _started(self) -> Registration:
         if self._registration is None:
-            make_key = self.launch.attempt_key
-            self._register(deliveries.registration(self.project, self.run_key, {}, make_key, 0, None))
-        assert self._registration is not None
-        return self._registration
-
-    def _require_shared_launch(self, shards: int) -> None:
-        if not self.launch.shared:
-            raise ConfigurationError(
-                f"shards={shards}, but nothing tells which ranks are of one launch: there is no torchrun, Slurm, Ray "
-                "or mpirun, nor MASTER_ADDR and MASTER_PORT. Give all ranks of this launch the same `attempt_key` "
-                "(argument of Client, or FORESHOCK_ATTEMPT_KEY), another one at each start, such as the start time"
-            )
+            key = self.launch.attempt_key
+            self._register(deliveries.registration(self.project, self.run_key, {}, key, 0, None))
+        return cast(Registration, self._registration)
 
     def _chosen_exports(self, export: Export | None) -> Exports | None:
         """Return the exporters of the argument, else of FORESHOCK_EXPORT; `foreshock.exporters` is imported if used."""
@@ -414,16 +388,7 @@ class Client:
             return None
         from foreshock.exporters.exports import Exports
 
-        return Exports(export, self._exported_run, self.new_connection)
-
-    def _exported_run(self) -> ExportedRun | None:
-        run_id, attempt = self.run_id, self.attempt
-        if run_id is None or attempt is None:
-            return None
-        from foreshock.exporters.exporter import ExportedRun
-
-        page = self.settings.url.rstrip("/") + run_page_path(self.project, self.run_key)
-        return ExportedRun(self.project, self.run_key, run_id, attempt, page)
+        return Exports(export, self)
 
     def _register(self, registration: Registration) -> None:
         self._registration = registration

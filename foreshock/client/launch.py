@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from foreshock.errors import ConfigurationError
+
 __all__ = ["Launch", "find_launch"]
 
 _LONGEST_KEY = 200
@@ -49,6 +51,15 @@ class Launch:
         if self.given or not resume_step:
             return _shortened(self.identity)
         return _shortened(f"{self.identity}-from-{resume_step}")
+
+    def require_shared(self, shards: int) -> None:
+        """Raise ConfigurationError if several ranks log and each would be an attempt of its own."""
+        if shards > 1 and not self.shared:
+            raise ConfigurationError(
+                f"shards={shards}, but nothing tells which ranks are of one launch: there is no torchrun, Slurm, Ray "
+                "or mpirun, nor MASTER_ADDR and MASTER_PORT. Give all ranks of this launch the same `attempt_key` "
+                "(argument of Client, or FORESHOCK_ATTEMPT_KEY), another one at each start, such as the start time"
+            )
 
 
 def find_launch(attempt_key: str | None = None, environment: Mapping[str, str] | None = None) -> Launch:

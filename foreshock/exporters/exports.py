@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.reporting import DeliveryStatus, LogOnce
@@ -24,6 +25,10 @@ from foreshock.exporters.step_values import StepSource
 from foreshock.exporters.tensorboard import TensorBoardExporter
 from foreshock.exporters.trackio import TrackioExporter
 from foreshock.exporters.wandb import WandbExporter
+from foreshock.page_addresses import run_page_path
+
+if TYPE_CHECKING:
+    from foreshock.client.client import Client
 
 __all__ = ["NAMES", "Export", "ExportThread", "Exports", "make_exporters"]
 
@@ -47,18 +52,12 @@ NAMES = tuple(_EXPORTERS)
 class Exports:
     """The exporters of one client: started by the first step, and closed with it."""
 
-    def __init__(
-        self,
-        export: Export | None,
-        find_run: Callable[[], ExportedRun | None],
-        connect: Callable[[], ServiceConnection],
-    ) -> None:
+    def __init__(self, export: Export | None, client: Client) -> None:
         """Make the exporters of the argument, or of FORESHOCK_EXPORT if it is None.
 
         Raises ConfigurationError for the argument; an error in the environment is logged, since rollouts matter more.
         """
-        self._find_run = find_run
-        self._connect = connect
+        self._client = client
         self._log = LogOnce("foreshock.exporters")
         self._exporters: list[Exporter] = []
         self._threads: list[ExportThread] = []
@@ -89,8 +88,18 @@ class Exports:
             thread.join()
 
     def _start(self) -> None:
-        self._threads = [ExportThread(each, self._find_run, self._connect, self._log) for each in self._exporters]
+        self._threads = [
+            ExportThread(each, self._run, self._client.new_connection, self._log) for each in self._exporters
+        ]
         atexit.register(self._close_at_exit)
+
+    def _run(self) -> ExportedRun | None:
+        client = self._client
+        run_id, attempt = client.run_id, client.attempt
+        if run_id is None or attempt is None:
+            return None
+        page = client.settings.url.rstrip("/") + run_page_path(client.project, client.run_key)
+        return ExportedRun(client.project, client.run_key, run_id, attempt, page)
 
     def _close_at_exit(self) -> None:
         self.close(2.0, DeliveryStatus())

@@ -268,7 +268,7 @@ class SlimeRun:
             group=mpu.get_context_parallel_group(),
             device=data["tokens"][0].device,
         )
-        return {name: values for name, values in gathered.items() if not _all_nan(values)}
+        return {name: values for name, values in gathered.items() if not values.size or (values == values).any()}
 
     def _is_synchronous(self) -> bool:
         return bool(getattr(self.args, "colocate", False)) or os.environ.get("FORESHOCK_SYNCHRONOUS") == "1"
@@ -281,10 +281,6 @@ class SlimeRun:
         """Deliver everything now if Ray ends this process after the step."""
         if self._client is not None and (self._is_last(step) or getattr(self.args, "release_train", False)):
             self._client.flush(_LAST_FLUSH_SECONDS)
-
-
-def _all_nan(values: Any) -> bool:
-    return bool(values.size) and bool((values != values).all())
 
 
 def _fixed_folder(template: str) -> str:

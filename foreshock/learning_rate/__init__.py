@@ -1,18 +1,18 @@
 """Follow the learning-rate advice: a feed that polls it, and functions that apply its scale to an optimizer.
 
-Only `ForeshockLR` imports torch, when it is first used.
+Its names are imported when they are first used; only `ForeshockLR` imports torch.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from foreshock.learning_rate.advice import Advice, AdviceAlert
-from foreshock.learning_rate.apply import applied_learning_rates, apply_scale, base_learning_rates, restore_base
-from foreshock.learning_rate.feed import AdviceFeed
+from foreshock.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from foreshock.learning_rate.advice import Advice, AdviceAlert
+    from foreshock.learning_rate.apply import applied_learning_rates, apply_scale, base_learning_rates, restore_base
+    from foreshock.learning_rate.feed import AdviceFeed
     from foreshock.learning_rate.torch_scheduler import ForeshockLR
 
 __all__ = [
@@ -26,9 +26,18 @@ __all__ = [
     "restore_base",
 ]
 
+_APPLY = "foreshock.learning_rate.apply"
 
-def __getattr__(name: str) -> Any:
-    """Import the torch scheduler when it is first used."""
-    if name != "ForeshockLR":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("foreshock.learning_rate.torch_scheduler").ForeshockLR
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Advice": "foreshock.learning_rate.advice",
+        "AdviceAlert": "foreshock.learning_rate.advice",
+        "AdviceFeed": "foreshock.learning_rate.feed",
+        "ForeshockLR": "foreshock.learning_rate.torch_scheduler",
+        "applied_learning_rates": _APPLY,
+        "apply_scale": _APPLY,
+        "base_learning_rates": _APPLY,
+        "restore_base": _APPLY,
+    },
+)
