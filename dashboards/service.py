@@ -157,15 +157,6 @@ def _process() -> tuple[Panel, ...]:
             height=6,
             levels=(Level(None, "red"), Level(1, "green")),
         ),
-        latest(
-            "Hears other processes",
-            "foreshock_service_hears_other_processes",
-            "{{instance}}",
-            "0: changes of other processes are seen by reading again, some seconds later.",
-            width=8,
-            height=6,
-            levels=(Level(None, "yellow"), Level(1, "green")),
-        ),
     )
 
 

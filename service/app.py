@@ -13,6 +13,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
@@ -23,8 +24,6 @@ from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_r
 from foreshock_service.maintenance.retention.endpoints import router as retention
 from foreshock_service.maintenance.retention.service import RetentionTask
 from foreshock_service.platform.audit.endpoints import router as audit
-from foreshock_service.platform.changes.listening import Listener
-from foreshock_service.platform.content_tags import ContentTags
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -32,18 +31,15 @@ from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.guards import RequestGuard
 from foreshock_service.platform.health.endpoints import router as health
 from foreshock_service.platform.health.figures import ServiceFigures
-from foreshock_service.platform.health.status import router as service_status
 from foreshock_service.platform.jobs.runner import Job, JobRunner
 from foreshock_service.platform.keys.limits import KeyLimits
-from foreshock_service.platform.logs.request_ids import RequestIds
-from foreshock_service.platform.logs.tracing import add_tracing, stop_tracing
+from foreshock_service.platform.logs import RequestIds, add_tracing, stop_tracing
 from foreshock_service.platform.openapi import document_problems
+from foreshock_service.platform.parameters import refuse_unknown_parameters
 from foreshock_service.platform.problem import install_problem_handlers
-from foreshock_service.platform.query_parameters import refuse_unknown_parameters
 from foreshock_service.platform.request_bodies import BodyTimeouts
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.stopping import handle_signals
-from foreshock_service.platform.storage_errors import install_storage_handlers
 from foreshock_service.platform.store.opening import open_store
 from foreshock_service.platform.store.orphans import OrphanSweep
 from foreshock_service.platform.store.removals import remove_due_files
@@ -108,7 +104,6 @@ from foreshock_service.runs.steps.endpoints import router as steps
 from foreshock_service.runs.theory.endpoints import router as theory
 from foreshock_service.watch.advice.decision_log import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.advice.endpoints import router as advice
-from foreshock_service.watch.advice.poll_route import AdvicePollRoute
 from foreshock_service.watch.alerts.delivery import (
     alert_of_incomplete_step,
     alert_of_losses,
@@ -119,7 +114,6 @@ from foreshock_service.watch.alerts.delivery import (
 )
 from foreshock_service.watch.alerts.endpoints import of_runs as alerts_of_runs
 from foreshock_service.watch.alerts.endpoints import router as alerts
-from foreshock_service.watch.alerts.poll_route import AlertPollRoute
 from foreshock_service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
 from foreshock_service.watch.detection.background import DerivationThread
 from foreshock_service.watch.detection.derivation import (
@@ -129,8 +123,7 @@ from foreshock_service.watch.detection.derivation import (
     derive_changed_step,
 )
 from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
-from foreshock_service.watch.long_polls.turns import PollTurns
-from foreshock_service.watch.long_polls.waiters import LongPolls
+from foreshock_service.watch.long_polls import LongPolls
 from foreshock_service.watch.notifications.service import Notifier
 from foreshock_service.watch.risk.service import router as risk
 from foreshock_service.watch.rules.endpoints import defaults as default_rules
@@ -140,7 +133,6 @@ from foreshock_service.watch.rules.service import RulesChanged
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 ROUTERS = (
     health,
-    service_status,
     audit,
     runs,
     attempts,
@@ -193,6 +185,11 @@ def _routes() -> tuple[BaseRoute, ...]:
     return tuple(every.routes)
 
 
+def api_routes() -> list[APIRoute]:
+    """Return the routes of the API; pages are none."""
+    return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+
+
 def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastAPI:
     """Return the application for these settings; `decoders` lets several applications of one process share a pool."""
     # Its documentation page serves its own script, because clusters often reach no CDN.
@@ -205,24 +202,15 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     )
     app.state.context = _make_context(settings, decoders)
     app.state.owns_decoders = decoders is None
-    app.state.long_polls = LongPolls(app.state.context.database, Listener(settings.database_url))
+    app.state.long_polls = LongPolls(app.state.context.database)
     install_problem_handlers(app)
-    install_storage_handlers(app)
-    # First: they take most of the requests that are made often.
-    context, polls = app.state.context, app.state.long_polls
-    app.router.routes[:0] = [
-        AdvicePollRoute(context, polls),
-        AlertPollRoute(context, polls),
-    ]
     app.router.routes.extend(_routes())
     # The last one that is added comes first.
     add_tracing(app, settings)
-    app.add_middleware(ContentTags)
-    app.add_middleware(PollTurns)
     app.add_middleware(RequestGuard, settings=settings, limits=app.state.context.key_limits)
     app.add_middleware(BodyTimeouts, settings=settings)
     app.add_middleware(RequestIds, log_requests=settings.log_requests)
-    document_problems(app)
+    document_problems(app, api_routes())
     return app
 
 
@@ -288,7 +276,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServiceContext = app.state.context
     jobs = JobRunner(context.database, _frequent_jobs(context), context.settings.sweep_interval_seconds)
     if not context.decoders.is_warm:
@@ -321,12 +309,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[dict[str, object]]:
     context.stopping.on_begin(polls.release)
     handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, context.stopping.begin))
     try:
-        # What connections need (service/platform/connections.py).
-        yield {
-            "stopping": context.stopping,
-            "header_seconds": context.settings.header_seconds,
-            "max_header_bytes": context.settings.max_header_bytes,
-        }
+        yield
     finally:
         orphans.stop()
         watching.cancel()

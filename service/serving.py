@@ -1,61 +1,64 @@
-"""Start the service: print and check the settings, migrate the database, then run uvicorn."""
+"""Start the service: check the settings, migrate the database, then run uvicorn."""
 
 from __future__ import annotations
 
 import errno
 import math
+import resource
 import signal
 import socket
+import threading
+import time
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
-from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
 from foreshock_service.platform.audit.service import BY_SERVICE, record
-from foreshock_service.platform.connections import PROTOCOL
 from foreshock_service.platform.database.engine import parse_database_url
 from foreshock_service.platform.database.only_service import only_service
 from foreshock_service.platform.database.opening import prepare_database
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.garbage_collection import spare_collections
 from foreshock_service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
-from foreshock_service.platform.logs.formatting import log_configuration
+from foreshock_service.platform.logs import log_configuration
 from foreshock_service.platform.parent_process import end_with_parent
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.platform.start_names import name_this_start
 from foreshock_service.platform.store.opening import open_store
+
+KEEP_ALIVE_SECONDS = 30
+"""Idle connections are closed then. Longer than httpx keeps one, which therefore closes it first."""
 
 _PORT_SECONDS = 2.0
 """The processes of a service that was killed end, and free its port, a moment after it."""
 
 
-def serve() -> None:
-    """Serve until interrupted.
+def serve(*, show_settings: bool = False) -> None:
+    """Serve until interrupted; with `show_settings` print the settings first, secrets masked.
 
     Raises ConfigurationError for settings that contradict each other, and for a database or a store that is not usable.
     """
     settings = load_settings()
-    for name, value in settings.printable().items():
-        print(f"{name}={value}")
+    if show_settings:
+        print("\n".join(f"{name}={value}" for name, value in settings.printable().items()), flush=True)
     check_processes(settings)
     # First: a service that cannot have its port makes no database and no folder.
     with bound_socket(settings.host, settings.port) as bound:
+        port: int = bound.getsockname()[1]
         prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
         with only_service(settings.database_url):
             check_store(settings)
             prepare_keys(settings)
-            name_this_start()
-            print(f"Foreshock listens on http://{settings.host}:{settings.port}", flush=True)
-            _run(settings, bound)
+            bound.close()
+            _run(settings, port)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket for the address; it listens from when the application has started.
+    """Return a socket that is bound to the address, so that no other program takes it; it does not listen.
 
     Waits a moment for a port that is taken. Raises ConfigurationError if another program keeps it, or if this machine
     or user cannot have the address.
@@ -78,7 +81,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise _cannot_listen(host, port, error) from None
-    bound.set_inheritable(True)
     return bound
 
 
@@ -92,50 +94,57 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"cannot listen on {host}:{port}: {advice}")
 
 
-def _run(settings: Settings, bound: socket.socket) -> None:
+def _run(settings: Settings, port: int) -> None:
     """Run uvicorn until a signal ends it, and end this process with status 0."""
+    # A long poll is a connection; the usual soft limit is 1024 open files.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    threading.Thread(target=_report_listening, args=(settings.host, port), daemon=True).start()
     # uvicorn raises the signal again once it has stopped, for whoever handled it before.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
-    config = uvicorn.Config(
+    uvicorn.run(
         "foreshock_service.serving:application",
         factory=True,
         host=settings.host,
-        port=settings.port,
+        port=port,
         workers=settings.processes,
-        http=PROTOCOL,
         log_config=log_configuration(settings.log_format, settings.log_level),
         access_log=False,
-        server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+        **http_options(settings),
     )
-    if settings.processes > 1:
-        _Processes(config, sockets=[bound]).run()
-    else:
-        server = uvicorn.Server(config)
-        server.run(sockets=[bound])
-        if not server.started:
-            raise SystemExit(STARTUP_FAILURE)
+
+
+def http_options(settings: Settings) -> dict[str, Any]:
+    """Return the options of uvicorn that concern HTTP.
+
+    h11 bounds the target and the headers of a request; httptools bounds nothing. A request for a WebSocket is served
+    as HTTP, past no check.
+    """
+    return {
+        "http": "h11",
+        "ws": "none",
+        "h11_max_incomplete_event_size": settings.max_header_bytes,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+        "server_header": False,
+    }
+
+
+def _report_listening(host: str, port: int) -> None:
+    """Print the address once a process of the service accepts connections."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            print(f"Foreshock listens on http://{host}:{port}", flush=True)
+            return
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
-
-
-class _Processes(Multiprocess):
-    """The service's processes. A second signal while they stop is passed on to them."""
-
-    def join_all(self) -> None:
-        """Wait until every process has ended."""
-        self.signal_queue.clear()
-        while any(each.process.is_alive() for each in self.processes):
-            if self.signal_queue:
-                self.signal_queue.clear()
-                for each in self.processes:
-                    if each.process.is_alive():
-                        each.process.terminate()
-            for each in self.processes:
-                each.process.join(0.1)
 
 
 def _make_bootstrap_key(session: Session, secret: str) -> None:

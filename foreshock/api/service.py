@@ -98,8 +98,6 @@ class LongPollsRecord(Record):
     """Requests of this process that wait for a change."""
 
     waiting: int
-    hears_other_processes: bool
-    reconnects: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.platform.columnar.curve_memory import CurveMemory
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.events import EventBus
@@ -21,7 +20,6 @@ from foreshock_service.platform.ingest_rate import IngestRate
 from foreshock_service.platform.keys.limits import KeyLimits
 from foreshock_service.platform.keys.uses import KeyUses
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.start_names import name_of_start
 from foreshock_service.platform.stopping import Stopping
 from foreshock_service.platform.store.tokens import TokenStore
 from foreshock_service.platform.uploads import UploadPlaces
@@ -59,8 +57,6 @@ class ServiceContext:
     ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
-    curves: CurveMemory = field(default_factory=CurveMemory)
-    start: str = field(default_factory=name_of_start)
 
     def replacing(self, **parts: Any) -> ServiceContext:
         """Return a copy of the context with some of its parts replaced."""

@@ -1,19 +1,22 @@
-"""Entity tags: a version and a digest of the body, compared as RFC 9110 defines for If-None-Match.
+"""Entity tags, compared as RFC 9110 defines for If-None-Match.
 
-Equal tags mean equal bytes. The version before the digest is what a long poll waits for: it leaves out what changes
-all the time, such as the newest step, so that each step does not wake every trainer.
+A tag of advice or alerts is a version and a digest of the body. The version is what a long poll waits for: it leaves
+out what changes all the time, such as the newest step, so that each step does not wake every trainer.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-_DIGEST_CHARACTERS = 16
-
 
 def etag_of(version: str, body: bytes) -> str:
     """Return the strong entity tag of a body of this version."""
-    return f'"{version}.{hashlib.sha256(body).hexdigest()[:_DIGEST_CHARACTERS]}"'
+    return f'"{version}.{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def content_etag(body: bytes) -> str:
+    """Return the entity tag of a body; weak, since its compressed forms share it."""
+    return f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.problem_types import HOST_NOT_ALLOWED
 from foreshock_service.platform.keys.limits import KeyLimits
-from foreshock_service.platform.path_segments import keep_encoded_slashes
+from foreshock_service.platform.parameters import keep_encoded_slashes
 from foreshock_service.platform.problem import InternalError, ProblemError, problem_response
 from foreshock_service.platform.request_bodies import (
     CountedBody,

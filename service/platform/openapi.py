@@ -1,35 +1,68 @@
-"""OpenAPI document that declares every error of every operation by its status, with its problem types."""
+"""OpenAPI document that declares every error of every operation by its status, with its problem types.
+
+The problems of a route are found in its code: its endpoint and dependencies are followed to the functions and classes
+of the service that they name, and every error that one of them names counts. So no list beside the code has to be
+kept. Calls through objects are followed for the parts of the context (`context.decoders.run`); events are not.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from inspect import isclass, isfunction, ismodule, unwrap
+from types import CodeType, FunctionType
+from typing import Any, get_type_hints
 
-from fastapi import FastAPI
+from fastapi import FastAPI, params
 from fastapi.routing import APIRoute
 
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
-from foreshock_service.platform.problem import PROBLEM_MEDIA_TYPE, ProblemDocument, ProblemError
-from foreshock_service.platform.route_problems import Problems, problems_of
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.guards import HostNotAllowed
+from foreshock_service.platform.problem import (
+    PROBLEM_MEDIA_TYPE,
+    BadRequest,
+    DatabaseUnavailable,
+    InternalError,
+    InvalidRequest,
+    InvalidRollouts,
+    LimitExceeded,
+    ProblemDocument,
+    ProblemError,
+    RequestTimeout,
+    StorageFull,
+    StorageUnavailable,
+    UnsupportedMediaType,
+)
+from foreshock_service.platform.request_bodies import InvalidBodyEncoding
+from foreshock_service.platform.security import SAFE_METHODS, CrossSiteRefused
+from foreshock_service.platform.uploads import UploadIncomplete
 
+Problem = type[ProblemError]
+
+_OWN = "foreshock_service."
+# What middleware and handlers answer with; a body may come with any request, but only some read it.
+_EVERY_ROUTE = {HostNotAllowed, LimitExceeded, UnsupportedMediaType, InternalError}
+_EVERY_ROUTE |= {DatabaseUnavailable, StorageUnavailable}
+_UNSAFE = {CrossSiteRefused, StorageFull}
+_WITH_BODY = {RequestTimeout, InvalidBodyEncoding, BadRequest}
 _REFERENCE = {"$ref": "#/components/schemas/ProblemDocument"}
-_UNCHANGED = {"description": "Unchanged since the answer whose ETag is in If-None-Match"}
 
 
-def document_problems(app: FastAPI) -> None:
-    """Replace the framework's error schemas by the problem document, in the cached OpenAPI document too."""
+def document_problems(app: FastAPI, routes: Sequence[APIRoute]) -> None:
+    """Replace the framework's error schemas by the problem document in the application's OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            routes = [route for route in app.routes if isinstance(route, APIRoute)]
             app.openapi_schema = _with_problems(generate(), routes)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _with_problems(document: dict[str, Any], routes: list[APIRoute]) -> dict[str, Any]:
+def _with_problems(document: dict[str, Any], routes: Sequence[APIRoute]) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
@@ -41,29 +74,117 @@ def _with_problems(document: dict[str, Any], routes: list[APIRoute]) -> dict[str
             operation = document["paths"].get(route.path_format, {}).get(method.lower())
             if operation is None:
                 continue
-            responses = operation["responses"]
             # The framework's own, with another schema.
-            responses.pop("422", None)
-            for status, response in _responses(problems_of(route, method, has_body="requestBody" in operation)).items():
-                responses.setdefault(status, response)
-            if method == "GET" and route.path.startswith("/v1/"):
-                responses.setdefault("304", _UNCHANGED)
+            operation["responses"].pop("422", None)
+            by_status: defaultdict[int, list[Problem]] = defaultdict(list)
+            for each in problems_of(route, method, has_body="requestBody" in operation):
+                by_status[each.status].append(each)
+            for status, group in sorted(by_status.items()):
+                operation["responses"].setdefault(str(status), _response(group))
     return document
 
 
-def _responses(problems: Problems) -> dict[str, dict[str, Any]]:
-    by_status: dict[int, list[type[ProblemError]]] = defaultdict(list)
-    for problem in sorted(problems, key=lambda each: (each.status, each.problem_type)):
-        by_status[problem.status].append(problem)
-    return {str(status): _response(group) for status, group in by_status.items()}
-
-
-def _response(problems: list[type[ProblemError]]) -> dict[str, Any]:
+def _response(problems: list[Problem]) -> dict[str, Any]:
+    problems.sort(key=lambda each: each.problem_type)
     names = [PROBLEM_TYPE_PREFIX + each.problem_type for each in problems]
     schema = {"allOf": [_REFERENCE, {"properties": {"type": {"enum": names}}}]}
-    text = " ".join(f"`{each.problem_type}`: {_meaning(each)}" for each in problems)
+    text = " ".join(
+        f"`{each.problem_type}`: {' '.join((each.__doc__ or '').partition(chr(10) * 2)[0].split())}"
+        for each in problems
+    )
     return {"description": text, "content": {PROBLEM_MEDIA_TYPE: {"schema": schema}}}
 
 
-def _meaning(problem: type[ProblemError]) -> str:
-    return " ".join((problem.__doc__ or "").partition("\n\n")[0].split())
+def problems_of(route: APIRoute, method: str, *, has_body: bool) -> set[Problem]:
+    """Return the classes of the problems that a route can answer a request of this method with."""
+    found: set[Problem] = set(_EVERY_ROUTE)
+    for function in _with_dependencies(route.endpoint):
+        found |= _raised(function)
+    if route.path.startswith("/v1/"):
+        # Also for a query parameter that no route has.
+        found.add(InvalidRequest)
+    found = found - _UNSAFE if method.upper() in SAFE_METHODS else found | _UNSAFE
+    # A table that is sent is checked by the library, whose errors have no class here.
+    if UploadIncomplete in found:
+        found.add(InvalidRollouts)
+    return found | _WITH_BODY if has_body or UploadIncomplete in found else found
+
+
+def _with_dependencies(call: Callable[..., Any]) -> Iterator[FunctionType]:
+    """Yield a function and the functions that its parameters depend on."""
+    function = unwrap(call)
+    if not isfunction(function):
+        return
+    yield function
+    for hint in get_type_hints(function, include_extras=True).values():
+        for each in getattr(hint, "__metadata__", ()):
+            if isinstance(each, params.Depends) and each.dependency is not None:
+                yield from _with_dependencies(each.dependency)
+
+
+@cache
+def _raised(function: FunctionType) -> frozenset[Problem]:
+    """Return the problems that a function names, or one that it names does, and so on."""
+    found: set[Problem] = set()
+    seen: set[tuple[CodeType, type | None]] = set()
+    waiting: list[tuple[FunctionType, type | None]] = [(function, None)]
+    while waiting:
+        current, owner = waiting.pop()
+        if (current.__code__, owner) in seen:
+            continue
+        seen.add((current.__code__, owner))
+        names = _names(current.__code__)
+        for value in _named(current, names, owner):
+            if isclass(value) and issubclass(value, ProblemError):
+                found.add(value)
+            elif isclass(value):
+                # What derives from a class of the service is called by the names of that class, elsewhere.
+                derives = any(base.__module__.startswith(_OWN) for base in value.__mro__[1:])
+                called = frozenset(dir(value)) if derives else names | {"__init__", "__post_init__"}
+                waiting += [(method, value) for method in _methods(value, called)]
+            else:
+                is_method = owner is not None and value.__qualname__.startswith(f"{owner.__qualname__}.")
+                waiting.append((value, owner if is_method else None))
+    return frozenset(found)
+
+
+def _named(function: FunctionType, names: frozenset[str], owner: type | None) -> Iterator[Any]:
+    """Yield the functions and classes of the service that a function names, and methods of `owner`, its class."""
+    for name in names & function.__globals__.keys():
+        # Context managers, for one, are wrapped.
+        value = unwrap(function.__globals__[name])
+        if ismodule(value) and value.__name__.startswith(_OWN):
+            yield from filter(_is_own, (unwrap(vars(value)[each]) for each in names & vars(value).keys()))
+        elif _is_own(value):
+            yield value
+    if owner is not None:
+        yield from _methods(owner, names)
+    parts = _parts_of_context()
+    yield from (parts[name] for name in names & parts.keys())
+
+
+def _names(code: CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in a function and the functions within it."""
+    within = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(code.co_names).union(*within)
+
+
+def _methods(owner: type, names: frozenset[str]) -> list[FunctionType]:
+    found = []
+    for base in owner.__mro__:
+        if base.__module__.startswith(_OWN):
+            for name in names & vars(base).keys():
+                value = unwrap(getattr(vars(base)[name], "__func__", vars(base)[name]))
+                if isfunction(value):
+                    found.append(value)
+    return found
+
+
+def _is_own(value: object) -> bool:
+    return (isfunction(value) or isclass(value)) and value.__module__.startswith(_OWN)
+
+
+@cache
+def _parts_of_context() -> dict[str, type]:
+    hints = get_type_hints(ServiceContext)
+    return {name: hint for name, hint in hints.items() if isclass(hint) and hint.__module__.startswith(_OWN)}

@@ -1,11 +1,15 @@
 """Errors as RFC 9457 problems: the base class every error of the service has, and the handlers that render them.
 
 An error carries its own status: `class RunNotFound(ProblemError): status = 404`. The framework's own 404, 405 and 422,
-and the library's `InvalidRolloutsError` and `LimitExceededError` come out in the same shape (`guards.py` adds the 500).
+the library's `InvalidRolloutsError` and `LimitExceededError`, and failures of storage have the same shape (`guards.py`
+adds the 500). A full disk or a database that does not answer is not the client's fault and ends: those answers say
+when to send the same bytes again.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -14,15 +18,19 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.problem_types import PROBLEM_TYPE_PREFIX
-from foreshock_service.platform.json_bodies import fault_of, syntax_fault
-from foreshock_service.platform.logs.request_ids import current_request_id
-from foreshock_service.platform.media_types import media_type_of
+from foreshock_service.platform.logs import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+_RETRY_AFTER = {"Retry-After": "30"}
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_UNAVAILABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_logger = logging.getLogger(__name__)
 
 
 class ProblemItem(BaseModel):
@@ -98,7 +106,7 @@ class InvalidRequest(ProblemError):
 
 
 class BadRequest(ProblemError):
-    """A request that is no HTTP, or a JSON body that is not UTF-8, is nested too deep or has a too long integer."""
+    """A JSON body that is not UTF-8, is nested too deep or has an integer of thousands of digits."""
 
     status = 400
     problem_type = "bad-request"
@@ -119,17 +127,10 @@ class LimitExceeded(ProblemError):
 
 
 class RequestTimeout(ProblemError):
-    """A request whose headers or body stopped coming, or come too slowly."""
+    """A request whose body stopped coming, or comes too slowly."""
 
     status = 408
     problem_type = "request-timeout"
-
-
-class HeadersTooLarge(ProblemError):
-    """A request whose target, headers or trailers are beyond the cap; its connection is closed."""
-
-    status = 431
-    problem_type = "headers-too-large"
 
 
 class UnsupportedMediaType(ProblemError):
@@ -144,6 +145,27 @@ class NotAcceptable(ProblemError):
 
     status = 406
     problem_type = "not-acceptable"
+
+
+class StorageFull(ProblemError):
+    """Full: the token store or the database has no room."""
+
+    status = 507
+    problem_type = "storage-full"
+
+
+class StorageUnavailable(ProblemError):
+    """Storage that cannot be written or read now: its folder, its disk or a limit of the system."""
+
+    status = 503
+    problem_type = "storage-unavailable"
+
+
+class DatabaseUnavailable(ProblemError):
+    """A database that does not answer, or has no free connection."""
+
+    status = 503
+    problem_type = "database-unavailable"
 
 
 class BodyRefused(HTTPException):
@@ -178,6 +200,29 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(InvalidRolloutsError, _library_error)
     app.add_exception_handler(LimitExceededError, _library_error)
+    app.add_exception_handler(OSError, _storage_failed)
+    for error in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(error, _database_failed)
+
+
+def storage_problem(error: OSError) -> ProblemError | None:
+    """Return the problem of an error of the file system; None if it is no failure of storage."""
+    if error.errno in _FULL:
+        return StorageFull("the token store is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
+    if error.errno in _UNAVAILABLE:
+        return StorageUnavailable(
+            "the token store cannot be used: nothing was stored; see the service's log", headers=_RETRY_AFTER
+        )
+    return None
+
+
+def database_problem(error: Exception) -> ProblemError:
+    """Return the problem of an error of the database."""
+    if "database or disk is full" in str(error):
+        return StorageFull("the database is full: nothing was stored; free space or extend it", headers=_RETRY_AFTER)
+    return DatabaseUnavailable(
+        "the database does not answer: nothing was stored; see the service's log", headers=_RETRY_AFTER
+    )
 
 
 def _own_error(_: Request, error: Exception) -> JSONResponse:
@@ -189,7 +234,7 @@ def _request_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.body, bytes) and any(fault["loc"] == ("body",) for fault in error.errors()):
         # The framework leaves a body of another type as bytes; curl sends a form unless it is told the type.
-        sent = media_type_of(request)[:100] or "a body without a type"
+        sent = request.headers.get("content-type", "").partition(";")[0].strip()[:100] or "a body without a type"
         return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
     items = [_item(fault, error.body) for fault in error.errors()]
     detail = "; ".join(f"{item.location}: {item.message}" for item in items)
@@ -198,16 +243,30 @@ def _request_invalid(request: Request, error: Exception) -> JSONResponse:
 
 def _item(fault: Mapping[str, Any], body: object) -> ProblemItem:
     if fault["type"] == "json_invalid" and isinstance(body, str):
-        return ProblemItem(location="body", message=syntax_fault(body, int(fault["loc"][1]), fault["ctx"]["error"]))
+        position, reason = int(fault["loc"][1]), fault["ctx"]["error"]
+        line, column = body.count("\n", 0, position) + 1, position - body.rfind("\n", 0, position)
+        end = ", the end of the body" if position >= len(body) else ""
+        return ProblemItem(location="body", message=f"not valid JSON at line {line}, column {column}{end}: {reason}")
     return ProblemItem(location=".".join(str(part) for part in fault["loc"]), message=str(fault["msg"]))
 
 
-def _framework_error(request: Request, error: Exception) -> JSONResponse:
+def _fault_of_json(cause: BaseException | None) -> str | None:
+    """Return what is wrong with a body whose parsing ended with `cause`; None if the cause is no fault of a JSON."""
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not UTF-8: byte {cause.start:,} cannot be read; send JSON in UTF-8"
+    if isinstance(cause, RecursionError):
+        return "the arrays and objects of the body are nested too deep; no call takes more than 16 levels"
+    if isinstance(cause, ValueError):
+        return "the body has an integer with more digits than can be read; send a number that fits its field"
+    return None
+
+
+def _framework_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyRefused):
         return problem_response(error.problem)
-    # The framework says only that there was an error; it has read the body by then.
-    fault = fault_of(error.__cause__, getattr(request, "_body", b"")) if error.__cause__ is not None else None
+    # The framework says only that there was an error.
+    fault = _fault_of_json(error.__cause__)
     if fault is not None:
         return problem_response(BadRequest(fault))
     title = HTTPStatus(error.status_code).phrase
@@ -226,3 +285,21 @@ def _library_error(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, InvalidRolloutsError):
         return problem_response(InvalidRollouts(str(error), row=error.row, column=error.column))
     return problem_response(LimitExceeded(str(error)))
+
+
+def _storage_failed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, OSError)
+    problem = storage_problem(error)
+    if problem is None:
+        raise error
+    return _failed(request, error, problem)
+
+
+def _database_failed(request: Request, error: Exception) -> JSONResponse:
+    return _failed(request, error, database_problem(error))
+
+
+def _failed(request: Request, error: Exception, problem: ProblemError) -> JSONResponse:
+    # The database's own message: SQLAlchemy's also holds the parameters of the statement.
+    _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
+    return problem_response(problem)

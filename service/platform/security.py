@@ -23,7 +23,7 @@ from foreshock_service.platform.keys.service import (
     is_valid,
     keys_exist,
 )
-from foreshock_service.platform.logs.request_ids import current_request_id
+from foreshock_service.platform.logs import current_request_id
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.signing import SignedSession, session_hash, verify_session
 

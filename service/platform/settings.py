@@ -130,10 +130,7 @@ class Settings(BaseSettings):
     )
     retention_interval_seconds: float = Field(default=600.0, gt=0)
 
-    max_header_bytes: int = Field(
-        default=65_536, gt=0, description="target, headers and trailers of one request; 128 more for each header"
-    )
-    header_seconds: float = Field(default=20.0, gt=0, description="from a request's first byte to its last header")
+    max_header_bytes: int = Field(default=65_536, gt=0, description="target and headers of one request")
     body_stall_seconds: float = Field(default=30.0, gt=0, description="longest pause between two pieces of a body")
     body_least_bytes_per_second: int = Field(
         default=1024, ge=0, description="a body that comes slower on average, after body_stall_seconds, is refused"

@@ -12,7 +12,6 @@ from typing import Any
 
 # Ctrl+C reaches a process from the terminal and again from its supervisor: that is one wish.
 _SAME_WISH_SECONDS = 1.0
-_FORCED_SECONDS = 2.0
 
 
 class Stopping:
@@ -40,11 +39,10 @@ class Stopping:
 
 
 def handle_signals(begin: Callable[[], object]) -> None:
-    """Call `begin` at the first SIGTERM or SIGINT, and make a second one end the process within seconds.
+    """Call `begin` at the first SIGTERM or SIGINT, and make a second one end the process at once.
 
-    The first one keeps its handler's meaning: uvicorn's tells open connections that the service stops, and so not the
-    polls of clients that have gone. `begin` is called inside the signal handler. Does nothing outside of the main
-    thread, which alone may handle signals.
+    uvicorn tells the application that it stops only after the requests in flight, and so after the long polls.
+    `begin` is called inside the signal handler. Does nothing outside of the main thread, which alone handles signals.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -53,16 +51,11 @@ def handle_signals(begin: Callable[[], object]) -> None:
     def wrap(handler: Any) -> Callable[[int, FrameType | None], None]:
         def handle(number: int, frame: FrameType | None) -> None:
             first_at.append(time.monotonic())
+            if first_at[-1] - first_at[0] >= _SAME_WISH_SECONDS:
+                os._exit(1)
             begin()
             if callable(handler):
                 handler(number, frame)
-            if first_at[-1] - first_at[0] >= _SAME_WISH_SECONDS:
-                # uvicorn takes a second SIGINT, not a second SIGTERM, as the wish to wait for nothing.
-                if callable(handler):
-                    handler(signal.SIGINT, frame)
-                ending = threading.Timer(_FORCED_SECONDS, os._exit, (1,))
-                ending.daemon = True
-                ending.start()
 
         return handle
 

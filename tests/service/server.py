@@ -7,12 +7,13 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 import uvicorn
 from fastapi import FastAPI
 
-from foreshock_service.platform.connections import PROTOCOL
+from foreshock_service.serving import http_options
 
 # A client makes one of its own else, and reads all certificates of the machine: 40 ms for each test.
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -26,8 +27,9 @@ class _Server(uvicorn.Server):
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, begin_to_stop: Callable[[], None]) -> None:
         super().__init__(config)
+        self._begin_to_stop = begin_to_stop
         self._told = asyncio.Event()
 
     async def main_loop(self) -> None:
@@ -43,14 +45,12 @@ class _Server(uvicorn.Server):
             server.close()
         for listening in sockets or []:
             listening.close()
+        # As the handler of signals does, which is for the main thread only.
+        self._begin_to_stop()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         while self.server_state.connections or self.server_state.tasks:
             await asyncio.sleep(0.005)
-        # The service leaves these reads behind, since its process ends; here a connection would stay open.
-        reads = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == "_read_all"]
-        if reads:
-            await asyncio.wait(reads, timeout=1)
         for server in self.servers:
             await server.wait_closed()
         await self.lifespan.shutdown()
@@ -71,7 +71,11 @@ class RunningServer:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._server = _Server(uvicorn.Config(app, log_level="warning", lifespan="on", http=PROTOCOL))
+        context = app.state.context
+        options = http_options(context.settings)
+        self._server = _Server(
+            uvicorn.Config(app, log_level="warning", lifespan="on", **options), context.stopping.begin
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self) -> RunningServer:

@@ -1,8 +1,10 @@
-"""Columnar answers as JSON, CSV or Parquet: by `format=`, else by Accept."""
+"""Columnar answers: JSON, CSV or Parquet by `format=`, else by Accept; with an entity tag, compressed if accepted."""
 
 from __future__ import annotations
 
 import io
+import sys
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Annotated, Any, Literal
@@ -12,13 +14,19 @@ import orjson
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from fastapi import Query
+from fastapi import Query, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
+from foreshock_service.platform.etag import content_etag, matches
 from foreshock_service.platform.problem import NotAcceptable
 from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 JSON_MEDIA_TYPE = "application/json"
 CSV_MEDIA_TYPE = "text/csv"
@@ -63,13 +71,49 @@ def choose_format(accept: str | None, name: FormatName | None = None) -> str:
     return best
 
 
+def columnar_response(request: Request, body: bytes, media_type: str) -> Response:
+    """Return the body with the entity tag of its content; 304 if the client has it.
+
+    Takes milliseconds for a megabyte: call it in a thread, not in the event loop.
+    """
+    etag = content_etag(body)
+    headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
+    if matches(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    body, encoding = compressed(body, request.headers.get("accept-encoding"))
+    return Response(body, media_type=media_type, headers=headers | encoding)
+
+
+def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[str, str]]:
+    """Return the body by zstd or gzip, whichever is accepted, and the header that says so.
+
+    Not Starlette's GZipMiddleware, which compresses in the event loop: 60 ms for the 4 MB of 20 measures over 10,000
+    steps, during which no other request is served. Level 1: six times as fast as the default for JSON of numbers.
+    """
+    accepted = {
+        name.strip()
+        for name, _, quality in (each.partition(";") for each in (accept_encoding or "").lower().split(","))
+        if quality.replace(" ", "") not in ("q=0", "q=0.0")
+    }
+    # A smaller body fits one packet anyway.
+    if len(body) < 1024 or not accepted & {"zstd", "gzip", "*"}:
+        return body, {}
+    if accepted & {"zstd", "*"}:
+        return zstd.compress(body, 1), {"Content-Encoding": "zstd"}
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush(), {"Content-Encoding": "gzip"}
+
+
 def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None = None) -> bytes:
     """Return the table in a format; a missing value is null, in CSV empty.
 
     `beside` has what JSON has beside `columns`; CSV and Parquet have the columns only.
     """
     if media_type == JSON_MEDIA_TYPE:
-        return json_document({name: [items] for name, items in json_columns(table).items()}, beside or {})
+        columns = b",".join(
+            orjson.dumps(name) + b":[" + _json_items(column) + b"]" for name, column in table.columns.items()
+        )
+        return b'{"columns":{' + columns + b"}" + (b"," + orjson.dumps(beside)[1:] if beside else b"}")
     arrow = pa.table({name: _arrow(column) for name, column in table.columns.items()})
     sink = io.BytesIO()
     if media_type == CSV_MEDIA_TYPE:
@@ -77,26 +121,6 @@ def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None
     else:
         pq.write_table(arrow, sink, compression="zstd")
     return sink.getvalue()
-
-
-def json_columns(table: ColumnTable) -> dict[str, bytes]:
-    """Return the JSON of each column, without its brackets."""
-    return {name: _json_items(column) for name, column in table.columns.items()}
-
-
-def json_document(columns: Mapping[str, Sequence[bytes]], beside: Mapping[str, Any]) -> bytes:
-    """Return the JSON document of columns that are JSON already, each in one or more pieces."""
-    parts = [b'{"columns":{']
-    for number, (name, pieces) in enumerate(columns.items()):
-        parts += [b"," if number else b"", orjson.dumps(name), b":["]
-        for place, piece in enumerate(pieces):
-            parts += [b",", piece] if place else [piece]
-        parts.append(b"]")
-    parts.append(b"}")
-    if beside:
-        parts += [b",", orjson.dumps(beside)[1:-1]]
-    parts.append(b"}")
-    return b"".join(parts)
 
 
 def json_rows(fields: Sequence[tuple[bytes, Sequence[bytes]]], end: bytes = b"}") -> bytes:

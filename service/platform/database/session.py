@@ -18,7 +18,7 @@ from foreshock_service.platform.database.dialect import is_retryable
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
 from foreshock_service.platform.database.hooks import run_after_commit
 from foreshock_service.platform.database.writer import GroupCommitWriter
-from foreshock_service.platform.logs.tracing import span
+from foreshock_service.platform.logs import span
 
 Result = TypeVar("Result")
 _MAX_ATTEMPTS = 5

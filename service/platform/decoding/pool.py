@@ -30,7 +30,7 @@ from foreshock_service.platform.decoding.worker import (
     report_start,
     run_task,
 )
-from foreshock_service.platform.logs.tracing import span
+from foreshock_service.platform.logs import span
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import Settings
 

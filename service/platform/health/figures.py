@@ -32,16 +32,6 @@ class Polls(Protocol):
         """Return how many wait."""
         ...
 
-    @property
-    def hears_other_processes(self) -> bool:
-        """Return whether changes of other processes are heard at once, or there are none to hear."""
-        ...
-
-    @property
-    def reconnects(self) -> int:
-        """Return how often the connection that hears of changes was lost."""
-        ...
-
 
 @dataclass
 class LoopDelays:
@@ -98,11 +88,6 @@ GAUGES: tuple[Gauge, ...] = (
     ),
     Gauge("upload_places", "Uploads that may be under way at a time", lambda own: own.context.uploads.most),
     Gauge("long_polls_waiting", "Requests that wait for a change of advice or alerts", lambda own: own.polls.count),
-    Gauge(
-        "hears_other_processes",
-        "1 if changes of other processes are heard at once",
-        lambda own: own.polls.hears_other_processes,
-    ),
     Gauge(
         "decoders_ready",
         "1 if the processes that decode uploads have started",

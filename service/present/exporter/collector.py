@@ -6,7 +6,7 @@ Nothing is counted in memory: every process exports the same, a restart resets n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +20,7 @@ from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Attribution
 from foreshock_service.present.exporter import families, repository
-from foreshock_service.present.exporter.accelerators import Accelerators
-from foreshock_service.present.exporter.exposition import Scrape, label_text
+from foreshock_service.present.exporter.families import Scrape, label_text
 from foreshock_service.replay.probes.workers import count_live_workers
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.risk.service import risks_of_runs
@@ -32,6 +31,48 @@ _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LA
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
 _OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)
 _OF_ACKNOWLEDGEMENT = (families.ADVICE_ACKNOWLEDGED, families.APPLIED_SCALE)
+
+
+OTHER = "other"
+# Label values of accelerators, since workers and probes name theirs freely: slugs of the names that drivers report
+# (`foreshock.environment.device_slug`), and short names in use.
+DECLARED = frozenset(
+    f"""
+    {repository.ANY_ACCELERATOR} {OTHER} cpu gaudi2 gaudi3 tpu
+    a10 a100 b200 b300 gb200 gb300 h100 h200 h20 l4 l40s t4 v100 mi210 mi250x mi300x mi325x mi350x mi355x
+    nvidia-a10 nvidia-a10g nvidia-a100-sxm4-40gb nvidia-a100-sxm4-80gb nvidia-a100-80gb-pcie nvidia-l4 nvidia-l40
+    nvidia-l40s nvidia-h100-80gb-hbm3 nvidia-h100-pcie nvidia-h100-nvl nvidia-h20 nvidia-h200 nvidia-h800 nvidia-b200
+    nvidia-b300 nvidia-gb200 nvidia-gb300 nvidia-gh200-480gb nvidia-rtx-a6000 nvidia-rtx-6000-ada-generation
+    nvidia-geforce-rtx-3090 nvidia-geforce-rtx-4090 nvidia-geforce-rtx-5090 tesla-t4 tesla-v100-sxm2-32gb
+    """.split()
+)
+
+
+class Accelerators:
+    """The labels of one scrape: a declared name is its own label, any other is `other` and counted."""
+
+    def __init__(self, further: str) -> None:
+        self._declared = DECLARED | {name.strip() for name in further.split(",")}
+        self._others: set[str] = set()
+
+    def label(self, accelerator: str) -> str:
+        """Return the label of an accelerator."""
+        if accelerator in self._declared:
+            return accelerator
+        self._others.add(accelerator)
+        return OTHER
+
+    def added(self, counts: Mapping[str, int]) -> Mapping[str, int]:
+        """Return counts by label."""
+        labelled: Counter[str] = Counter()
+        for accelerator, count in counts.items():
+            labelled[self.label(accelerator)] += count
+        return labelled
+
+    @property
+    def others(self) -> int:
+        """Number of names that became `other`."""
+        return len(self._others)
 
 
 class Collector:

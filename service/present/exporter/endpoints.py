@@ -6,12 +6,12 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from foreshock_service.platform.columnar.formats import compressed
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.health.figures import ServiceCollector
-from foreshock_service.platform.response_encoding import compress
 from foreshock_service.platform.security import Reader
 from foreshock_service.present.exporter.collector import Collector
-from foreshock_service.present.exporter.exposition import END, TEXT, choose_media_type
+from foreshock_service.present.exporter.families import END, TEXT, choose_media_type
 
 router = APIRouter(tags=["metrics"])
 _FORMATS = {
@@ -31,6 +31,5 @@ def metrics(request: Request, context: Context, principal: Reader) -> Response:
         registry.register(ServiceCollector(request.app.state.figures))
         generate = generate_latest if media_type == TEXT else generate_openmetrics
         body = body.removesuffix(END) + generate(registry)
-    body, encoding = compress(body, request.headers.get("accept-encoding"))
-    headers = {"Vary": "Accept, Accept-Encoding"} | ({"Content-Encoding": encoding} if encoding else {})
-    return Response(body, media_type=media_type, headers=headers)
+    body, encoding = compressed(body, request.headers.get("accept-encoding"))
+    return Response(body, media_type=media_type, headers={"Vary": "Accept, Accept-Encoding"} | encoding)

@@ -13,7 +13,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from foreshock.rollouts.parquet_files import RolloutFile, find_exact
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_service.platform.columnar.reading import AnswerTooLarge
+from foreshock_service.platform.columnar.table import AnswerTooLarge
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath

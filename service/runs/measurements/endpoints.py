@@ -7,18 +7,20 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.json_values import finite_or_none
 from foreshock.measures.registry import MEASURES
-from foreshock.measures.statistics.conditions import CONDITIONS
-from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
+from foreshock.measures.statistics.bucket_sums import BucketTable
+from foreshock.measures.statistics.conditions import CONDITIONS, Condition
+from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdTable
 from foreshock_service.platform.columnar.formats import (
     FORMATS,
     JSON_MEDIA_TYPE,
     Format,
     choose_format,
+    columnar_response,
     render,
     table_of_model,
 )
-from foreshock_service.platform.columnar.responses import columnar_response, etag_of_version, is_known
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Page
 from foreshock_service.platform.schemas import (
@@ -32,11 +34,17 @@ from foreshock_service.platform.schemas import (
 )
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.coverage.schemas import CoverageRead
 from foreshock_service.runs.coverage.service import coverage_of_step
 from foreshock_service.runs.measurements import service
-from foreshock_service.runs.measurements.curve_reading import AskedCurves, CurveQuery
-from foreshock_service.runs.measurements.schemas import BucketsRead, MeasurementsRead, MeasureRead, TokenIdsRead
-from foreshock_service.runs.measurements.tables import buckets_read, token_ids_read
+from foreshock_service.runs.measurements.schemas import (
+    BucketColumns,
+    BucketsRead,
+    MeasurementsRead,
+    MeasureRead,
+    TokenIdColumns,
+    TokenIdsRead,
+)
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.shard_counts import with_shards
 
@@ -68,14 +76,10 @@ def read_measurements(
 ) -> Response:
     """Return curves over steps, by column: JSON, CSV or Parquet. A curve of `max_points` is one comparison."""
     media_type = choose_format(request.headers.get("accept"), format_name)
-    query = CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
+    query = service.CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
-        asked = AskedCurves(session, context, principal, run, query)
-        etag = None if asked.version is None else etag_of_version(asked.version, media_type)
-        if etag is not None and is_known(request, etag):
-            return columnar_response(request, b"", media_type, etag)
-        body = asked.body(media_type)
-    return columnar_response(request, body, media_type, etag)
+        curves = service.read_curves(session, context, principal, run, query)
+    return columnar_response(request, render(curves.table, media_type, curves.beside()), media_type)
 
 
 @router.get("/runs/{run}/steps/{step}/buckets", response_model=BucketsRead | TokenIdsRead, responses=FORMATS)
@@ -101,11 +105,37 @@ def read_buckets(
         statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
         coverage = coverage_of_step(session, resolve_step(session, run, step, attempt), statistics.rollouts)
         if by == "token_id":
-            found: BucketsRead | TokenIdsRead = token_ids_read(statistics.token_id_table(limit), coverage)
+            found: BucketsRead | TokenIdsRead = _token_ids_read(statistics.token_id_table(limit), coverage)
         else:
-            found = buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
+            found = _buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
         found = with_shards(session, run, step, attempt, found)
     if media_type == JSON_MEDIA_TYPE:
         return columnar_response(request, found.model_dump_json().encode(), media_type)
     bounds = {"low": found.edges[:-1], "high": found.edges[1:]} if isinstance(found, BucketsRead) else {}
     return columnar_response(request, render(table_of_model(found.columns, **bounds), media_type), media_type)
+
+
+def _buckets_read(condition: Condition, table: BucketTable, coverage: CoverageRead) -> BucketsRead:
+    """Convert the table by a condition."""
+    return BucketsRead(
+        by=condition.name,
+        meaning=condition.meaning,
+        unit=condition.unit,
+        edges=[finite_or_none(edge) for edge in table.edges.tolist()],
+        columns=BucketColumns.model_validate(table.columns()),
+        coverage=coverage,
+    )
+
+
+def _token_ids_read(table: TokenIdTable, coverage: CoverageRead) -> TokenIdsRead:
+    """Convert the table by token id."""
+    floats = ("mean_abs_d", "mean_d", "k3_kl", "k3_sum", "k3_sum_missing")
+    return TokenIdsRead(
+        coverage=coverage,
+        k3_sum_unnamed=finite_or_none(table.k3_sum_unnamed),
+        columns=TokenIdColumns(
+            token_id=table.token_ids.tolist(),
+            tokens=table.tokens.tolist(),
+            **{name: [finite_or_none(value) for value in getattr(table, name).tolist()] for name in floats},
+        ),
+    )

@@ -11,7 +11,6 @@ from sqlalchemy import ColumnElement, Select, bindparam, case, func, select, tup
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.platform.columnar.curve_memory import ComparisonRevision
 from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
 from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import (
@@ -57,15 +56,6 @@ def _note_newest(dialect: str) -> Prepared:
     changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
     statement = statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
     return Prepared(statement, [*MEASUREMENT_KEY, "buckets", *_FIRST_REVISION])
-
-
-def revisions_of(session: Session, run_id: str, comparisons: Sequence[str]) -> dict[str, ComparisonRevision]:
-    """Return the revision of each comparison that the run has, by its name in order; no comparisons: all."""
-    newest = NewestMeasurement
-    query = select(newest.comparison, newest.revision, newest.rewritten, newest.attempt).where(newest.run_id == run_id)
-    if comparisons:
-        query = query.where(newest.comparison.in_(comparisons))
-    return {row[0]: ComparisonRevision(*row[1:]) for row in sorted(session.execute(query).all())}
 
 
 def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock_service.platform.columnar.table import Kind, check_answer, keep_extremes, read_columns
+from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import MeasurementStatistics
+from foreshock_service.platform.database.tables import measurements as wide_table
+from foreshock_service.platform.parameters import check_step_range
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges
-from foreshock_service.runs.attempts.service import attempts_of_run, resolve_step
+from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
+from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
+from foreshock_service.runs.coverage.service import statistics_steps
 from foreshock_service.runs.measurements import repository
-from foreshock_service.runs.measurements.curves import MeasuredStep
+from foreshock_service.runs.measurements.curves import KEYS, Curves, MeasuredStep, check_comparison, columns_of
 from foreshock_service.runs.measurements.folding import FoldedStatistics
-from foreshock_service.runs.measurements.names import check_comparison
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.shard_counts import incomplete_step
 from foreshock_service.runs.shard_schemas import IncompleteStep
@@ -29,6 +35,18 @@ from foreshock_service.runs.step_key import StepKey
 MOST_INCOMPLETE = 1000
 
 _UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in MEASURES)
+
+
+@dataclass(frozen=True, slots=True)
+class CurveQuery:
+    """Request for curves; no comparisons or measures: all; `attempt` None: the active steps."""
+
+    comparisons: Sequence[str] = ()
+    measures: Sequence[str] = ()
+    attempt: int | None = None
+    from_step: int = 0
+    to_step: int = 2**31 - 1
+    max_points: int | None = None
 
 
 class MeasurementNotFound(ProblemError):
@@ -154,3 +172,38 @@ def stored_statistics(
             f"{found.statistics_version}, this release reads {STATISTICS_VERSION}): run `foreshock remeasure`"
         )
     return found
+
+
+def read_curves(
+    session: Session, context: ServiceContext, principal: Principal, run_id: str, query: CurveQuery
+) -> Curves:
+    """Return the curves of a run.
+
+    Raises UnknownMeasure and UnknownComparison, naming what is not known, and AnswerTooLarge beyond the settings' caps.
+    """
+    get_run(session, principal, run_id)
+    measures = tuple(columns_of(query.measures))
+    for comparison in query.comparisons:
+        if comparison != STEP_ROW:
+            check_comparison(comparison)
+    check_step_range(query.from_step, query.to_step)
+    steps = (query.from_step, query.to_step)
+    attempts = attempts_of_run(session, run_id)
+    if query.attempt is not None:
+        chosen = wide_table.c.attempt == require_attempt(session, run_id, query.attempt).attempt
+    else:
+        chosen = is_active(attempts, wide_table.c.attempt, wide_table.c.step, *steps)
+    statement = repository.curves_query(run_id, chosen, query.comparisons, measures, steps)
+    kinds: dict[str, Kind] = {**KEYS, **dict.fromkeys(measures, "float")}
+    settings = context.settings
+    most = settings.max_answer_values if query.max_points is None else settings.max_read_values
+    table = read_columns(session, statement, kinds, most).sorted_by("comparison", "step", "attempt")
+    incomplete, sent = tuple(incomplete_steps(session, run_id)), tuple(statistics_steps(session, run_id, attempts))
+    if incomplete or sent:
+        shown = set(zip(table.array("step").tolist(), table.array("attempt").tolist(), strict=True))
+        incomplete = tuple(step for step in incomplete if (step.step, step.attempt) in shown)
+        sent = tuple(step for step in sent if (step.step, step.attempt) in shown)
+    if query.max_points is not None:
+        table = keep_extremes(table, ("comparison",), measures, query.max_points)
+    check_answer(table, settings.max_answer_values)
+    return Curves(table, measures, incomplete, sent)

@@ -7,8 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock_service.platform.columnar.formats import FORMATS, JSON_MEDIA_TYPE, Format, choose_format, render
-from foreshock_service.platform.columnar.responses import columnar_response
+from foreshock_service.platform.columnar.formats import (
+    FORMATS,
+    JSON_MEDIA_TYPE,
+    Format,
+    choose_format,
+    columnar_response,
+    render,
+)
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader

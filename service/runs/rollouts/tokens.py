@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import find_rollouts
-from foreshock_service.platform.columnar.reading import AnswerTooLarge
+from foreshock_service.platform.columnar.table import AnswerTooLarge
 from foreshock_service.platform.columnar.table import ColumnTable
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
@@ -22,7 +22,7 @@ from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step
 from foreshock_service.runs.coverage.schemas import CoverageRead
 from foreshock_service.runs.coverage.service import coverage_of_step, incomplete_of_step
-from foreshock_service.runs.measurements.names import check_comparison
+from foreshock_service.runs.measurements.curves import check_comparison
 from foreshock_service.runs.measurements.service import MeasurementNotFound
 from foreshock_service.runs.rollouts.chosen_tokens import LOG_PROB, TOKEN_COLUMNS, ChosenTokens, Scores
 from foreshock_service.runs.rollouts.repository import StoredTokens

@@ -11,7 +11,6 @@ from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
 from foreshock.problem_types import RUN_NOT_FOUND
 from foreshock_service.platform.audit.service import record
-from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import insert_if_absent
 from foreshock_service.platform.database.tables import Run
@@ -268,7 +267,6 @@ def delete_run(session: Session, events: EventBus, principal: Principal, run_id:
     before = {"key": run.key, "state": run.state, "last_step": run.last_step}
     record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
     events.publish(session, RunRemoved(run_id))
-    wake_after_commit(session, run_id)
 
 
 def _set_model_kind(

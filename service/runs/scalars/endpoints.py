@@ -6,8 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response, status
 
-from foreshock_service.platform.columnar.formats import FORMATS, Format, choose_format, render
-from foreshock_service.platform.columnar.responses import columnar_response
+from foreshock_service.platform.columnar.formats import FORMATS, Format, choose_format, columnar_response, render
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.schemas import (
     LARGEST_STEP,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, bindparam, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.columnar.reading import Kind
+from foreshock_service.platform.columnar.table import Kind
 from foreshock_service.platform.database.dialect import table_of, upsert
 from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import Scalar

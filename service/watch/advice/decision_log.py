@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import holding_signals, open_signals
 from foreshock.learning_rate.decisions import Mode, Observation, decide, fold, rewind, set_mode
-from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
 from foreshock_service.watch.advice import repository
 from foreshock_service.watch.detection.derivation import DetectionDerived
@@ -34,15 +33,12 @@ def decide_after_detection(session: Session, derived: DetectionDerived) -> None:
     decisions = decide(repository.log_of(session, run_id), observation)
     for decision in decisions:
         repository.append(session, run_id, decision)
-    if decisions:
-        wake_after_commit(session, run_id)
 
 
 def rewind_log(session: Session, started: AttemptStarted) -> None:
     """Append the rewind to `resume_step`, which drops the decisions beyond it."""
     log = repository.log_of(session, started.run_id)
     repository.append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
-    wake_after_commit(session, started.run_id)
 
 
 def record_mode(session: Session, changed: AdviceModeChanged) -> None:
@@ -51,7 +47,6 @@ def record_mode(session: Session, changed: AdviceModeChanged) -> None:
     mode: Mode = "apply" if changed.mode == "apply" else "shadow"
     decision = set_mode(log, mode, observation_of(session, changed.run_id), "operator")
     repository.append(session, changed.run_id, decision)
-    wake_after_commit(session, changed.run_id)
 
 
 def observation_of(session: Session, run_id: str) -> Observation:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request, Response, status
+from fastapi import APIRouter, Header, Query, Response, status
+from starlette.concurrency import run_in_threadpool
 
-from foreshock_service.platform.context import Context
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.keys.service import Scope
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import LARGEST_STEP
-from foreshock_service.platform.security import Administrator, Ingester, Reader
+from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.advice import service
-from foreshock_service.watch.advice.polling import Poll, answer_poll
 from foreshock_service.watch.advice.schemas import (
     AcknowledgementCreate,
     AdviceRead,
     DecisionRead,
     OperatorDecisionCreate,
 )
-from foreshock_service.watch.long_polls.answers import NOT_MODIFIED
-from foreshock_service.watch.long_polls.turns import turn_of
-from foreshock_service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
+from foreshock_service.watch.long_polls import (
+    LONGEST_WAIT_SECONDS,
+    NOT_MODIFIED,
+    LongPollsOfApp,
+    tagged_response,
+)
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
@@ -32,7 +36,6 @@ async def read_advice(
     context: Context,
     principal: Reader,
     polls: LongPollsOfApp,
-    request: Request,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP, description="the step the trainer is about to do")] = None,
     wait: Annotated[
         float,
@@ -48,9 +51,25 @@ async def read_advice(
     With `wait` and If-None-Match the answer comes when the advice or an alert has changed since that answer. A step
     that closes is no such change: it is in the answer after `wait` seconds.
     """
-    # `poll_route.py` takes most polls before this route, with the same answers.
-    async with turn_of(request).given_away():
-        return await answer_poll(context, polls, principal, Poll(run, step, wait, follow, if_none_match))
+    if follow and step is not None and principal.may(Scope.INGEST):
+        await run_in_threadpool(_note_poll, context, principal, run, step)
+    await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
+    return await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
+
+
+def _note_poll(context: ServiceContext, principal: Principal, run: str, step: int) -> None:
+    with context.database.read() as session:
+        is_new = service.is_new_step(session, run, step)
+    if is_new:
+        context.database.write(lambda session: service.note_poll(session, principal, run, step))
+
+
+def _advice(
+    context: ServiceContext, principal: Principal, run: str, step: int | None, if_none_match: str | None
+) -> Response:
+    with context.database.read() as session:
+        found = service.read_snapshot(session, principal, run)
+        return tagged_response(found.version, found.advice(step), if_none_match)
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)

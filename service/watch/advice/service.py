@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
@@ -19,14 +19,13 @@ from foreshock.learning_rate.decisions import (
 )
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock_service.platform.audit.service import record
-from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.pagination import Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs.attempts.service import find_attempt, require_attempt
-from foreshock_service.runs.runs.service import find_run, get_run, lock_run
+from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.watch.advice import repository
 from foreshock_service.watch.advice.decision_log import observation_of
 from foreshock_service.watch.advice.schemas import (
@@ -41,8 +40,7 @@ from foreshock_service.watch.advice.schemas import (
 from foreshock_service.watch.alerts import service as alerts
 from foreshock_service.watch.detection.history import watched_as
 from foreshock_service.watch.detection.states import newest_state
-from foreshock_service.watch.long_polls.answers import Answer
-from foreshock_service.watch.long_polls.versions import read_versions
+from foreshock_service.watch.long_polls import read_versions
 
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""
@@ -64,7 +62,7 @@ class AdviceConflict(ProblemError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the advice of a run is made of, at one time; those who ask at the same time share it."""
+    """What the advice of a run is made of, at one time."""
 
     run: Run
     version: str
@@ -75,25 +73,16 @@ class Snapshot:
     applied: AppliedRead | None
     probed_every: int | None
     """Steps between the automatic probes that the run's policy asks for; None: it asks for none."""
-    answers: dict[int | None, Answer] = field(default_factory=dict)
 
     def advice(self, step: int | None) -> AdviceRead:
         """Return the advice at `step`; without one at the step after the newest closed one."""
         return _advice(self, step)
 
-    def answer(self, step: int | None) -> Answer:
-        """Return the answer with the advice at `step`, made once."""
-        if step not in self.answers:
-            self.answers[step] = Answer(self.version, self.advice(step))
-        return self.answers[step]
 
-
-def read_snapshot(session: Session, run_id: str) -> Snapshot | None:
-    """Return the run's snapshot, of a deleted run too; None if there is no such run."""
-    run = find_run(session, run_id)
-    if run is None:
-        return None
-    # The versions come first: what is newer than its entity tag ends the next poll, what is older would be kept.
+def read_snapshot(session: Session, principal: Principal, run_id: str) -> Snapshot:
+    """Return the run's snapshot. Raises RunNotFound and RunDeleted."""
+    run = get_run(session, principal, run_id)
+    # First, since advice that is newer than its entity tag ends the next poll, but older advice would be kept.
     version = read_versions(session, [run_id])[run_id].of_advice
     state = fold(repository.log_of(session, run_id))
     opened = list(alerts.open_alerts(session, run_id))
@@ -105,16 +94,19 @@ def read_snapshot(session: Session, run_id: str) -> Snapshot | None:
 
 def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> AdviceRead:
     """Return the advice at `step`; without one at the step after the newest closed one."""
-    get_run(session, principal, run_id)
-    snapshot = read_snapshot(session, run_id)
-    assert snapshot is not None
-    return snapshot.advice(step)
+    return read_snapshot(session, principal, run_id).advice(step)
 
 
 def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, AdviceState]:
     """Return the state of the advice of each run, in one query."""
     logs = repository.logs_of_runs(session, run_ids)
     return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
+
+
+def is_new_step(session: Session, run_id: str, step: int) -> bool:
+    """Return whether a following trainer asks for a newer step than it did before."""
+    attempt, _ = repository.newest_version(session, run_id)
+    return step > repository.polled_step(session, run_id, attempt)
 
 
 def note_poll(session: Session, principal: Principal, run_id: str, step: int) -> None:
@@ -169,7 +161,6 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
         session, principal, f"advice.{kind}", run_id,
         project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
     )  # fmt: skip
-    wake_after_commit(session, run_id)
     return read_advice(session, principal, run_id, None)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.runs.attempts.active_attempts import active_attempt_of
@@ -209,7 +208,6 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
         )
     )
     session.flush()
-    wake_after_commit(session, run_id)
 
 
 def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
@@ -219,7 +217,6 @@ def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
     alert.changed_by = "detector"
     alert.changed_at_us = now_us()
     session.flush()
-    wake_after_commit(session, alert.run_id)
 
 
 def _numbers(shards: tuple[int, ...]) -> str:

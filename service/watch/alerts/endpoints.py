@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
+from starlette.concurrency import run_in_threadpool
 
 from foreshock.severity import Severity
-from foreshock_service.platform.context import Context
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
 from foreshock_service.platform.schemas import Name
-from foreshock_service.platform.security import Ingester, Reader
+from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.alerts import service
-from foreshock_service.watch.alerts.polling import answer_alert_poll
 from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
-from foreshock_service.watch.long_polls.answers import NOT_MODIFIED
-from foreshock_service.watch.long_polls.turns import turn_of
-from foreshock_service.watch.long_polls.waiters import LONGEST_WAIT_SECONDS, LongPollsOfApp
+from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 
 router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])
 
@@ -30,9 +28,9 @@ AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$"
 @router.get("", response_model=Page[AlertRead], responses=NOT_MODIFIED)
 async def list_alerts(
     run: RunIdentifier,
+    context: Context,
     principal: Reader,
     polls: LongPollsOfApp,
-    request: Request,
     state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_LIMIT,
@@ -45,10 +43,15 @@ async def list_alerts(
 
     With `wait` and If-None-Match the answer comes when an alert of the run has changed since that answer.
     """
-    # `poll_route.py` takes most polls before this route, with the same answers.
-    async with turn_of(request).given_away():
-        page = service.PageKey(run, tuple(state or ()), cursor, limit)
-        return await answer_alert_poll(polls, principal, page, wait, if_none_match)
+    await polls.until_changed(principal, run, lambda version: version.of_alerts, if_none_match, wait)
+    page = service.PageKey(run, tuple(state or ()), cursor, limit)
+    return await run_in_threadpool(_page, context, principal, page, if_none_match)
+
+
+def _page(context: ServiceContext, principal: Principal, page: service.PageKey, if_none_match: str | None) -> Response:
+    with context.database.read() as session:
+        version, found = service.read_page(session, principal, page)
+        return tagged_response(str(version), found, if_none_match)
 
 
 @of_runs.get("")

@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
-from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.runs.attempts.service import attempts_of_run
@@ -46,7 +45,6 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
         else:
             _add(session, derived.run_id, values | stamp)
     session.flush()
-    wake_after_commit(session, derived.run_id)
 
 
 def resolve_superseded(session: Session, started: AttemptStarted) -> None:

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.platform.audit.service import record
-from foreshock_service.platform.changes.announcing import wake_after_commit
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
@@ -18,7 +17,6 @@ from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.watch.alerts import repository
 from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
-from foreshock_service.watch.long_polls.answers import Answer
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
@@ -46,11 +44,12 @@ class PageKey(NamedTuple):
     limit: int
 
 
-def read_page(session: Session, key: PageKey) -> Answer:
-    """Return the answer with one page of a run's alerts. The caller has checked who may see it."""
-    # The version comes first: what is newer than its entity tag ends the next poll, what is older would be kept.
+def read_page(session: Session, principal: Principal, key: PageKey) -> tuple[int, Page[AlertRead]]:
+    """Return the version of a run's alerts and a page of them. Raises RunNotFound and RunDeleted."""
+    get_run(session, principal, key.run_id)
+    # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
     current = version(session, key.run_id)
-    return Answer(str(current), _page(session, key))
+    return current, _page(session, key)
 
 
 def list_alerts(
@@ -131,7 +130,6 @@ def _change(session: Session, principal: Principal, run: Run, alert: Alert, stat
         alert.changed_by = "operator"
         alert.changed_at_us = now_us()
         session.flush()
-        wake_after_commit(session, alert.run_id)
     return alert
 
 

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from openapi_spec_validator import validate
 
 from benchmarks.bad_input.answers import problem_types
-from foreshock_service.app import create_app
+from foreshock_service.app import api_routes, create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from tests.service.sending import start_run
@@ -31,9 +31,9 @@ def declared(app: FastAPI, route: APIRoute, method: str) -> dict[str, Any]:
     return responses
 
 
-def api_routes(app: FastAPI) -> list[APIRoute]:
+def v1_routes() -> list[APIRoute]:
     """Return the routes of the API; pages answer in HTML."""
-    return [route for route in app.routes if isinstance(route, APIRoute) and route.path.startswith("/v1")]
+    return [route for route in api_routes() if route.path.startswith("/v1")]
 
 
 def assert_problem(answer: httpx.Response, where: str, responses: dict[str, Any] | None = None) -> None:
@@ -54,7 +54,7 @@ def assert_problem(answer: httpx.Response, where: str, responses: dict[str, Any]
 @pytest.mark.slow
 def test_bad_paths_queries_and_bodies_are_problems_on_every_route(app: FastAPI, http: httpx.Client) -> None:
     asked = 0
-    for route in api_routes(app):
+    for route in v1_routes():
         for method in sorted(route.methods):
             for value in _BAD_VALUES:
                 path = "/".join(value if part.startswith("{") else part for part in route.path.split("/"))
@@ -92,7 +92,7 @@ def test_invalid_json_bodies_are_problems(app: FastAPI, http: httpx.Client) -> N
         {"unknown": {"deep": [1]}},
         {"key": "\x00", "step": -1, "values": []},
     )
-    for route in api_routes(app):
+    for route in v1_routes():
         path = route.path.replace("{run}", sender.run).replace("{step}", "0").replace("{shard}", "0")
         for method in sorted(route.methods & {"PUT", "POST", "PATCH"}):
             for body in wrong:
@@ -112,11 +112,11 @@ def test_json_of_another_media_type_is_a_415_that_names_the_type(http: httpx.Cli
     assert "Content-Type: application/json" in answer.json()["detail"]
 
 
-def test_unknown_paths_and_methods_are_problems(app: FastAPI, http: httpx.Client) -> None:
+def test_unknown_paths_and_methods_are_problems(http: httpx.Client) -> None:
     assert_problem(http.get("/v1/no/such/path"), "unknown path")
-    for route in api_routes(app):
+    for route in v1_routes():
         for method in set(_METHODS) - {"GET"}:
-            others = {name for each in api_routes(app) if each.path == route.path for name in each.methods}
+            others = {name for each in v1_routes() if each.path == route.path for name in each.methods}
             if method not in others:
                 answer = http.request(method, route.path.replace("{", "").replace("}", ""))
                 assert answer.status_code in (404, 405, 422)
@@ -143,7 +143,7 @@ def test_openapi_document_is_valid_and_declares_every_error(app: FastAPI, http: 
     document = http.get("/openapi.json").json()
     validate(document)
     assert "HTTPValidationError" not in json.dumps(document)
-    for route in api_routes(app):
+    for route in v1_routes():
         for method in route.methods:
             responses = document["paths"][route.path][method.lower()]["responses"]
             assert "default" not in responses

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from foreshock_service.app import api_routes
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from tests.service.sending import make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe
 
@@ -52,21 +53,22 @@ def key_of(database: Database, *scopes: Scope) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-def calls(app: FastAPI) -> Iterator[tuple[str, str]]:
-    """Yield method and path of every call of the API."""
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.path.startswith(("/v1", "/metrics", "/pages", "/runs")):
+def calls() -> Iterator[tuple[str, str]]:
+    """Yield method and path of every call of the API, and of the pages of runs."""
+    pages = [route for router in PAGES for route in router.routes if isinstance(route, APIRoute)]
+    for route in (*api_routes(), *pages):
+        if route.path.startswith(("/v1", "/metrics", "/pages", "/runs")):
             for method in sorted(route.methods):
                 yield method, route.path
 
 
 @pytest.mark.parametrize("scopes", [tuple(Scope), (Scope.ADMIN,), (Scope.READ,), (Scope.WORKER,), (Scope.INGEST,)])
 def test_no_call_reaches_another_project(
-    app: FastAPI, http: httpx.Client, database: Database, theirs: dict[str, str], scopes: tuple[Scope, ...]
+    http: httpx.Client, database: Database, theirs: dict[str, str], scopes: tuple[Scope, ...]
 ) -> None:
     headers = key_of(database, *scopes) | {"X-Foreshock-Lease-Token": theirs["token"]}
     asked = 0
-    for method, path in calls(app):
+    for method, path in calls():
         url = path
         for name, value in theirs.items():
             url = url.replace(f"{{{name}}}", value)

@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 
 from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
+from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.storage_errors import database_problem, storage_problem
 from foreshock_service.platform.store.local import LocalTokenStore
 from foreshock_service.platform.store.temporaries import TemporaryFiles
 from tests.service.sending import Sender, make_batch, start_run

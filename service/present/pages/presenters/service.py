@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from foreshock.clock import now_us
-from foreshock_service.platform.health.status import JobRead, ServiceRead
-from foreshock_service.platform.health.storage import BacklogRead, Space, StorageRead
+from foreshock_service.platform.health.endpoints import JobRead, ServiceRead
+from foreshock_service.platform.health.endpoints import BacklogRead, Space, StorageRead
 from foreshock_service.present.pages.rendering import DASH, count, moment
 from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
 
@@ -169,7 +169,6 @@ def _backlog(backlog: BacklogRead | None) -> list[ServiceFigure]:
 def _process(state: ServiceRead) -> list[ServiceFigure]:
     process, polls = state.process, state.long_polls
     slow: Tone = "warning" if process.event_loop_delay_max_seconds > SLOW_LOOP_SECONDS else ""
-    deaf: Tone = "" if polls.hears_other_processes else "warning"
     return [
         ServiceFigure("Memory", bytes_in_words(process.resident_bytes), "Resident; decoders not included.",
                       "process.resident_bytes"),
@@ -178,9 +177,6 @@ def _process(state: ServiceRead) -> list[ServiceFigure]:
                       "process.event_loop_delay_max_seconds", slow),
         ServiceFigure("Long polls", count(polls.waiting), "Trainers that wait for a change of advice or alerts.",
                       "long_polls.waiting"),
-        ServiceFigure("Hears other processes", "yes" if polls.hears_other_processes else "no",
-                      "If not, a change elsewhere is found within a second, by reading again.",
-                      "long_polls.hears_other_processes", deaf),
     ]  # fmt: skip
 
 

@@ -44,9 +44,15 @@ from foreshock_service.present.pages.view_models import Choice, Label, LintCard,
 from foreshock_service.replay.results.weights_search_schemas import ReplayRead, WeightsSearchRead
 from foreshock_service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
 from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
-from foreshock_service.runs.measurements.curve_reading import CurveQuery, read_curves
+from foreshock_service.runs.measurements.service import CurveQuery, read_curves
 from foreshock_service.runs.measurements.curves import Curves
-from foreshock_service.runs.measurements.service import MeasurementNotFound, is_out_of_date, summaries_of_steps
+from foreshock_service.runs.measurements.service import (
+    CurveQuery,
+    MeasurementNotFound,
+    is_out_of_date,
+    read_curves,
+    summaries_of_steps,
+)
 from foreshock_service.runs.rollouts.tokens import TokenQuery, read_tokens
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey

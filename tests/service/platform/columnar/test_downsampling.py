@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from foreshock_service.platform.columnar.downsampling import keep_extremes
-from foreshock_service.platform.columnar.table import ColumnTable, Labels
+from foreshock_service.platform.columnar.table import ColumnTable, Labels, keep_extremes
 
 VALUES = st.one_of(st.floats(-1e9, 1e9), st.sampled_from([math.nan, math.inf, -math.inf]))
 

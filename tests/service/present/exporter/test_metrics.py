@@ -19,8 +19,7 @@ from sqlalchemy import event
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.exporter.collector import Collector
-from foreshock_service.present.exporter.exposition import OPENMETRICS, TEXT
-from foreshock_service.present.exporter.families import FAMILIES, exposed_names
+from foreshock_service.present.exporter.families import FAMILIES, OPENMETRICS, TEXT, exposed_names
 from foreshock_service.present.exporter.repository import newest_closed_steps, newest_measurements
 from tests.paths import PROMETHEUS
 from tests.service.sending import make_batch, start_run

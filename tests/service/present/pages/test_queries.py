@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import Engine, event
 
-from foreshock_service.platform.logs.request_ids import current_request_id
+from foreshock_service.platform.logs import current_request_id
 from foreshock_service.present.pages.presenters.figures import CHOSEN_STEP_PLOTS, RUN_PLOTS, STEP_PLOTS
 from tests.service.present.pages.conftest import SentRun, replay, send_run
 from tests.service.sending import Sender

@@ -14,10 +14,10 @@ from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock_service.platform.keys.service import Scope
 from foreshock_service.present.pages.presenters.advice import threshold_in_words
+from tests.service.keys import make_key
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, send_run
 from tests.service.present.pages.test_accessibility import serious
-from tests.service.two_routes import make_key
 
 
 def token_of(http: httpx.Client, run: SentRun) -> str:

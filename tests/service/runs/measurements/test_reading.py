@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 from typing import Any
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
-from fastapi import FastAPI
 
 from foreshock.measures.registry import MEASURES
 from foreshock_service.platform.columnar.formats import choose_format
@@ -133,29 +131,23 @@ def test_steps_are_listed_in_pages(sender: Sender) -> None:
     }  # fmt: skip
 
 
-def test_curves_that_were_read_before_follow_every_change(http: httpx.Client) -> None:
+def test_curves_follow_late_shards_and_resumes(http: httpx.Client) -> None:
     sender = start_run(http)
-    ends = itertools.count(1000)
 
     def read() -> dict[str, list[object]]:
-        """Return the curves, which must equal those that are read anew, as with a range never asked for before."""
-        remembered = sender.get("measurements", measure=["k3_kl", "num_tokens"]).json()["columns"]
-        fresh = sender.get("measurements", measure=["k3_kl", "num_tokens"], to_step=next(ends)).json()["columns"]
+        columns: dict[str, list[object]] = sender.get("measurements", measure=["k3_kl", "num_tokens"]).json()["columns"]
         sampled = sender.get("measurements", measure=["k3_kl", "num_tokens"], max_points=1000).json()["columns"]
-        assert remembered == fresh == sampled
-        columns: dict[str, list[object]] = remembered
+        assert columns == sampled
         return columns
 
     assert read()["step"] == []
-    for step in (3, 4):
-        sender.put_shard(step, make_batch(seed=step)).raise_for_status()
-        read()
     # An older step, a step in two shards whose second one comes late, and a resume that replaces steps.
-    sender.put_shard(1, make_batch(seed=1)).raise_for_status()
+    for step in (3, 4, 1):
+        sender.put_shard(step, make_batch(seed=step)).raise_for_status()
     assert read()["step"] == [1, 3, 4] * 2
     for shard in (0, 1):
         sender.put_shard(5, make_batch(seed=10 + shard), shard=shard, shards=2).raise_for_status()
-        read()
+        assert read()["step"] == [1, 3, 4, *[5] * shard] * 2
     resumed = sender.new_attempt("resumed", 4)
     assert read()["step"] == [1, 3] * 2
     resumed.put_shard(4, make_batch(seed=20)).raise_for_status()
@@ -169,7 +161,6 @@ def test_the_entity_tag_of_curves_changes_with_what_they_show_only(http: httpx.C
     sender.put_shard(3, make_batch(seed=3)).raise_for_status()
     asked: list[dict[str, Any]] = [{}, {"max_points": 50}, {"format": "csv"}, {"measure": ["k3_kl"]}, {"to_step": 9}]
     tags = [sender.get("measurements", **each).headers["etag"] for each in asked]
-    assert len(set(tags)) == len(asked)
 
     def known() -> list[int]:
         """Return the statuses of the same requests with their tags."""
@@ -190,14 +181,3 @@ def test_the_entity_tag_of_curves_changes_with_what_they_show_only(http: httpx.C
     tags = [sender.get("measurements", **each).headers["etag"] for each in asked]
     sender.new_attempt("resumed", 5)
     assert known() == [200] * len(asked)
-
-
-def test_tag_of_curves_from_before_a_start_matches_nothing(http: httpx.Client, app: FastAPI) -> None:
-    sender = start_run(http)
-    sender.put_shard(0, make_batch(6)).raise_for_status()
-    url = f"/v1/runs/{sender.run}/measurements"
-    known = {"If-None-Match": http.get(url).headers["etag"]}
-    assert http.get(url, headers=known).status_code == 304
-    # A restored database counts the same revisions again.
-    app.state.context = app.state.context.replacing(start="another")
-    assert http.get(url, headers=known).status_code == 200

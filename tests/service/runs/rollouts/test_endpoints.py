@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys.limits import KeyLimits
 from foreshock_service.platform.keys.service import Scope
+from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, start_run
-from tests.service.two_routes import make_key
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 BATCH = make_batch(70, seed=3)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from foreshock_service.platform.logs.formatting import JsonFormatter, TextFormatter
+from foreshock_service.platform.logs import _known_secrets, line_formatter
 
 ATTACK = "a\x1b[2J\x1b]0;title\x07\r\n2026-01-01 INFO forged\x00\x9b31m\u2028\u202eevil"
 
 
 @pytest.fixture
-def formatters(monkeypatch: pytest.MonkeyPatch) -> dict[str, logging.Formatter]:
+def formatters(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, logging.Formatter]]:
     """Both formatters, of a process whose settings have secrets."""
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", "postgresql://user:the-db-password@host/name")
     monkeypatch.setenv("FORESHOCK_SESSION_SECRET", "the secret that signs sessions")
@@ -22,7 +23,9 @@ def formatters(monkeypatch: pytest.MonkeyPatch) -> dict[str, logging.Formatter]:
     monkeypatch.setenv("FORESHOCK_STORE_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("FORESHOCK_STORE_SECRET_ACCESS_KEY", "the secret of the store")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the/s3+secret")
-    return {"text": TextFormatter(), "json": JsonFormatter()}
+    _known_secrets.cache_clear()
+    yield {"text": line_formatter("text"), "json": line_formatter("json")}
+    _known_secrets.cache_clear()
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -33,7 +36,7 @@ def record(message: str, *arguments: object, **extra: object) -> logging.LogReco
 
 @pytest.mark.parametrize("kind", ["text", "json"])
 def test_control_characters_are_escaped(formatters: dict[str, logging.Formatter], kind: str) -> None:
-    line = formatters[kind].format(record("path %s", ATTACK, fields={"user_agent": ATTACK}))
+    line = formatters[kind].format(record("path %s", ATTACK, user_agent=ATTACK))
     assert line.isprintable()
     assert "forged" in line
 
@@ -61,13 +64,13 @@ def test_traceback_cannot_forge_a_line(formatters: dict[str, logging.Formatter],
     ],
 )  # fmt: skip
 def test_secrets_are_masked(formatters: dict[str, logging.Formatter], kind: str, secret: str) -> None:
-    line = formatters[kind].format(record("got %s there", secret, fields={"header": secret}))
+    line = formatters[kind].format(record("got %s there", secret, user_agent=secret))
     assert secret not in line
     assert "********" in line
 
 
 def test_json_line_has_its_fields(formatters: dict[str, logging.Formatter]) -> None:
-    line = json.loads(formatters["json"].format(record("served", fields={"status": 200, "path": "/livez"})))
+    line = json.loads(formatters["json"].format(record("served", status=200, path="/livez")))
     assert (line["level"], line["logger"], line["message"]) == ("error", "foreshock.test", "served")
     assert (line["status"], line["path"]) == (200, "/livez")
     assert line["time"].endswith("Z")

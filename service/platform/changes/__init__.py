@@ -1,1 +1,0 @@
-"""News of changed runs: given where a transaction changes one, received in every process of the service."""

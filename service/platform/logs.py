@@ -1,0 +1,256 @@
+"""Log lines, request ids and traces of the service.
+
+A line is one event, as text or JSON. What clients send (paths, headers, keys of runs, bodies in error messages) cannot
+begin a line, move a terminal's cursor or hide text: control and direction characters are escaped, secrets are masked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog import contextvars, processors, stdlib
+
+from foreshock.errors import ConfigurationError
+from foreshock.installing import install_command
+from foreshock_service.platform.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Tracer
+
+HEADER = "X-Request-Id"
+# Nothing that could end a log line or a header.
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+# C0 and C1 control characters, line separators, and characters that change the direction of text.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_SECRETS = re.compile(
+    r"fsk_[A-Za-z0-9_-]{8,}|(?<=[Bb]earer )\S+|(?<=foreshock_session=)[^;\s]+|(?<=://)[^/\s@]*:[^/\s@]*(?=@)"
+)
+_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD")
+_MASK = "********"
+_FIELDS = ("method", "path", "status", "seconds", "client", "user_agent")
+_requests = logging.getLogger("foreshock.requests")
+# Of this process; None: no traces.
+_tracer: Tracer | None = None
+
+Event = MutableMapping[str, Any]
+
+
+def current_request_id() -> str | None:
+    """Return the id of the request that this code serves; None outside of one."""
+    found: str | None = contextvars.get_contextvars().get("request_id")
+    return found
+
+
+def log_configuration(log_format: str, level: str) -> dict[str, Any]:
+    """Return the configuration for `logging.config.dictConfig`, in each process of the service."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"()": f"{__name__}.line_formatter", "log_format": log_format}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
+        "root": {"handlers": ["stderr"], "level": level.upper()},
+        # These log addresses of requests, which can hold tokens.
+        "loggers": {name: {"level": "WARNING"} for name in ("httpx", "httpcore", "urllib3")}
+        | {"alembic": {"level": "WARNING"}, "uvicorn.access": {"level": "WARNING"}},
+    }
+
+
+def line_formatter(log_format: str) -> logging.Formatter:
+    """Return the formatter of text or JSON lines.
+
+    JSON has time, level, logger, message, process, and request_id, the fields of a request and exception if there are.
+    Text is `2026-01-31T12:00:00.000000Z INFO     logger [request id] message`; the lines of a traceback are indented.
+    """
+    return stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            contextvars.merge_contextvars,
+            stdlib.add_log_level,
+            stdlib.add_logger_name,
+            stdlib.ExtraAdder(_FIELDS),
+            processors.TimeStamper(fmt="iso", utc=True, key="time"),
+            processors.format_exc_info,
+            processors.EventRenamer("message"),
+        ],
+        processors=[
+            _add_process,
+            stdlib.ProcessorFormatter.remove_processors_meta,
+            _make_safe,
+            processors.JSONRenderer(ensure_ascii=False) if log_format == "json" else _render_text,
+        ],
+    )
+
+
+def _add_process(_: Any, __: str, event: Event) -> Event:
+    return {**event, "process": os.getpid()}
+
+
+def _make_safe(_: Any, __: str, event: Event) -> Event:
+    """Mask secrets and escape unsafe characters in every text of an event; a traceback keeps its lines."""
+    for name, value in event.items():
+        if name == "exception":
+            event[name] = "\n".join(_safe(line) for line in str(value).split("\n"))
+        elif isinstance(value, str):
+            event[name] = _safe(value)
+    return event
+
+
+def _render_text(_: Any, __: str, event: Event) -> str:
+    request_id = f" [{event['request_id']}]" if "request_id" in event else ""
+    first = f"{event['time']} {event['level'].upper():<8} {event['logger']}{request_id} {event['message']}"
+    return "\n    ".join([first, *event.get("exception", "").splitlines()])
+
+
+def _safe(text: str) -> str:
+    for secret in _known_secrets():
+        text = text.replace(secret, _MASK)
+    return _UNSAFE.sub(_escape, _SECRETS.sub(_MASK, text))
+
+
+@cache
+def _known_secrets() -> list[str]:
+    """Return the secrets of this process's settings and environment, longest first."""
+    found = {os.environ.get(name, "") for name in _SECRET_VARIABLES}
+    try:
+        found |= load_settings().secrets()
+    except ConfigurationError:
+        return sorted(filter(None, found), key=len, reverse=True)
+    # Shorter ones would mask ordinary words.
+    return sorted((secret for secret in found if len(secret) >= 6), key=len, reverse=True)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+class RequestIds:
+    """Middleware that gives each request its id, the caller's if it is valid, and logs a line for each if asked to.
+
+    The id is in the answer's `X-Request-Id`, in problem documents, in every line of the log and in traces.
+    """
+
+    def __init__(self, app: ASGIApp, log_requests: bool) -> None:
+        self._app = app
+        self._logs = log_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request under its id."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get(HEADER, "")
+        request_id = asked if _VALID_ID.fullmatch(asked) else secrets.token_hex(16)
+        status, begin = 0, time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        with contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            finally:
+                if self._logs:
+                    seconds, client = round(time.perf_counter() - begin, 6), (scope.get("client") or ("",))[0]
+                    values = (scope["method"], scope["path"], status, seconds, client, headers.get("user-agent", ""))
+                    extra = dict(zip(_FIELDS, values, strict=True))
+                    _requests.info("%s %s %s", scope["method"], scope["path"], status, extra=extra)
+
+
+def span(name: str, **attributes: str | int | float) -> AbstractContextManager[object]:
+    """Return a context that is a span of the current trace; nothing if traces are off."""
+    if _tracer is None:
+        return nullcontext()
+    return _tracer.start_as_current_span(name, attributes=attributes)
+
+
+def add_tracing(app: FastAPI, settings: Settings) -> None:
+    """Send traces of this application by OpenTelemetry if FORESHOCK_TRACES_URL is set, a span for each request.
+
+    Raises ConfigurationError if the extra `otlp` is missing. Without the setting nothing is imported.
+    """
+    if not settings.traces_url:
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigurationError(f"FORESHOCK_TRACES_URL needs the extra: {install_command('otlp')}") from error
+    global _tracer
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": "foreshock", "service.version": app.version}),
+        shutdown_on_exit=False,
+    )
+    # In a thread of its own; spans that a collector does not take are dropped, never waited for.
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.traces_url, timeout=5)))
+    _tracer = provider.get_tracer("foreshock")
+    app.state.traces = provider
+    app.add_middleware(_RequestSpans, tracer=_tracer)
+
+
+def stop_tracing(app: FastAPI) -> None:
+    """Send what is left of the application's traces."""
+    global _tracer
+    provider: TracerProvider | None = getattr(app.state, "traces", None)
+    if provider is not None:
+        _tracer = None
+        provider.shutdown()
+
+
+class _RequestSpans:
+    """Middleware that makes a span of each request, a child of the caller's (`traceparent`) if it has one."""
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app = app
+        self._tracer = tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request in its span."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with self._span(scope) as current:
+
+            async def send_noting(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    current.set_attribute("http.response.status_code", message["status"])
+                    current.set_attribute("foreshock.request_id", current_request_id() or "")
+                await send(message)
+
+            await self._app(scope, receive, send_noting)
+            # Known only now: the template of the path, without what a client wrote in it.
+            route = getattr(scope.get("route"), "path", "unknown path")
+            current.update_name(f"{scope['method']} {route}")
+            current.set_attribute("http.route", route)
+
+    @contextmanager
+    def _span(self, scope: Scope) -> Iterator[Any]:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        carrier = {name: Headers(scope=scope).get(name, "") for name in ("traceparent", "tracestate")}
+        with self._tracer.start_as_current_span(
+            scope["method"],
+            context=TraceContextTextMapPropagator().extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": scope["method"], "url.scheme": scope["scheme"]},
+        ) as current:
+            yield current

@@ -1,0 +1,182 @@
+"""Long polls of advice and alerts: they hold neither a thread nor a database connection while they wait.
+
+Twice a second one query reads the versions of all runs that somebody of this process waits for. So a change by any
+process is heard within half a second, and its cost does not grow with the number of changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Depends, Request, Response, status
+from pydantic import BaseModel
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run
+from foreshock_service.platform.etag import etag_of, matches, names_version
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.runs.service import check_visible
+
+LONGEST_WAIT_SECONDS = 30
+LOOK_SECONDS = 0.5
+
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "The answer is still the one that If-None-Match names, after `wait` seconds"}
+}
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunVersion:
+    """What polls of a run wait for a change of: (attempt, revision) of the advice, and the version of the alerts."""
+
+    project: str
+    deleted_at_us: int | None
+    attempt: int
+    revision: int
+    alerts: int
+
+    @property
+    def of_advice(self) -> str:
+        """Return the version that the entity tag of the advice begins with."""
+        return f"{self.attempt}-{self.revision}-{self.alerts}"
+
+    @property
+    def of_alerts(self) -> str:
+        """Return the version that the entity tag of the alerts begins with."""
+        return str(self.alerts)
+
+
+def read_versions(session: Session, run_ids: Collection[str]) -> dict[str, RunVersion]:
+    """Return the version of each of these runs that exists, deleted ones included, in one query."""
+    # Each subquery reads the end of an index's range.
+    newest = select(AdviceDecision.attempt).where(AdviceDecision.run_id == Run.id)
+    attempt = newest.order_by(AdviceDecision.revision.desc()).limit(1).scalar_subquery()
+    revision = select(func.max(AdviceDecision.revision)).where(AdviceDecision.run_id == Run.id).scalar_subquery()
+    alerts = select(func.max(Alert.version)).where(Alert.run_id == Run.id).scalar_subquery()
+    query = select(Run.id, Run.project, Run.deleted_at_us, attempt, revision, alerts).where(Run.id.in_(run_ids))
+    # Before any decision the attempt is 1, as `fold` has it.
+    return {row[0]: RunVersion(row[1], row[2], row[3] or 1, row[4] or 0, row[5] or 0) for row in session.execute(query)}
+
+
+class LongPolls:
+    """The polls of one process that wait. Used by the coroutines of one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: defaultdict[str, set[_Waiter]] = defaultdict(set)
+        self._stopped = False
+        self._task: asyncio.Task[None] | None = None
+        # A thread of its own: it waits for no other request.
+        self._thread = CapacityLimiter(1)
+
+    @property
+    def count(self) -> int:
+        """Number of polls that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def start(self) -> None:
+        """Begin to look for changes."""
+        self._task = asyncio.create_task(self._look_again_and_again())
+
+    def release(self) -> None:
+        """End every wait, now and from now on: the service stops."""
+        self._stopped = True
+        for waiters in self._waiting.values():
+            for waiter in waiters:
+                waiter.woken.set()
+
+    async def stop(self) -> None:
+        """End every wait, and look no more."""
+        self.release()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait(self, run_id: str, is_over: Callable[[RunVersion | None], bool], seconds: float) -> None:
+        """Wait until a look at the run's version satisfies `is_over`, the service stops, or `seconds` are over."""
+        if self._stopped:
+            return
+        waiter = _Waiter(is_over, asyncio.Event())
+        self._waiting[run_id].add(waiter)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await waiter.woken.wait()
+        finally:
+            self._waiting[run_id].discard(waiter)
+            if not self._waiting[run_id]:
+                del self._waiting[run_id]
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            run_ids = list(self._waiting)
+            if not run_ids:
+                continue
+            try:
+                versions = await to_thread.run_sync(self._read, run_ids, limiter=self._thread, abandon_on_cancel=True)
+            except Exception:
+                _logger.exception("the versions of runs cannot be read; they are read again")
+                continue
+            for run_id in run_ids:
+                for waiter in self._waiting.get(run_id, ()):
+                    if waiter.is_over(versions.get(run_id)):
+                        waiter.woken.set()
+
+    def _read(self, run_ids: Collection[str]) -> dict[str, RunVersion]:
+        with self._database.read() as session:
+            return read_versions(session, run_ids)
+
+    async def until_changed(
+        self,
+        principal: Principal,
+        run_id: str,
+        part: Callable[[RunVersion], str],
+        if_none_match: str | None,
+        seconds: float,
+    ) -> None:
+        """Wait for a change of a part of the run's version, if `if_none_match` names the part that it has now.
+
+        Raises RunNotFound and RunDeleted.
+        """
+        if seconds <= 0:
+            return
+        found = await run_in_threadpool(self._read, [run_id])
+        known = part(check_visible(found.get(run_id), principal, run_id))
+        if names_version(if_none_match, known):
+            await self.wait(
+                run_id, lambda now: now is None or now.deleted_at_us is not None or part(now) != known, seconds
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    is_over: Callable[[RunVersion | None], bool]
+    woken: asyncio.Event
+
+
+def tagged_response(version: str, model: BaseModel, if_none_match: str | None) -> Response:
+    """Return the model as JSON under an entity tag that begins with its version; 304 if the client has these bytes."""
+    body = model.model_dump_json().encode()
+    headers = {"ETag": etag_of(version, body), "Cache-Control": "no-cache"}
+    if matches(if_none_match, headers["ETag"]):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+async def _long_polls_of(request: Request) -> LongPolls:
+    return cast(LongPolls, request.app.state.long_polls)
+
+
+LongPollsOfApp = Annotated[LongPolls, Depends(_long_polls_of)]

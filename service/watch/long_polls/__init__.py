@@ -1,1 +1,0 @@
-"""Long polls on advice and alerts: many waiters, few queries."""

@@ -1,0 +1,159 @@
+"""Long polls share queries, hear of other processes' changes, and miss none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import event
+
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys.service import Scope
+from foreshock_service.watch.long_polls import LOOK_SECONDS, LongPolls, RunVersion, read_versions
+from tests.service.keys import make_key
+from tests.service.watch.recorded import K3, RecordedRun
+
+WAITERS = 200
+on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def version_of(database: Database, run_id: str) -> RunVersion:
+    with database.read() as session:
+        return read_versions(session, [run_id])[run_id]
+
+
+async def wait_for_change(polls: LongPolls, run_id: str, known: RunVersion, seconds: float = 60) -> float:
+    begin = time.monotonic()
+    await polls.wait(run_id, lambda now: now != known, seconds)
+    return time.monotonic() - begin
+
+
+@on_sqlite
+def test_a_look_is_one_query_however_many_wait(database: Database) -> None:
+    runs = [RecordedRun(database).begin(f"run-{number}") for number in range(4)]
+    known = {run.run: version_of(database, run.run) for run in runs}
+    statements: Counter[str] = Counter()
+
+    async def wait_and_change() -> list[float]:
+        polls = LongPolls(database)
+        polls.start()
+        waiting = [
+            asyncio.create_task(wait_for_change(polls, run, version, 3.0))
+            for run, version in known.items()
+            for _ in range(WAITERS // len(known))
+        ]
+        while polls.count < WAITERS:
+            await asyncio.sleep(0.01)
+        event.listen(database._read_engine, "before_cursor_execute", lambda *each: statements.update([each[2]]))
+        await asyncio.to_thread(runs[0].close_all, {K3: [0.2] * 12}, range(1, 13))
+        seconds = await asyncio.gather(*waiting)
+        await polls.stop()
+        assert polls.count == 0
+        return seconds
+
+    seconds = asyncio.run(wait_and_change())
+    changed, others = seconds[: WAITERS // 4], seconds[WAITERS // 4 :]
+    assert max(changed) < 3.0 <= min(others) + 0.1
+    looks = [count for text, count in statements.items() if "FROM runs" in text and "max(alerts.version)" in text]
+    assert 1 < sum(looks) <= 3.0 / LOOK_SECONDS + 2
+
+
+@on_sqlite
+def test_change_between_the_look_and_the_wait_is_not_missed(database: Database) -> None:
+    run = RecordedRun(database).begin()
+    known = version_of(database, run.run)
+    run.close_all({K3: [0.2] * 12}, range(1, 13))
+
+    async def wait_after_the_change() -> float:
+        polls = LongPolls(database)
+        polls.start()
+        seconds = await wait_for_change(polls, run.run, known)
+        await polls.stop()
+        return seconds
+
+    assert asyncio.run(wait_after_the_change()) < LOOK_SECONDS + 2
+
+
+@on_sqlite
+def test_wait_goes_on_after_a_look_that_fails(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecordedRun(database).begin()
+    known = version_of(database, run.run)
+    run.close_all({K3: [0.2] * 12}, range(1, 13))
+    failures = iter([True, True])
+
+    def read(polls: LongPolls, run_ids: list[str]) -> dict[str, RunVersion]:
+        if next(failures, False):
+            raise OSError("no database")
+        return {run_id: version_of(database, run_id) for run_id in run_ids}
+
+    monkeypatch.setattr(LongPolls, "_read", read)
+
+    async def wait() -> float:
+        polls = LongPolls(database)
+        polls.start()
+        seconds = await wait_for_change(polls, run.run, known)
+        await polls.stop()
+        return seconds
+
+    assert 2 * LOOK_SECONDS < asyncio.run(wait()) < 3 * LOOK_SECONDS + 2
+
+
+@on_sqlite
+def test_release_ends_waits_now_and_later(database: Database) -> None:
+    run = RecordedRun(database).begin()
+    known = version_of(database, run.run)
+
+    async def release() -> list[float]:
+        polls = LongPolls(database)
+        waiting = asyncio.create_task(wait_for_change(polls, run.run, known))
+        await asyncio.sleep(0.1)
+        polls.release()
+        return [await waiting, await wait_for_change(polls, run.run, known)]
+
+    assert max(asyncio.run(release())) < 5
+
+
+@on_sqlite
+@pytest.mark.parametrize("noun", ["lr-advice", "alerts"])
+def test_polls_need_a_valid_key_that_sees_the_run(http: httpx.Client, app: FastAPI, noun: str) -> None:
+    database: Database = app.state.context.database
+    run = RecordedRun(database).begin()
+    address = f"/v1/runs/{run.run}/{noun}"
+    same = {"If-None-Match": http.get(address).headers["ETag"]}
+    assert http.get(address, params={"wait": 0.1}, headers=same).status_code == 304
+    assert http.get(f"/v1/runs/run_{'0' * 26}/{noun}").status_code == 404
+    reader = make_key(database, Scope.READ)[1]
+    worker, stranger = make_key(database, Scope.WORKER)[1], make_key(database, Scope.READ, project="another")[1]
+    for headers, status in (({}, 401), ({"Authorization": "Bearer fsk_unknown"}, 401), (worker, 403), (stranger, 404)):
+        assert http.get(address, params={"wait": 1}, headers={**same, **headers}).status_code == status
+    assert http.get(address, headers=reader).status_code == 200
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_change_by_another_process_ends_a_poll(http: httpx.Client, app: FastAPI, database_url: str) -> None:
+    run = RecordedRun(app.state.context.database).begin()
+    run.close_all({K3: [0.2] * 12}, range(1, 13))
+    address = f"/v1/runs/{run.run}/alerts"
+    etag = http.get(address).headers["ETag"]
+
+    def change() -> None:
+        time.sleep(1)
+        with psycopg.connect(database_url) as other:
+            other.execute(
+                "UPDATE alerts SET version = version + 1, state = 'acknowledged' WHERE run_id = %s", [run.run]
+            )
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    begin = time.monotonic()
+    answer = http.get(address, params={"wait": 30}, headers={"If-None-Match": etag})
+    assert 1 <= time.monotonic() - begin < 1 + LOOK_SECONDS + 2
+    assert answer.status_code == 200
+    assert {alert["state"] for alert in answer.json()["items"]} == {"acknowledged"}
+    changing.join()
