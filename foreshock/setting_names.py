@@ -32,7 +32,8 @@ OTHER_NAMES = frozenset(
         # The worker's engines, the example for Slurm, and tests of crashes.
         "INSTRUCTION_SET", "KEY_FILE",
         # docker-compose.yml, which hands them on by other names.
-        "BIND", "CHECKPOINTS", "PUBLIC_HOST", "PUBLIC_PORT", "READER_PASSWORD", "SCRAPE_API_KEY", "WORKER_API_KEY",
+        "BIND", "CHECKPOINTS", "PROXY_BIND", "PUBLIC_HOST", "PUBLIC_PORT", "READER_PASSWORD", "SCRAPE_API_KEY",
+        "WORKER_API_KEY",
     }
 )  # fmt: skip
 """Names, without the prefix, that are read elsewhere than in a settings object."""

@@ -63,7 +63,7 @@ def log_configuration(log_format: str, level: str) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": level.upper()},
         # These log addresses of requests, which can hold tokens.
         "loggers": {name: {"level": "WARNING"} for name in ("httpx", "httpcore", "urllib3")}
-        | {"alembic": {"level": "WARNING"}, "uvicorn.access": {"level": "WARNING"}},
+        | {"alembic": {"level": "WARNING"}, "uvicorn": {"level": "WARNING"}},
     }
 
 

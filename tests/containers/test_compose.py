@@ -163,8 +163,9 @@ def test_servers_have_a_health_check_and_other_services_disable_it(services: dic
 
 def test_every_published_port_is_bound_to_loopback_by_default(services: dict[str, dict[str, Any]]) -> None:
     ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert len(ports) == 4
-    assert all(port.startswith("${FORESHOCK_BIND:-127.0.0.1}:") for port in ports)
+    assert len(ports) == 5
+    binds = ("${FORESHOCK_BIND:-127.0.0.1}:", "${FORESHOCK_PROXY_BIND:-127.0.0.1}:")
+    assert all(port.startswith(binds) for port in ports)
 
 
 def test_the_database_is_not_published(services: dict[str, dict[str, Any]], compose: dict[str, Any]) -> None:

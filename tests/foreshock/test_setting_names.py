@@ -45,7 +45,7 @@ def test_misspelled_name_is_reported_with_the_nearest_known_one() -> None:
     "variable",
     [
         "FORESHOCK_SPOOL_DIRECTORY", "FORESHOCK_MODE", "FORESHOCK_DATABASE_URL", "foreshock_max_tokens",
-        "FORESHOCK_WEIGHTS_ROOTS", "FORESHOCK_INSTRUCTION_SET", "FORESHOCK_BIND", "PATH", "_FORESHOCK_START",
+        "FORESHOCK_WEIGHTS_ROOTS", "FORESHOCK_INSTRUCTION_SET", "FORESHOCK_BIND", "PATH",
         "FORESHOCK_SERVICE_HOST", "FORESHOCK_SERVICE_PORT_HTTP", "FORESHOCK_PORT_8765_TCP_ADDR",
     ],
 )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Requests as bytes: headers are bounded, slow ones delay nobody, and what is no HTTP is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from foreshock_service.app import create_app
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.health.figures import resident_bytes
+from foreshock_service.platform.settings import Settings
+from tests.service.operation.processes import read_answer
+from tests.service.server import RunningServer
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+CAP = 16_384
+MEBIBYTE = 1 << 20
+BEGIN = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.fixture
+def server(settings: Settings, decoders: DecoderPool) -> Iterator[RunningServer]:
+    """A server with a small cap on headers."""
+    with RunningServer(create_app(settings.model_copy(update={"max_header_bytes": CAP}), decoders)) as running:
+        yield running
+
+
+def connect(server: RunningServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=30)
+
+
+def send_until_refused(connection: socket.socket, piece: bytes, most_bytes: int) -> int:
+    """Send pieces until the service closes the connection; return the bytes sent."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        while sent < most_bytes:
+            connection.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"GET /livez?" + b"a" * CAP + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        BEGIN + b"X-A: " + b"a" * CAP + b"\r\n\r\n",
+    ],
+    ids=["target", "one header"],
+)
+def test_headers_beyond_the_cap_are_refused(server: RunningServer, request_head: bytes) -> None:
+    with connect(server) as connection:
+        # The end of the headers does not come: what is complete in one read is taken by the parser.
+        connection.sendall(request_head[:-4])
+        answer = connection.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
+def test_unended_headers_of_many_clients_delay_nobody(server: RunningServer) -> None:
+    connections = [connect(server) for _ in range(200)]
+    for connection in connections:
+        connection.sendall(BEGIN + b"X-A: a")
+    for _ in range(5):
+        begin = time.monotonic()
+        assert httpx.get(f"{server.url}/livez").status_code == 200
+        assert time.monotonic() - begin < 1
+    for connection in connections:
+        connection.close()
+
+
+def test_headers_within_the_cap_are_taken(server: RunningServer) -> None:
+    headers = {"X-A": "a" * (CAP // 2)}
+    with httpx.Client(base_url=server.url, headers=headers) as http:
+        # The count begins anew with each request of a connection.
+        assert [http.get("/livez").status_code for _ in range(4)] == [200] * 4
+
+
+def test_body_in_small_chunks_is_no_header(server: RunningServer) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b'{"key": "chunks"'
+        for _ in range(CAP):
+            yield b" "
+        yield b"}"
+
+    headers = {"Content-Type": "application/json"}
+    assert httpx.post(f"{server.url}/v1/runs", content=pieces(), headers=headers, timeout=60).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [(BEGIN + b"X-A: ", b"a" * MEBIBYTE), (BEGIN, b"X-A: a\r\n" * 10_000)],
+    ids=["one header", "many headers"],
+)
+def test_headers_without_an_end_take_no_memory(server: RunningServer, begin: bytes, piece: bytes) -> None:
+    with connect(server) as connection:
+        before = resident_bytes()
+        connection.sendall(begin)
+        sent = send_until_refused(connection, piece, 32 * MEBIBYTE)
+        assert sent < 16 * MEBIBYTE, "the service closes the connection"
+        # The server is in this process.
+        assert resident_bytes() - before < 16 * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\x00\x01\x02\r\n\r\n", BEGIN + b"Content-Length: -5\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+)
+def test_what_is_no_http_is_refused(server: RunningServer, sent: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(sent)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_second_host_header_is_refused(server: RunningServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"GET /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
+        answer = read_answer(connection)
+        assert answer is not None
+        assert answer.status == 400
+
+
+@pytest.mark.parametrize("key", ["", "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"])
+@pytest.mark.parametrize(("path", "host", "status"), [("/livez", "127.0.0.1", 200), ("/livez", "evil.example", 400)])
+def test_request_for_a_websocket_is_served_as_http(
+    server: RunningServer, key: str, path: str, host: str, status: int
+) -> None:
+    upgrade = f"Connection: Upgrade\r\nUpgrade: websocket\r\n{key}\r\n"
+    with connect(server) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{upgrade}".encode())
+        answer = read_answer(connection)
+        assert answer is not None
+        assert answer.status == status
+        assert status == 200 or answer.json()["type"] == "urn:foreshock:problem:host-not-allowed"
