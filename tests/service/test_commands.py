@@ -58,7 +58,8 @@ def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: 
 
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "foreshock.commands.main", "serve", "--host", "0.0.0.0", "--port", str(port)],
+        [sys.executable, "-m", "foreshock.commands.main", "serve", "--host", "0.0.0.0", "--port", str(port),
+         "--show-settings"],
         env=environment(tmp_path, FORESHOCK_BOOTSTRAP_KEY="a key for a container's start"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
@@ -76,6 +77,7 @@ def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: 
     assert process.returncode in (0, 130)
     assert "a key for a container's start" not in output
     assert "FORESHOCK_BOOTSTRAP_KEY=********" in output
+    assert f"Foreshock listens on http://0.0.0.0:{port}" in output
     assert foreshock(tmp_path, "keys", "revoke", "key_nobody").returncode == 1
 
 
