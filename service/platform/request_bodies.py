@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform.media_types import media_type_of
 from foreshock_service.platform.problem import (
     BodyRefused,
     LimitExceeded,
@@ -38,6 +37,11 @@ PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)
 # The longest time that a refused client may go on writing.
 _LINGER_SECONDS = 2.0
+
+
+def media_type_of(request: Request) -> str:
+    """Return the media type of the request's Content-Type, without its parameters; "" if it declares none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip()
 
 
 def body_limit(request: Request, settings: Settings) -> int:
