@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-import venv
 import zipfile
 from pathlib import Path
 
@@ -19,13 +18,16 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
+# Without the sources, which would be imported instead of the wheel.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
 
 def run(*command: str | Path, **environment: str) -> str:
     outcome = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
         text=True,
-        env={**os.environ, **environment},
+        env=ENVIRONMENT | environment,
         cwd=environment.get("PWD"),
         check=False,
     )
@@ -56,24 +58,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def new_environment(folder: Path) -> Path:
-    venv.create(folder)
+def new_environment(folder: Path, requirement: str, resolution: str = "highest") -> Path:
+    """Return the programs of a new environment with what the resolver gives today, without constraints.
+
+    `resolution` lowest-direct: the lowest versions that pyproject.toml names.
+    """
+    uv = (sys.executable, "-m", "uv", "--quiet")
+    run(*uv, "venv", "--python", sys.executable, folder)
+    run(*uv, "pip", "install", "--python", folder / "bin" / "python", "--resolution", resolution, requirement)
     return folder / "bin"
 
 
 @pytest.fixture(scope="module")
 def base_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the programs of an environment with only the wheel and its dependencies."""
-    binaries = new_environment(tmp_path_factory.mktemp("base"))
-    install(binaries, str(wheel))
-    return binaries
+    return new_environment(tmp_path_factory.mktemp("base") / "environment", str(wheel))
 
 
-def install(binaries: Path, requirement: str) -> None:
-    constraints = REPOSITORY / "constraints.txt"
-    # Most modules are never imported here; compiling them would take longer than the test.
-    pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "install", "-q", "--no-compile")
-    run(*pip, "-c", constraints, requirement)
+@pytest.fixture(scope="module", params=["highest", "lowest-direct"])
+def service_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Return the programs of an environment with the service."""
+    folder = tmp_path_factory.mktemp("service") / "environment"
+    return new_environment(folder, f"{wheel}[service]", request.param)
 
 
 def test_wheel_holds_the_three_packages_and_no_other(wheel: Path) -> None:
@@ -110,22 +116,55 @@ def test_command_without_its_extra_names_the_extra(base_environment: Path, tmp_p
     assert "Traceback" not in outcome.stderr
 
 
+UPLOAD = """
+import sys
+import foreshock
+
+with foreshock.Client(sys.argv[1], run_key="from-the-wheel", spool_directory="spool") as client:
+    client.log_rollouts(1, {
+        "sample_id": ["a", "b"], "prompt_token_ids": [[1], [2]], "response_token_ids": [[3, 4], [5]],
+        "rollout_log_probs": [[-1.0, -2.0], [-0.5]], "trainer_log_probs": [[-1.1, -2.0], [-0.5]],
+    })
+    assert client.flush(60)
+"""
+
+
 @pytest.mark.timeout(1500)
-def test_serve_starts_from_the_wheel_with_its_extra(wheel: Path, tmp_path: Path) -> None:
-    environment = new_environment(tmp_path / "clean")
-    install(environment, f"{wheel}[service]")
+def test_service_of_the_wheel_takes_an_upload_and_shows_it(service_environment: Path, tmp_path: Path) -> None:
     port = free_port()
+    url = f"http://127.0.0.1:{port}"
     with (tmp_path / "serve.log").open("w") as log:
         server = subprocess.Popen(
-            [environment / "foreshock", "serve", "--port", str(port)], cwd=tmp_path, stdout=log, stderr=log
+            [service_environment / "foreshock", "serve", "--port", str(port)],
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+            env=ENVIRONMENT | {"FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"},
         )
     try:
-        assert wait_until_ready(f"http://127.0.0.1:{port}/readyz", server), (tmp_path / "serve.log").read_text()
-        assert httpx.get(f"http://127.0.0.1:{port}/", timeout=60).status_code == 200
-        assert httpx.get(f"http://127.0.0.1:{port}/openapi.json", timeout=60).json()["info"]["title"]
+        assert wait_until_ready(f"{url}/readyz", server), (tmp_path / "serve.log").read_text()
+        run(service_environment / "python", "-c", UPLOAD, url, PWD=str(tmp_path))
+        curves = httpx.get(f"{url}/v1/runs/from-the-wheel/measurements", timeout=60).json()["columns"]
+        assert curves["step"] == [1, 1]
+        for path in ("/", "/runs/default/from-the-wheel", "/v1/runs/from-the-wheel/lr-advice", "/metrics"):
+            assert httpx.get(url + path, timeout=60).status_code == 200, path
+        unknown = httpx.get(f"{url}/v1/runs?projet=a", timeout=60)
+        assert (unknown.status_code, "did you mean 'project'" in unknown.text) == (422, True)
+        assert httpx.get(f"{url}/openapi.json", timeout=60).json()["info"]["title"]
     finally:
         server.terminate()
-        server.wait(timeout=120)
+        assert server.wait(timeout=120) == 0
+    assert (tmp_path / "serve.log").read_text() == f"Foreshock listens on {url}\n"
+
+
+def test_folders_named_service_and_probes_do_not_disturb_the_commands(
+    service_environment: Path, tmp_path: Path
+) -> None:
+    for name in ("service", "probes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('the folder of somebody else')")
+    environment = {"PYTHONPATH": str(tmp_path), "PWD": str(tmp_path)}
+    assert "--show-settings" in run(service_environment / "foreshock", "serve", "--help", **environment)
 
 
 def wait_until_ready(url: str, server: subprocess.Popen[bytes], seconds: float = 600) -> bool:
