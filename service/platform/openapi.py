@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache
 from inspect import isclass, isfunction, ismodule, unwrap
 from types import CodeType, FunctionType
@@ -157,10 +158,21 @@ def _named(function: FunctionType, names: frozenset[str], owner: type | None) ->
             yield from filter(_is_own, (unwrap(vars(value)[each]) for each in names & vars(value).keys()))
         elif _is_own(value):
             yield value
+        else:
+            yield from _of_row(value)
     if owner is not None:
         yield from _methods(owner, names)
     parts = _parts_of_context()
     yield from (parts[name] for name in names & parts.keys())
+
+
+def _of_row(value: object) -> Iterator[Any]:
+    """Yield the functions and classes of the service in a row of a table of kinds, a dataclass of the service."""
+    if is_dataclass(value) and type(value).__module__.startswith(_OWN):
+        yield type(value)
+        for field in fields(value):
+            held = getattr(value, field.name)
+            yield from (held,) if _is_own(held) else _of_row(held)
 
 
 def _names(code: CodeType) -> frozenset[str]:
