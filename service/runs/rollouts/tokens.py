@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import find_rollouts
-from foreshock_service.platform.columnar.table import AnswerTooLarge
-from foreshock_service.platform.columnar.table import ColumnTable
+from foreshock_service.platform.columnar.table import AnswerTooLarge, ColumnTable
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.problem import ProblemError

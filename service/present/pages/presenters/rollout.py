@@ -26,10 +26,11 @@ from foreshock_service.present.pages.presenters.viewing import Viewing, curves_o
 from foreshock_service.present.pages.rendering import DASH, announced_names, count, number, texts_of
 from foreshock_service.present.pages.step_models import RolloutPage, ScoredBy, StepMeasure
 from foreshock_service.runs.attempts.service import fingerprints_of_attempts
-from foreshock_service.runs.measurements.service import CurveQuery, read_curves
 from foreshock_service.runs.measurements.service import (
+    CurveQuery,
     MeasurementNotFound,
     StatisticsOutOfDate,
+    read_curves,
     read_statistics,
     statistics_of_steps,
 )

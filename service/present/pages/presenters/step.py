@@ -44,7 +44,6 @@ from foreshock_service.present.pages.view_models import Choice, Label, LintCard,
 from foreshock_service.replay.results.weights_search_schemas import ReplayRead, WeightsSearchRead
 from foreshock_service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
 from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
-from foreshock_service.runs.measurements.service import CurveQuery, read_curves
 from foreshock_service.runs.measurements.curves import Curves
 from foreshock_service.runs.measurements.service import (
     CurveQuery,

@@ -12,8 +12,8 @@ from foreshock_service.platform.columnar.table import floats_or_none
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.security import Principal
 from foreshock_service.present.pages.figures import Curve
-from foreshock_service.runs.measurements.service import CurveQuery, read_curves
 from foreshock_service.runs.measurements.curves import Curves
+from foreshock_service.runs.measurements.service import CurveQuery, read_curves
 from foreshock_service.runs.scalars.service import FIRST_SOURCE, ScalarQuery, read_scalars
 
 
