@@ -18,8 +18,17 @@ from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGES
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
 from foreshock.diagnosis.rule import Effect, Event, ThresholdRule
 from foreshock.diagnosis.rules import LAG_KEY, RulesState, advance_rules, forget_baselines
-from foreshock.diagnosis.surge import advance_surge, forget_lengths, is_armed, watching
-from foreshock.diagnosis.surge_state import StepLengths, SurgeSettings, SurgeState, Watching, event_of
+from foreshock.diagnosis.surge import advance_surge
+from foreshock.diagnosis.surge_state import (
+    StepLengths,
+    SurgeSettings,
+    SurgeState,
+    Watching,
+    event_of,
+    forget_lengths,
+    is_armed,
+    watching,
+)
 from foreshock.digests import digest_of_json
 from foreshock.json_values import finite_or_none
 from foreshock.learning_rate.schedule import ScheduleSettings

@@ -37,35 +37,9 @@ from foreshock.diagnosis.surge_state import (
     SurgeKind,
     SurgeSettings,
     SurgeState,
-    Watching,
+    is_armed,
 )
 from foreshock.json_values import finite_or_none
-
-MISSING_STEPS = 10
-"""Closed steps without any length after which the run is told that lengths are missing, instead of "too few steps"."""
-
-
-def forget_lengths(state: SurgeState) -> SurgeState:
-    """Return the state without any length: the next values are the baseline. A confirmed surge keeps its effect."""
-    return SurgeState(last_confirmed_step=state.last_confirmed_step, effective_surge_step=state.effective_surge_step)
-
-
-def watching(state: SurgeState, settings: SurgeSettings) -> Watching:
-    """Return what the detector is doing, in one word; "warming" never lasts: without lengths it is "no_lengths"."""
-    if state.effective_surge_step is not None:
-        return "surged"
-    if state.capped >= settings.capped_values:
-        return "at_cap"
-    if state.pending is not None and state.pending.kind == "growth_with_reward":
-        return "growing_with_reward"
-    if len(state.values) >= settings.baseline_values or state.last_confirmed_step is not None:
-        return "watching"
-    return "no_lengths" if state.missing >= MISSING_STEPS else "warming"
-
-
-def is_armed(state: SurgeState, settings: SurgeSettings) -> bool:
-    """Return whether a surge could be detected at the next step: there is a baseline, and no cap."""
-    return len(state.values) >= settings.baseline_values and state.capped < settings.capped_values
 
 
 def advance_surge(
