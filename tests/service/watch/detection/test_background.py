@@ -23,7 +23,7 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, DueRepl
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs.schemas import RunUpdate
 from foreshock_service.runs.runs.service import update_run
-from foreshock_service.watch.detection.background import DerivationThread, derive_due, derive_run, note_outdated
+from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from foreshock_service.watch.rules.service import set_rules
@@ -52,6 +52,14 @@ def outcome(run: RecordedRun) -> tuple[list[Any], list[Any]]:
 def due(database: Database) -> list[str]:
     with database.read() as session:
         return list(session.scalars(select(DueReplay.run_id)))
+
+
+def wait_until_derived(database: Database) -> None:
+    """Wait until the service has derived what is due."""
+    deadline = time.monotonic() + 120.0
+    while due(database):
+        assert time.monotonic() < deadline, "it is still due"
+        time.sleep(0.05)
 
 
 def closed_run(
@@ -191,7 +199,7 @@ def test_state_of_another_release_is_derived_again_and_never_an_error(
     meanwhile = http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()
     assert (meanwhile["observed_step"], meanwhile["scale"]) == (60, advice["scale"])
     assert note_outdated(database) == 1
-    derive_due(run.events, database)
+    wait_until_derived(database)
     assert outcome(run) == expected
     assert http.get(f"/v1/runs/{run.run}/lr-advice").json() == advice
     assert note_outdated(database) == 0
@@ -206,17 +214,12 @@ def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Datab
     assert outcome(run) == outcome(closed_run(database, "in order", {}, STEPS + 1))
 
 
+@pytest.mark.usefixtures("http")
 def test_service_derives_what_is_due_by_itself(app: FastAPI) -> None:
     database: Database = app.state.context.database
     late = closed_run(database, "late", {2: {LENGTH: 900.0}})
     late.close(2, values_at(2))
-    thread = DerivationThread(app.state.context)
-    thread.start()
-    deadline = time.monotonic() + 120.0
-    while due(database):
-        assert time.monotonic() < deadline, "it is still due"
-        time.sleep(0.05)
-    thread.stop()
+    wait_until_derived(database)
     assert outcome(late) == outcome(closed_run(database, "in order", {}))
 
 
