@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from foreshock.diagnosis.statistics import MEDIAN_NOISE, Pooling, median, step_noise
 from foreshock.severity import Severity
@@ -37,21 +37,6 @@ class Event:
     def __post_init__(self) -> None:
         if self.change == "fired" and self.fired_step == -1:
             object.__setattr__(self, "fired_step", self.step)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "step": self.step,
-            "value": self.value,
-            "threshold": self.threshold,
-            "severity": self.severity,
-            "why": self.why,
-            "what_to_do": self.what_to_do,
-            "moves_learning_rate": self.moves_learning_rate,
-            "evidence": dict(self.evidence),
-            "change": self.change,
-            "fired_step": self.fired_step,
-        }
 
 
 BASELINE_VALUES = 10

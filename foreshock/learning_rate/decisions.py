@@ -17,7 +17,7 @@ function serves a step that closes, late data that changes the past, and the fir
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from foreshock.diagnosis.detectors import OpenSignal
@@ -56,19 +56,7 @@ class Decision:
     mode: Mode | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "revision": self.revision,
-            "attempt": self.attempt,
-            "kind": self.kind,
-            "observed_step": self.observed_step,
-            "effective_from_step": self.effective_from_step,
-            "reason": self.reason,
-            "at_us": self.at_us,
-            "author": self.author,
-            "schedule": self.schedule and self.schedule.to_json(),
-            "signal": self.signal and {"rule": self.signal.rule, "fired_step": self.signal.fired_step},
-            "mode": self.mode,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Decision:

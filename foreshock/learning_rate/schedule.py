@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 DECAY_MULTIPLIER = 1.8
@@ -118,14 +118,7 @@ class LengthDecaySchedule:
         return step if self.paused_from_step is None else min(step, self.paused_from_step - 1)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "surge_step": self.surge_step,
-            "decay_period": self.decay_period,
-            "factor": self.factor,
-            "floor": self.floor,
-            "effective_from_step": self.effective_from_step,
-            "paused_from_step": self.paused_from_step,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LengthDecaySchedule:

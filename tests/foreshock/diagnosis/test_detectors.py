@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -47,8 +47,8 @@ def test_continuing_from_json_at_every_step_is_bit_identical(rows: list[dict[str
         through_json = WarningState.from_bytes(data)
         assert through_json.to_bytes() == data == straight.to_bytes()
         assert through_json == straight
-        assert [event.to_json() for event in events] == [event.to_json() for event in same_events]
-        json.dumps([event.to_json() for event in events], allow_nan=False)
+        assert [asdict(event) for event in events] == [asdict(event) for event in same_events]
+        json.dumps([asdict(event) for event in events], allow_nan=False)
 
 
 @pytest.mark.parametrize("snapshot", [3, 50, 108, 111, 150])
