@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, keys_of_texts, row_ranges, row_sums
+from foreshock.lint.counting import EvidenceBuilder, keys_of_texts, row_sums
 from foreshock.lint.report import FALSE_ALARM, Clean, Example, Finding, NotChecked, Outcome, format_number
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.ragged import lengths_of_offsets
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
 
 Keys = NDArray[np.uint64]
-_SALT = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND, _THIRD = map(np.uint64, (0xD1342543DE82EF95, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_30, _27, _31 = map(np.uint64, (30, 27, 31))
-# Weights of positions that are kept in memory: 32 kB.
-_SHORT_ROW = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,11 +89,7 @@ def hash_rollouts(batch: RolloutBatch, builder: EvidenceBuilder) -> RolloutHashe
         return RolloutHashes.empty()
     generated = behaviour if batch.response_mask is None else np.where(batch.response_mask != 0, behaviour, 0)
     log_probs = row_sums(generated, batch.response_offsets)
-    (of_prompts,) = _weighted_sums(batch.prompt_offsets, batch.prompt_token_ids)
-    prompts = _mix(of_prompts, lengths_of_offsets(batch.prompt_offsets))
-    log_prob_bits = generated.astype(np.float32, copy=False).view(np.uint32)
-    bits, ids = _weighted_sums(batch.response_offsets, log_prob_bits, batch.response_token_ids)
-    contents = _mix(_mix(_mix(prompts, bits), ids), lengths)
+    prompts, contents = _digests(batch, np.ascontiguousarray(generated, np.float32))
     # Two empty responses are equal for any policy.
     kept = (lengths > 0) & np.isfinite(log_probs)
     hashes = RolloutHashes(prompts[kept], contents[kept], keys_of_texts(batch.sample_ids)[kept], log_probs[kept])
@@ -121,48 +111,20 @@ def _add_examples(
         builder.add_example("duplicated_rollouts", Example(batch.sample_ids[rows[index]], -1, text))
 
 
-def _weighted_sums(offsets: NDArray[np.int64], *columns: NDArray[np.integer]) -> list[Keys]:
-    """Return sums of whole numbers weighted by position, modulo 2⁶⁴, shape [N] for each column [T]; another order
-    gives another sum.
-    """
-    lengths = lengths_of_offsets(offsets)
-    sums = [np.zeros(lengths.size, np.uint64) for _ in columns]
-    weights = _position_weights(int(lengths.max(initial=0)))
-    for row, end_row in row_ranges(offsets):
-        start, end = int(offsets[row]), int(offsets[end_row])
-        starts, of_rows = offsets[row:end_row], lengths[row:end_row]
-        filled = of_rows.nonzero()[0]
-        if not filled.size:
-            continue
-        begins = starts[filled] - start
-        of_places = weights[np.arange(start, end) - np.repeat(starts, of_rows)]
-        for column, of_column in zip(columns, sums, strict=True):
-            weighted = of_places * (column[start:end].astype(np.uint64) + np.uint64(1))
-            of_column[row + filled] = np.add.reduceat(weighted, begins, dtype=np.uint64)
-    return sums
-
-
-def _position_weights(count: int) -> Keys:
-    """Return the weights of the first `count` positions; those of short rows are computed once."""
-    return _short_weights()[:count] if count <= _SHORT_ROW else _weights(count)
-
-
-@cache
-def _short_weights() -> Keys:
-    return _weights(_SHORT_ROW)
-
-
-def _weights(count: int) -> Keys:
-    return _mix(np.zeros(count, np.uint64), np.arange(count))
-
-
-def _mix(keys: Keys, values: NDArray[np.integer]) -> Keys:
-    """Return one key of a key and an integer (the finalizer of splitmix64)."""
-    # Arrays of integers wrap around without a warning.
-    mixed = keys * _FIRST + values.astype(np.uint64) + _SALT
-    mixed = (mixed ^ (mixed >> _30)) * _SECOND
-    mixed = (mixed ^ (mixed >> _27)) * _THIRD
-    return np.asarray(mixed ^ (mixed >> _31))
+def _digests(batch: RolloutBatch, log_probs: NDArray[np.float32]) -> tuple[Keys, Keys]:
+    """Return a digest of each prompt, and one of each prompt, response and log-probs, shape [N]."""
+    prompt_ids = np.ascontiguousarray(batch.prompt_token_ids, np.int32)
+    response_ids = np.ascontiguousarray(batch.response_token_ids, np.int32)
+    prompts, contents = [], []
+    of_prompts, of_responses = batch.prompt_offsets.tolist(), batch.response_offsets.tolist()
+    for begin, end, first, last in zip(of_prompts, of_prompts[1:], of_responses, of_responses[1:], strict=False):
+        prompt = blake2b(prompt_ids[begin:end].data, digest_size=8).digest()
+        content = blake2b(prompt, digest_size=8)
+        content.update(response_ids[first:last].data)
+        content.update(log_probs[first:last].data)
+        prompts.append(prompt)
+        contents.append(content.digest())
+    return np.frombuffer(b"".join(prompts), np.uint64), np.frombuffer(b"".join(contents), np.uint64)
 
 
 # Repeats are counted among all responses, and among those whose log μ is at most this, in nats.

@@ -1,4 +1,4 @@
-"""Hashes of rollouts."""
+"""Digests of rollouts, by which copies are found."""
 
 from __future__ import annotations
 
