@@ -68,7 +68,7 @@ from foreshock_service.replay.results.scores import read_replayed_scores
 from foreshock_service.runs.attempts.endpoints import router as attempts
 from foreshock_service.runs.changes.endpoints import router as changes
 from foreshock_service.runs.checkpoints.endpoints import router as checkpoints
-from foreshock_service.runs.corrections.endpoints import router as corrections
+from foreshock_service.runs.corrections import router as corrections
 from foreshock_service.runs.deletions.endpoints import router as deletions
 from foreshock_service.runs.events import (
     AdviceModeChanged,
@@ -101,7 +101,7 @@ from foreshock_service.runs.runs.service import mark_stale_runs
 from foreshock_service.runs.scalars.endpoints import router as scalars
 from foreshock_service.runs.steps.closing import close_waiting_steps
 from foreshock_service.runs.steps.endpoints import router as steps
-from foreshock_service.runs.theory.endpoints import router as theory
+from foreshock_service.runs.theory import router as theory
 from foreshock_service.watch.advice.decision_log import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.advice.endpoints import router as advice
 from foreshock_service.watch.alerts.delivery import (

@@ -48,7 +48,7 @@ class JobRecord(Record):
     """the failure of each try"""
     worker: str | None = None
     accelerator: str | None = None
-    priority: PriorityName | None = None
+    priority: PriorityName
     environments: tuple[str, ...] = ()
     """names of the environments to score in, best first; empty: any"""
     environment: str | None = None
@@ -80,7 +80,7 @@ class ProbeRecord(Record):
     from_sample: bool = False
     """`max_rollouts` left some of the step's rollouts out"""
     jobs: tuple[JobRecord, ...] = ()
-    created_at_us: int | None = None
+    created_at_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ class WorkerRecord(Record):
     """the environments that it can score in"""
     scorers: tuple[str, ...] = ()
     """the scorers that it offers"""
-    first_seen_at_us: int | None = None
-    last_seen_at_us: int | None = None
+    first_seen_at_us: int
+    last_seen_at_us: int
     """its last request for a job, or heartbeat"""
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from foreshock.json_values import finite_or_none, json_value, number_or_nan
 
-__all__ = ["NAN", "Measured", "Record", "from_attributes", "parse", "to_json"]
+__all__ = ["NAN", "Measured", "Record", "described", "from_attributes", "parse", "to_json"]
 
 NAN = math.nan
 Kind = TypeVar("Kind")
@@ -49,6 +49,11 @@ class Record:
     }
 
 
+def described(text: str) -> Mapping[str, Any]:
+    """Return the metadata of a field of a record that others inherit from; docstrings of fields are not inherited."""
+    return {"description": text}
+
+
 def parse(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
     """Return the record of a JSON object. In a field of type `float` null is NaN: "not estimable".
 
@@ -67,7 +72,7 @@ def to_json(record: Any) -> dict[str, Any]:
     return values
 
 
-def from_attributes(kind: type[Kind], source: object, **given: Any) -> Kind:
+def from_attributes(kind: type[Kind], source: object, /, **given: Any) -> Kind:
     """Return the record of an object that has its fields as attributes, such as a row, except those that are given.
 
     JSON in an attribute becomes the record, tuple or mapping that the field is.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreshock.api.probes import JobStateName
-from foreshock.api.records import NAN, Measured, Record
+from foreshock.api.records import NAN, Measured, Record, described
 from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE
 from foreshock.json_values import number_or_nan
 
@@ -51,32 +51,19 @@ class ExactMeasuresRecord(Record):
     single token, which `k3_kl` has, is not in them.
     """
 
-    kl: MeanRecord
-    """KL(μ‖π), in nats per token"""
-    reverse_kl: MeanRecord
-    """KL(π‖μ), in nats per token"""
-    tv: MeanRecord
-    """total variation ½ Σ|π − μ|, 0 to 1"""
-    delta_max: Measured
-    """Δmax: the largest total variation at a visited state"""
-    top1_flip: MeanRecord
-    """share of states whose likeliest tokens differ"""
-    target_entropy: MeanRecord
-    """H(π), in nats"""
-    behaviour_entropy: MeanRecord
-    """H(μ), in nats"""
-    k3_kl: MeanRecord
-    """the sampled estimate of `kl` from the log-probs of the same tokens"""
-    tokens: int
-    """states that the means are over"""
-    rollouts: int
-    """rollouts with such a state"""
-    groups: int
-    """prompt groups of these rollouts"""
-    effective_groups: Measured
-    """effective number of groups of `kl`: (Σ S_g)²/Σ S_g²"""
-    non_finite: int
-    """states left out because a value of them is NaN or infinite"""
+    kl: MeanRecord = field(metadata=described("KL(μ‖π), in nats per token"))
+    reverse_kl: MeanRecord = field(metadata=described("KL(π‖μ), in nats per token"))
+    tv: MeanRecord = field(metadata=described("total variation ½ Σ|π − μ|, 0 to 1"))
+    delta_max: Measured = field(metadata=described("Δmax: the largest total variation at a visited state"))
+    top1_flip: MeanRecord = field(metadata=described("share of states whose likeliest tokens differ"))
+    target_entropy: MeanRecord = field(metadata=described("H(π), in nats"))
+    behaviour_entropy: MeanRecord = field(metadata=described("H(μ), in nats"))
+    k3_kl: MeanRecord = field(metadata=described("the sampled estimate of `kl` from the log-probs of the same tokens"))
+    tokens: int = field(metadata=described("states that the means are over"))
+    rollouts: int = field(metadata=described("rollouts with such a state"))
+    groups: int = field(metadata=described("prompt groups of these rollouts"))
+    effective_groups: Measured = field(metadata=described("effective number of groups of `kl`: (Σ S_g)²/Σ S_g²"))
+    non_finite: int = field(metadata=described("states left out because a value of them is NaN or infinite"))
     interval: str = field(default=RANGE, metadata=_INTERVALS)
 
 

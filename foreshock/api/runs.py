@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from foreshock.api.records import NAN, Measured, Record, parse
+from foreshock.api.records import NAN, Measured, Record, described, parse
 from foreshock.changes import ChangeKind
 from foreshock.diagnosis.health import HealthVerdict
 from foreshock.interval_names import RANGE, RANGE_DESCRIPTION
@@ -66,7 +66,7 @@ class RunRecord(Record):
     model_kind: ModelKind | None = None
     """null: unknown, treated as dense"""
     model_kind_source: Literal["declared", "checkpoint"] | None = None
-    advice_mode: AdviceMode | None = None
+    advice_mode: AdviceMode
     scalar_names: Mapping[str, str] | None = None
     """null: the well-known names"""
     state: ShownRunState
@@ -74,8 +74,8 @@ class RunRecord(Record):
     """newest step that has rollouts"""
     seen_at_us: int | None = None
     """last sign of life of the clients; null: they send none"""
-    created_at_us: int | None = None
-    updated_at_us: int | None = None
+    created_at_us: int
+    updated_at_us: int
 
     @property
     def title(self) -> str:
@@ -127,8 +127,10 @@ class IncompleteStep(Record):
 class OfStep(Record):
     """What every answer about one step says of its shards."""
 
-    incomplete: IncompleteStep | None = None
-    """the step closed without some of its shards; null: it has all, or is still open"""
+    incomplete: IncompleteStep | None = field(
+        default=None,
+        metadata=described("the step closed without some of its shards; null: it has all, or is still open"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,7 @@ class ChangeRecord(Record):
     after: str | float | None = None
     differences: tuple[DifferenceRecord, ...] = ()
     """of the setup; else empty"""
-    rebaseline: bool = False
+    rebaseline: bool
     """whether the baselines of the detectors begin anew at this step"""
 
 
@@ -214,7 +216,7 @@ class CheckpointRecord(Record):
     weights_version: int | None = None
     expires_at_us: int | None = None
     """when the files may go; null: never"""
-    announced_at_us: int | None = None
+    announced_at_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +332,7 @@ class FindingRecord(Record):
     newest_step: int
     confidence: ConfidenceRecord | None = None
     """at the newest step; null if the source has none"""
-    changed_at_us: int | None = None
+    changed_at_us: int
     """when a step was last added or removed, or its severity changed"""
 
 

@@ -32,6 +32,8 @@ __all__ = [
     "TheoryRecord",
     "TokenIdColumns",
     "TokenIdsRecord",
+    "TokenRecord",
+    "TokensRecord",
 ]
 
 LintSeverity = Literal["critical", "warning"]
@@ -206,7 +208,7 @@ class CorrectionsRecord(OfStep):
     """model-generated tokens with two finite log-probs"""
     rollouts: int
     """rollouts of the step, including those without such a token"""
-    coverage: Coverage | None = None
+    coverage: Coverage
     items: tuple[CorrectionRecord, ...]
 
 
@@ -305,7 +307,7 @@ class TheoryRecord(OfStep):
     comparison: str
     step: int
     attempt: int
-    coverage: Coverage | None = None
+    coverage: Coverage
     bias: BiasRecord
     horizon: HorizonRecord
     pinsker: PinskerRecord
@@ -373,3 +375,35 @@ class TokenIdsRecord(OfStep):
     k3_sum_unnamed: Measured
     """upper bound of Σ k3 of an id that is not listed; null: no bound"""
     columns: TokenIdColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord(Record):
+    """Response token with each scorer's log-prob; null if it is missing or not finite."""
+
+    sample_id: str
+    shard: int
+    position: int
+    """index in the response, from 0"""
+    token_id: int
+    generated: bool
+    """true: sampled by the model; false: tool output, excluded from all measures"""
+    d: Measured
+    """log target − log behaviour"""
+    log_probs: Mapping[str, Measured]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensRecord(OfStep):
+    """Tokens of one step: the worst by |d|, or one rollout in order."""
+
+    comparison: str
+    step: int
+    attempt: int
+    sample_id: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    """prompt of the requested rollout"""
+    scorers: tuple[str, ...]
+    coverage: Coverage
+    """the rollouts in full: of the others no token is stored"""
+    items: tuple[TokenRecord, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from foreshock.api.records import Record
+from foreshock.api.records import Record, described
 from foreshock.diagnosis.risk import RiskLevel
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice, Applied
@@ -39,7 +39,7 @@ class AlertRecord(Record):
     """
 
     id: str
-    attempt: int | None = None
+    attempt: int
     rule: str
     step: int
     severity: Severity
@@ -50,11 +50,12 @@ class AlertRecord(Record):
     moves_learning_rate: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
     state: AlertState
-    cleared_step: int | None = None
-    """the step at which the rule cleared; null while it fires"""
-    changed_by: Literal["detector", "operator", "rewind"] | None = None
-    opened_at_us: int | None = None
-    changed_at_us: int | None = None
+    cleared_step: int | None = field(
+        default=None, metadata=described("the step at which the rule cleared; null while it fires")
+    )
+    changed_by: Literal["detector", "operator", "rewind"]
+    opened_at_us: int
+    changed_at_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +139,11 @@ class RuleRecord(Record):
     """factor on the run's own baseline, or on `reference`"""
     reference: str | None = None
     direction: str = ""
-    ideal: float | None = None
+    ideal: float
     pooled: str | None = None
     """null: steps in a row count; else evidence is pooled over steps"""
-    minimum_duration: int | None = None
-    cooldown_steps: int | None = None
+    minimum_duration: int
+    cooldown_steps: int
     lag_zero_only: bool = False
     corroborates_surge: bool = False
     follows_learning: bool = False

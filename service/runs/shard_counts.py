@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import IncompleteStep, OfStep
 from foreshock_service.platform.database.tables import Step
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.shard_schemas import AnswerOfStep, IncompleteStep
 
-Answer = TypeVar("Answer", bound=AnswerOfStep)
+Answer = TypeVar("Answer", bound=OfStep)
 
 
 def incomplete_step(step: Step | None) -> IncompleteStep | None:
@@ -25,4 +26,4 @@ def incomplete_step(step: Step | None) -> IncompleteStep | None:
 def with_shards(session: Session, run_id: str, step: int, attempt: int | None, answer: Answer) -> Answer:
     """Return the answer about a step with what the step lacks."""
     found = session.get(Step, tuple(resolve_step(session, run_id, step, attempt)))
-    return answer.model_copy(update={"incomplete": incomplete_step(found)})
+    return replace(answer, incomplete=incomplete_step(found))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, status
 
+from foreshock.api.runs import RetentionRecord
 from foreshock_service.maintenance.retention import service
-from foreshock_service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
+from foreshock_service.maintenance.retention.schemas import RetentionRulesBody
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.security import Administrator, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
@@ -14,7 +15,7 @@ router = APIRouter(prefix="/v1/runs/{run}/retention", tags=["retention"])
 
 
 @router.get("")
-def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> RetentionRead:
+def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> RetentionRecord:
     """Return the rules by which tokens of the run are kept: its own, else those of the service's settings."""
     with context.database.read() as session:
         return service.read_rules(session, context.settings, principal, run)
@@ -23,7 +24,7 @@ def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> R
 @router.put("")
 def set_retention(
     run: RunIdentifier, body: RetentionRulesBody, context: Context, principal: Administrator
-) -> RetentionRead:
+) -> RetentionRecord:
     """Give the run rules of its own; `last_steps` null keeps all its tokens, whatever the settings say."""
     context.database.write(lambda session: service.set_rules(session, principal, run, body))
     with context.database.read() as session:

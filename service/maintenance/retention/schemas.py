@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock_service.platform.schemas import LARGEST_STEP
@@ -21,9 +19,3 @@ class RetentionRulesBody(BaseModel):
     alert_steps: int = Field(
         default=2, ge=0, le=10_000, description="tokens of so many steps before and after each alert too"
     )
-
-
-class RetentionRead(RetentionRulesBody):
-    """The rules that hold for a run, and where they are from."""
-
-    source: Literal["run", "settings"]

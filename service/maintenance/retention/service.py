@@ -14,11 +14,12 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import RetentionRecord
 from foreshock.clock import now_us
 from foreshock_service.maintenance.retention import repository
 from foreshock_service.maintenance.retention.repository import RunRow
 from foreshock_service.maintenance.retention.rules import RetentionRules, purged_steps
-from foreshock_service.maintenance.retention.schemas import RetentionRead, RetentionRulesBody
+from foreshock_service.maintenance.retention.schemas import RetentionRulesBody
 from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.security import Principal
@@ -59,11 +60,11 @@ def rules_of(settings: Settings, run: RunRow) -> RetentionRules:
     return RetentionRules(settings.retention_last_steps, settings.retention_every_steps, settings.retention_alert_steps)
 
 
-def read_rules(session: Session, settings: Settings, principal: Principal, run_id: str) -> RetentionRead:
+def read_rules(session: Session, settings: Settings, principal: Principal, run_id: str) -> RetentionRecord:
     """Return the rules of a run. Raises RunNotFound, RunDeleted."""
     run = get_run(session, principal, run_id)
     rules = rules_of(settings, RunRow(run.id, run.project, run.key, run.retention))
-    return RetentionRead(**asdict(rules), source="settings" if run.retention is None else "run")
+    return RetentionRecord(**asdict(rules), source="settings" if run.retention is None else "run")
 
 
 def set_rules(session: Session, principal: Principal, run_id: str, rules: RetentionRulesBody | None) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from foreshock.api.service import AuditRecord
 from foreshock_service.platform.audit import service
-from foreshock_service.platform.audit.schemas import AuditRead
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import Name
@@ -25,7 +25,7 @@ def list_audit(
     run: Annotated[Name | None, Query(description="only changes of the run with this id")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
-) -> Page[AuditRead]:
+) -> Page[AuditRecord]:
     """List who changed advice, alerts, runs and keys, newest first; for a key of one project, of that project."""
     filters = {"actor": actor, "action": action, "run_id": run}
     with context.database.read() as session:

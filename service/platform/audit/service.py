@@ -8,9 +8,10 @@ from typing import Any, Protocol, cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.service import AuditRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.audit import repository
-from foreshock_service.platform.audit.schemas import AuditRead
 from foreshock_service.platform.database.dialect import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry
 from foreshock_service.platform.identifiers import new_identifier
@@ -69,12 +70,12 @@ def record(
 
 def list_entries(
     session: Session, project: str | None, filters: Mapping[str, str | None], cursor: str | None, limit: int
-) -> Page[AuditRead]:
+) -> Page[AuditRecord]:
     """Return one page of entries, newest first; `project`: those of one project alone."""
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
     rows = repository.newest_first(session, project, filters, after, limit + 1)
-    return page_of([AuditRead.model_validate(row) for row in rows], limit, _key_of)
+    return page_of([from_attributes(AuditRecord, row) for row in rows], limit, _key_of)
 
 
-def _key_of(entry: AuditRead) -> CursorKey:
+def _key_of(entry: AuditRecord) -> CursorKey:
     return (entry.at_us, entry.id)

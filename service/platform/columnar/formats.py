@@ -16,7 +16,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from fastapi import Query, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
 from foreshock_service.platform.etag import content_etag, matches
@@ -147,9 +146,8 @@ def json_values(column: Column) -> list[bytes]:
     return items.split(b",") if items else []
 
 
-def table_of_model(columns: BaseModel, **others: Sequence[float | None]) -> ColumnTable:
-    """Return a model of lists of numbers as a table, None as a missing value, after `others`."""
-    lists = {**others, **columns.model_dump()}
+def table_of_lists(lists: Mapping[str, Sequence[float | None]]) -> ColumnTable:
+    """Return lists of numbers by name as a table, None as a missing value."""
     return ColumnTable({name: _numbers(values) for name, values in lists.items()})
 
 

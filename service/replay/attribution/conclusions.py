@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import ConfidenceRecord
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock.diagnosis.conclusion import (
     AttributionEvidence,
@@ -18,7 +19,7 @@ from foreshock.diagnosis.conclusion import (
     ReferenceEvidence,
 )
 from foreshock.interval_names import INTERVAL, interval_name
-from foreshock.json_values import finite_or_none, number_or_nan
+from foreshock.json_values import number_or_nan
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.replay.attribution import repository
@@ -31,7 +32,7 @@ from foreshock_service.replay.attribution.schemas import (
 )
 from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.findings.schemas import ConfidenceRead, FindingOfStep, FindingOfSteps
+from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import of_steps
 from foreshock_service.runs.step_key import StepKey
 
@@ -75,8 +76,8 @@ def _finding(evidence: AttributionEvidence, cause: Conclusion) -> FindingOfStep:
     link = next((link for link in evidence.links if link.name == cause.link), None)
     if cause.kind != "cause" or link is None:
         return FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
-    share, low, high = map(finite_or_none, (link.share, link.share_low, link.share_high))
-    confidence = ConfidenceRead(share=share, low=low, high=high, interval=interval_name(evidence.reliable))
+    interval = interval_name(evidence.reliable)
+    confidence = ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high, interval=interval)
     return FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, Field
 
+from foreshock.api.runs import IncompleteStep
 from foreshock.diagnosis.conclusion import Conclusion
 from foreshock.environment import Environment
 from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE, interval_name
@@ -24,7 +25,6 @@ from foreshock_service.replay.probes.environments import declared_precision, pre
 from foreshock_service.replay.results.exact_schemas import ExactRead
 from foreshock_service.replay.results.files import environment_of
 from foreshock_service.replay.results.weights_search_schemas import WeightsSearchRead
-from foreshock_service.runs.shard_schemas import AnswerOfStep
 from foreshock_service.runs.step_key import StepKey
 
 CALLED = "a 95 % interval only if `interval` says so"
@@ -330,12 +330,15 @@ class ExactOfLink(ExactRead):
         return cls(**exact.model_dump(), other_settings=sorted(differing - {"batch_composition"}))
 
 
-class AttributionRead(AttributionDocument, AnswerOfStep):
+class AttributionRead(AttributionDocument):
     """The stored attribution of a step, and the conclusions from it."""
 
     exact: list[ExactOfLink] = Field(description="exact divergences of pairs of these scores, the newest of each pair")
     conclusions: list[ConclusionRead] = Field(description="computed when read; the first one is the headline")
     weights_search: WeightsSearchRead | None = Field(
         default=None, description="the newest search for the weights that the engine held; null if none is done"
+    )
+    incomplete: IncompleteStep | None = Field(
+        default=None, description="the step closed without some of its shards; null: it has all, or is still open"
     )
     stale: bool = Field(description="scores or rollouts arrived since; a new attribution is being computed")

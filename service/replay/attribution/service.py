@@ -47,12 +47,12 @@ from foreshock_service.replay.results.scores import files_of_score, newest_score
 from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.replay.results.weights_search_schemas import WeightsSearchRead
 from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
+from foreshock_service.runs.coverage.service import incomplete_of_step
 from foreshock_service.runs.events import MeasurementsChanged, StepClosed
 from foreshock_service.runs.findings.service import mark_due
 from foreshock_service.runs.measurements.service import store_measurements
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run, lock_run_for_background
-from foreshock_service.runs.shard_counts import with_shards
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.service import is_closed
 
@@ -114,7 +114,8 @@ def read_attribution(
     """
     with context.database.read() as session:
         found = attribution_of_step(session, principal, run, step, attempt)
-        return with_shards(session, run, step, attempt, found)
+        incomplete = incomplete_of_step(session, StepKey(run, found.attempt, step))
+        return found.model_copy(update={"incomplete": incomplete})
 
 
 def attribution_of_step(

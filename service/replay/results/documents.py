@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import FindingSource
 from foreshock.probe_kinds import ProbeKind
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import upsert
@@ -22,7 +23,6 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.findings.schemas import FindingSource
 from foreshock_service.runs.findings.service import mark_due
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey

@@ -6,30 +6,32 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response, status
 
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import AttemptRecord
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.attempts import service
-from foreshock_service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
+from foreshock_service.runs.attempts.schemas import AttemptCreate, Heartbeat
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
 
 @router.post(
-    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRead, "description": "It existed"}}
+    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRecord, "description": "It existed"}}
 )
 def create_attempt(
     run: RunIdentifier, body: AttemptCreate, context: Context, principal: Ingester, response: Response
-) -> AttemptRead:
+) -> AttemptRecord:
     """Get or create the attempt of this key: 201 if it is new. A step is active in the newest attempt that holds it."""
     attempt, created = context.database.write(
         lambda session: service.get_or_create_attempt(session, context.events, principal, run, body)
     )
     if not created:
         response.status_code = status.HTTP_200_OK
-    return AttemptRead.model_validate(attempt)
+    return from_attributes(AttemptRecord, attempt)
 
 
 @router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
@@ -50,7 +52,7 @@ def put_heartbeat(
 @router.get("")
 def list_attempts(
     run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[AttemptRead]:
+) -> Page[AttemptRecord]:
     """List the attempts of a run, in order."""
     with context.database.read() as session:
         return service.list_attempts(session, principal, run, cursor, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from foreshock_service.platform.schemas import JsonObject, Name, Step
 
@@ -18,17 +18,6 @@ class AttemptCreate(BaseModel):
     heartbeats: bool = Field(
         default=False, description="the client sends heartbeats, so that its silence has a meaning"
     )
-
-
-class AttemptRead(BaseModel):
-    """An attempt; its number counts from 1 in each run."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    attempt: int
-    key: str
-    resume_step: int
-    created_at_us: int
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -7,6 +7,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import AttemptRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.database.dialect import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
@@ -16,7 +18,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts import repository
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from foreshock_service.runs.attempts.schemas import AttemptCreate, AttemptRead, Heartbeat
+from foreshock_service.runs.attempts.schemas import AttemptCreate, Heartbeat
 from foreshock_service.runs.events import AttemptStarted, ItemsLost
 from foreshock_service.runs.runs.service import get_run, lock_run, note_sign_of_life
 from foreshock_service.runs.step_key import StepKey
@@ -113,12 +115,12 @@ def fingerprints_of_attempts(session: Session, run_id: str, attempts: Collection
 
 def list_attempts(
     session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[AttemptRead]:
+) -> Page[AttemptRecord]:
     """Return one page of a run's attempts, in order."""
     get_run(session, principal, run_id)
     after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else 0
     rows = repository.page_of_run(session, run_id, after, limit + 1)
-    return page_of([AttemptRead.model_validate(row) for row in rows], limit, _key_of)
+    return page_of([from_attributes(AttemptRecord, row) for row in rows], limit, _key_of)
 
 
 def require_attempt(session: Session, run_id: str, attempt: int) -> Attempt:
@@ -151,5 +153,5 @@ def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) 
     return StepKey(run_id, active, step)
 
 
-def _key_of(attempt: AttemptRead) -> CursorKey:
+def _key_of(attempt: AttemptRecord) -> CursorKey:
     return (attempt.attempt,)

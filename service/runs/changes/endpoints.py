@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response, status
 
+from foreshock.api.runs import ChangeRecord
 from foreshock.changes import ChangeKind
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import AttemptQuery, StepPath
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.changes import service
-from foreshock_service.runs.changes.schemas import ChangePut, ChangeRead
+from foreshock_service.runs.changes.schemas import ChangePut
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.step_key import StepKey
 
@@ -20,7 +21,7 @@ router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
 @router.put(
     "/{step}/{kind}",
     status_code=status.HTTP_201_CREATED,
-    responses={200: {"model": ChangeRead, "description": "It was announced before; the newer words hold"}},
+    responses={200: {"model": ChangeRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_change(
     run: RunIdentifier,
@@ -31,7 +32,7 @@ def put_change(
     principal: Ingester,
     response: Response,
     attempt: AttemptQuery = 1,
-) -> ChangeRead:
+) -> ChangeRecord:
     """Announce a change of the length cap, curriculum or data; the detectors' baselines begin anew at its step."""
     change, created = context.database.write(
         lambda session: service.announce_change(
@@ -46,7 +47,7 @@ def put_change(
 @router.get("")
 def list_changes(
     run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[ChangeRead]:
+) -> Page[ChangeRecord]:
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
     with context.database.read() as session:
         return service.list_changes(session, principal, run, cursor, limit)

@@ -13,6 +13,7 @@ from typing import cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import ChangeRecord, DifferenceRecord
 from foreshock.changes import CHANGE_KINDS, ChangeKind
 from foreshock.clock import now_us
 from foreshock.digests import canonical_json
@@ -25,7 +26,7 @@ from foreshock_service.runs.attempts.active_attempts import AttemptStart, active
 from foreshock_service.runs.attempts.service import attempts_of_run, check_attempt, fingerprints_of_attempts
 from foreshock_service.runs.changes import repository
 from foreshock_service.runs.changes.repository import Chosen
-from foreshock_service.runs.changes.schemas import ChangePut, ChangeRead, DifferenceRead
+from foreshock_service.runs.changes.schemas import ChangePut
 from foreshock_service.runs.changes.setups import Setup, StoredSetup, differences
 from foreshock_service.runs.events import ChangeAnnounced
 from foreshock_service.runs.runs.service import get_run, lock_run
@@ -56,7 +57,7 @@ def note_setup(session: Session, step: Step, setup: StoredSetup) -> None:
 
 def announce_change(
     session: Session, events: EventBus, principal: Principal, key: StepKey, kind: ChangeKind, body: ChangePut
-) -> tuple[ChangeRead, bool]:
+) -> tuple[ChangeRecord, bool]:
     """Store a change that the trainer announces, overwriting an older one of the kind at the step.
 
     Return it, and True if it is the first. The detectors replay from its step.
@@ -68,13 +69,21 @@ def announce_change(
     created = repository.put(session, row)
     if created:
         events.publish(session, ChangeAnnounced(*key))
-    read = {"step": key.step, "attempt": key.attempt, "kind": kind, "note": body.note, **values, "rebaseline": True}
-    return ChangeRead.model_validate(read), created
+    change = ChangeRecord(
+        step=key.step,
+        attempt=key.attempt,
+        kind=kind,
+        note=body.note,
+        before=body.before,
+        after=body.after,
+        rebaseline=True,
+    )
+    return change, created
 
 
 def list_changes(
     session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[ChangeRead]:
+) -> Page[ChangeRecord]:
     """Return one page of a run's changes at active steps, by step."""
     get_run(session, principal, run_id)
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else _START
@@ -83,7 +92,7 @@ def list_changes(
     return page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
 
 
-def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeRead]:
+def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeRecord]:
     """Return the newest `limit` changes at active steps, in order."""
     return _changes(session, run_id, Chosen(limit, newest=True))[-limit:]
 
@@ -94,14 +103,16 @@ def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptS
     return sorted(step for step, attempt in found if active_attempt_of(attempts, step) == attempt)
 
 
-def _changes(session: Session, run_id: str, chosen: Chosen) -> list[ChangeRead]:
+def _changes(session: Session, run_id: str, chosen: Chosen) -> list[ChangeRecord]:
     """Return the chosen changes of both kinds, which may be more than the limit, by step and kind."""
     attempts = attempts_of_run(session, run_id)
     announced = [_announced(each) for each in repository.announced(session, run_id, attempts, chosen)]
     return sorted([*_observed(session, run_id, attempts, chosen), *announced], key=_key_of)
 
 
-def _observed(session: Session, run_id: str, attempts: Sequence[AttemptStart], chosen: Chosen) -> Iterator[ChangeRead]:
+def _observed(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], chosen: Chosen
+) -> Iterator[ChangeRecord]:
     """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
     setups = repository.setups_of_run(session, run_id)
     ranges = active_ranges(attempts)[::-1]
@@ -127,27 +138,24 @@ def _observed(session: Session, run_id: str, attempts: Sequence[AttemptStart], c
         before = (last if last is not None or before is None else before[0], active.attempt)
 
 
-def _of_setup(step: int, attempt: int, fields: list[DifferenceRead]) -> ChangeRead:
-    return ChangeRead(step=step, attempt=attempt, kind="setup", differences=fields, rebaseline=False)
+def _of_setup(step: int, attempt: int, fields: list[DifferenceRecord]) -> ChangeRecord:
+    return ChangeRecord(step=step, attempt=attempt, kind="setup", differences=tuple(fields), rebaseline=False)
 
 
-def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRead]:
+def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRecord]:
     """Return what differs between the setups of two steps, by their numbers; empty if one only says more."""
     old, new = (tuple(setups[number] for number in _numbers(each)) for each in (before, after))
     return [] if old == new else _differences(old, new)
 
 
 @lru_cache(maxsize=256)
-def _differences(before: tuple[str, ...], after: tuple[str, ...]) -> list[DifferenceRead]:
+def _differences(before: tuple[str, ...], after: tuple[str, ...]) -> list[DifferenceRecord]:
     parsed: list[list[Setup]] = [[json.loads(text) for text in side] for side in (before, after)]
-    return [
-        DifferenceRead(name=each.name, before=list(each.before), after=list(each.after))
-        for each in differences(*parsed)
-    ]
+    return [DifferenceRecord(name=each.name, before=each.before, after=each.after) for each in differences(*parsed)]
 
 
-def _announced(change: StoredChange) -> ChangeRead:
-    return ChangeRead(
+def _announced(change: StoredChange) -> ChangeRecord:
+    return ChangeRecord(
         step=change.step,
         attempt=change.attempt,
         kind=change.kind,  # type: ignore[arg-type]
@@ -165,5 +173,5 @@ def _joined(numbers: set[int]) -> str:
     return ",".join(str(number) for number in sorted(numbers))
 
 
-def _key_of(change: ChangeRead) -> tuple[int, str]:
+def _key_of(change: ChangeRecord) -> tuple[int, str]:
     return (change.step, change.kind)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from foreshock.api.runs import Plain
 from foreshock.digests import canonical_json, digest_of_bytes
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
@@ -19,8 +20,6 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "length_
 
 Setup = Mapping[str, Any]
 """`engine`, `trainer` and `sampling`, each with its known fields; a part that is not known is absent."""
-
-Plain = str | float | int | bool
 
 
 @dataclass(frozen=True, slots=True)

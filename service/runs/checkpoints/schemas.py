@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
+from foreshock.api.runs import CheckpointFormat
 from foreshock.model_kind import ModelKind
-
-CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
 
 
 def inside_its_root(path: str) -> str:
@@ -38,13 +37,3 @@ class CheckpointPut(BaseModel):
     )
     weights_version: int | None = Field(default=None, ge=0, lt=2**31)
     expires_at_us: int | None = Field(default=None, ge=0, lt=2**63, description="when the files may go; null: never")
-
-
-class CheckpointRead(CheckpointPut):
-    """An announced checkpoint."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    step: int
-    attempt: int
-    announced_at_us: int

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import Coverage, IncompleteStep, StatisticsStep
 from foreshock_service.runs.attempts.active_attempts import AttemptStart
 from foreshock_service.runs.coverage import repository
-from foreshock_service.runs.coverage.schemas import CoverageRead, StatisticsStep
-from foreshock_service.runs.shard_schemas import IncompleteStep
 from foreshock_service.runs.step_key import StepKey
 
 _MOST_STEPS = 1000
@@ -22,13 +21,13 @@ def coverage_in_words(rollouts: int, full_rollouts: int) -> str:
     return f"all tokens, in statistics; {full_rollouts:,} of {rollouts:,} rollouts in full"
 
 
-def coverage_of_step(session: Session, key: StepKey, used: int | None = None) -> CoverageRead:
+def coverage_of_step(session: Session, key: StepKey, used: int | None = None) -> Coverage:
     """Return what an answer about a step rests on: `used` of its rollouts; None: those that are stored in full."""
     rollouts, full = repository.counts(session, key) or (0, None)
     full = rollouts if full is None else full
     used = full if used is None else used
     whole = used >= rollouts
-    return CoverageRead(
+    return Coverage(
         rests_on="all tokens" if whole else "some rollouts",
         rollouts=rollouts,
         used_rollouts=used,

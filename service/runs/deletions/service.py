@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import DeletionRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.database.tables import Deletion
@@ -16,7 +17,7 @@ from foreshock_service.platform.pagination import Page, decode_cursor, page_of
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.deletions.deleted_ids import DeletedIds
-from foreshock_service.runs.deletions.schemas import DeletionCreate, DeletionRead
+from foreshock_service.runs.deletions.schemas import DeletionCreate
 from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.runs.step_key import StepKey
 
@@ -42,15 +43,24 @@ def request_deletion(session: Session, principal: Principal, run_id: str, body: 
 
 def deletions_of_run(
     session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[DeletionRead]:
+) -> Page[DeletionRecord]:
     """Return one page of a run's deletions, newest first. Raises RunNotFound, RunDeleted, InvalidCursor."""
     get_run(session, principal, run_id)
     keys = (Deletion.requested_at_us, Deletion.id)
     query = select(Deletion).where(Deletion.run_id == run_id).order_by(*(key.desc() for key in keys))
     if cursor is not None:
         query = query.where(tuple_(*keys) < tuple_(*decode_cursor(cursor, (int, str))))
-    found = [DeletionRead.of(row) for row in session.scalars(query.limit(limit + 1))]
+    found = [deletion_record(row) for row in session.scalars(query.limit(limit + 1))]
     return page_of(found, limit, lambda each: (each.requested_at_us, each.id))
+
+
+def deletion_record(row: Deletion) -> DeletionRecord:
+    """Return a deletion as it is shown."""
+    return DeletionRecord(
+        id=row.id, state="running" if row.finished_at_us is None else "done", sample_ids=len(row.sample_digests),
+        group_ids=len(row.group_digests), steps=row.steps, rollouts=row.rollouts, files=row.files,
+        requested_at_us=row.requested_at_us, finished_at_us=row.finished_at_us,
+    )  # fmt: skip
 
 
 def search_step_again(session: Session, key: StepKey) -> None:

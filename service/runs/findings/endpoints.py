@@ -6,13 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from foreshock.api.runs import FindingRecord, FindingSource
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
 from foreshock_service.platform.schemas import Name
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.findings import service
-from foreshock_service.runs.findings.schemas import FindingFilter, FindingRead, FindingSource
+from foreshock_service.runs.findings.schemas import FindingFilter
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/findings", tags=["findings"])
@@ -30,7 +31,7 @@ def list_findings(
     severity: Annotated[list[Severity] | None, _Several] = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_LIMIT,
-) -> Page[FindingRead]:
+) -> Page[FindingRecord]:
     """Return what is concluded from the run's stored data: causes of mismatch and warnings of the lint.
 
     The last changed comes first. Attributed causes, and findings that late data or a resume takes away, are up to date
@@ -51,7 +52,7 @@ def list_findings_of_runs(
     name: Annotated[list[Name] | None, _Several] = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_LIMIT,
-) -> Page[FindingRead]:
+) -> Page[FindingRecord]:
     """Return the findings of all runs that the key may see, the last changed first."""
     chosen = FindingFilter(
         projects=principal.projects(project),

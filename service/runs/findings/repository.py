@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, cast
 from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import FindingSource
 from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
 from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
-from foreshock_service.runs.findings.schemas import FindingFilter, FindingSource
+from foreshock_service.runs.findings.schemas import FindingFilter
 
 _KEY = ("run_id", "source", "name")
 _due = table_of(DueFindings)

@@ -15,6 +15,8 @@ from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes, to_json
+from foreshock.api.runs import FindingRecord, FindingSource
 from foreshock.clock import now_us
 from foreshock.severity import Severity, severity_rank
 from foreshock_service.platform.context import ServiceContext
@@ -26,26 +28,22 @@ from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.events import AttemptStarted
 from foreshock_service.runs.findings import repository
 from foreshock_service.runs.findings.repository import CursorOfFindings, Due
-from foreshock_service.runs.findings.schemas import (
-    FindingFilter,
-    FindingOfStep,
-    FindingOfSteps,
-    FindingRead,
-    FindingSource,
-)
+from foreshock_service.runs.findings.schemas import FindingFilter, FindingOfStep, FindingOfSteps
 from foreshock_service.runs.runs.service import get_run, lock_run_for_background
 from foreshock_service.runs.step_key import StepKey
 
 
 def list_findings(
     session: Session, principal: Principal, run_id: str, chosen: FindingFilter, cursor: str | None, limit: int
-) -> Page[FindingRead]:
+) -> Page[FindingRecord]:
     """Return one page of a run's findings, the last changed first. Raises RunNotFound, RunDeleted."""
     get_run(session, principal, run_id)
     return list_findings_of_runs(session, chosen._replace(run_id=run_id), cursor, limit)
 
 
-def list_findings_of_runs(session: Session, chosen: FindingFilter, cursor: str | None, limit: int) -> Page[FindingRead]:
+def list_findings_of_runs(
+    session: Session, chosen: FindingFilter, cursor: str | None, limit: int
+) -> Page[FindingRecord]:
     """Return one page of the findings of all chosen runs, the last changed first. Raises InvalidCursor."""
     shape = (int, str, str, str)
     after = cast(CursorOfFindings, decode_cursor(cursor, shape)) if cursor is not None else None
@@ -116,7 +114,7 @@ def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str,
         "steps": found.steps,
         "first_step": found.first_step,
         "newest_step": found.newest_step,
-        "confidence": None if newest.confidence is None else newest.confidence.model_dump(),
+        "confidence": None if newest.confidence is None else to_json(newest.confidence),
         "changed_at_us": now_us(),
     }
 
@@ -127,13 +125,8 @@ def _is_stored(row: dict[str, Any], stored: StoredFinding | None) -> bool:
     )
 
 
-def _read(row: StoredFinding, run_key: str, project: str) -> FindingRead:
-    return FindingRead(
-        run=row.run_id,
-        run_key=run_key,
-        project=project,
-        **{name: getattr(row, name) for name in FindingRead.model_fields if name not in ("run", "run_key", "project")},
-    )
+def _read(row: StoredFinding, run_key: str, project: str) -> FindingRecord:
+    return from_attributes(FindingRecord, row, run=row.run_id, run_key=run_key, project=project)
 
 
 Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]

@@ -12,8 +12,11 @@ import numpy as np
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import HealthRecord, PooledRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.health import JUDGED_MEASURES, WINDOW_STEPS, HealthEvidence, PooledMeasure, conclude_health
+from foreshock.interval_names import interval_name
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.reliability import interval_warning
 from foreshock.measures.pooling import CLUSTERED_BY_PROMPT, PooledMean, pool_over_steps, pool_summaries
@@ -21,7 +24,6 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.runs.health.schemas import HealthRead
 from foreshock_service.runs.lint.service import read_run as read_lint
 from foreshock_service.runs.measurements.curves import MeasuredStep
 from foreshock_service.runs.measurements.service import newest_steps, summaries_of_steps
@@ -31,6 +33,7 @@ from foreshock_service.runs.runs.service import get_run
 _COLUMNS = (*JUDGED_MEASURES, "tokens", "pareto_k", "pareto_k_inverse")
 _OVER_PROMPTS = tuple(name for name in JUDGED_MEASURES if name in CLUSTERED_BY_PROMPT)
 _KEPT_WINDOWS = 512
+_NOTHING = "No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
 
 _Version = tuple[tuple[int, int, int], ...]
 
@@ -160,8 +163,28 @@ def read_health(
     principal: Reader,
     steps: Annotated[int, Query(ge=1, le=100, description="the newest measured steps to pool")] = WINDOW_STEPS,
     model_kind: Annotated[ModelKind | None, Query(description="judge as this kind; absent: the run's")] = None,
-) -> HealthRead:
+) -> HealthRecord:
     """Return the mismatch pooled over the newest measured steps, its interval over prompts × steps, and the verdict."""
     with context.database.read() as session:
         evidence = health_evidence(session, principal, run, model_kind, steps)
-    return HealthRead.nothing() if evidence is None else HealthRead.of(evidence, conclude_health(evidence))
+    return HealthRecord(sentences=(_NOTHING,)) if evidence is None else _record(evidence)
+
+
+def _record(evidence: HealthEvidence) -> HealthRecord:
+    """Return the verdict on the evidence, and what it is about."""
+    health = conclude_health(evidence)
+    return HealthRecord(
+        verdict=health.verdict,
+        sentences=health.sentences,
+        first_step=evidence.first_step,
+        last_step=evidence.last_step,
+        steps=evidence.steps,
+        tokens=evidence.tokens,
+        clusters=evidence.clusters,
+        measures=tuple(
+            from_attributes(
+                PooledRecord, each.pooled, interval=interval_name(each.pooled.reliable), verdict=each.verdict
+            )
+            for each in health.measures
+        ),
+    )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
+from foreshock.api.runs import ShardReceipt
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
@@ -14,7 +15,7 @@ from foreshock_service.platform.schemas import LARGEST_STEP, AttemptQuery, StepP
 from foreshock_service.platform.security import Ingester, Principal
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, received_upload
 from foreshock_service.runs.ingest import service
-from foreshock_service.runs.ingest.schemas import ShardAddress, ShardReceipt
+from foreshock_service.runs.ingest.schemas import ShardAddress
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])

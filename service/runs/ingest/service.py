@@ -7,11 +7,12 @@ counts, and the sweeper closes the step if the request did not. Every part can b
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import ShardReceipt
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Shard, Step
@@ -24,7 +25,7 @@ from foreshock_service.runs.attempts.service import check_attempt
 from foreshock_service.runs.changes.service import note_setup
 from foreshock_service.runs.deletions.service import search_step_again
 from foreshock_service.runs.events import StepClosed
-from foreshock_service.runs.ingest.schemas import ShardAddress, ShardReceipt
+from foreshock_service.runs.ingest.schemas import ShardAddress
 from foreshock_service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
 from foreshock_service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
 from foreshock_service.runs.rollouts.statistics_shards import decode_statistics
@@ -99,7 +100,7 @@ def ingest_shard(
     if not committed.waits_for_fold:
         return committed.receipt
     closed = try_to_close(context, address.step_key)
-    return committed.receipt.model_copy(update={"step_closed": closed})
+    return replace(committed.receipt, step_closed=closed)
 
 
 def _find_stored(context: ServiceContext, address: ShardAddress, upload: Upload) -> _Committed | None:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
 
+from foreshock.api.records import from_attributes
+from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord
 from foreshock.errors import StatisticsError
-from foreshock.lint import LintEvidence, LintWarning, collect_evidence, run_checks
+from foreshock.lint import CheckResult, LintEvidence, LintWarning, collect_evidence, run_checks
 from foreshock.lint.evidence import examples_from_json
 from foreshock.lint.sampling import sums_for_run
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.database.packing import Packed
-from foreshock_service.runs.lint.schemas import StepLintRead
 
 WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
 """The checks that are also made over a window of steps: a padding id is sampled in few responses of a step."""
@@ -53,7 +54,7 @@ class LintPart:
 class StepVerdict:
     """Verdict of the lint on a step, and the sums of its surprisal test, which add up over the steps of a run."""
 
-    report: StepLintRead
+    report: LintRecord
     surprisal_tokens: int
     surprisal: float
     entropy: float
@@ -93,7 +94,16 @@ def judge_evidence(
 ) -> StepVerdict:
     """Return the verdict of `judge_step` on evidence that is in memory, at least one part."""
     evidence = reduce(LintEvidence.merge, parts)
-    report = StepLintRead.of(step, attempt, len(parts), run_checks(evidence, entropy=entropy, model_kind=model_kind))
+    found = run_checks(evidence, entropy=entropy, model_kind=model_kind)
+    report = LintRecord(
+        step=step,
+        attempt=attempt,
+        shards=len(parts),
+        rollouts=found.rollouts,
+        tokens=found.tokens,
+        warnings=tuple(map(warning_record, found.warnings)),
+        checks=tuple(map(check_record, found.checks)),
+    )
     sums = sums_for_run(evidence)
     # A step takes no part in the run's test if damaged log-probs overflow its sums, or if its entropies are those of π:
     # the test is of μ.
@@ -123,3 +133,17 @@ def _readable(shards: Sequence[Evidence]) -> list[LintEvidence]:
         except StatisticsError as error:
             _logger.warning("the lint's evidence of a shard cannot be read: %s", error)
     return parts
+
+
+def warning_record(warning: LintWarning) -> LintWarningRecord:
+    """Return a warning as it is shown."""
+    where = tuple(
+        LintExampleRecord(sample_id=each.sample_id, token=each.token if each.token >= 0 else None, text=each.text)
+        for each in warning.where
+    )
+    return from_attributes(LintWarningRecord, warning, where=where)
+
+
+def check_record(check: CheckResult) -> CheckRecord:
+    """Return a check as it is shown."""
+    return from_attributes(CheckRecord, check)

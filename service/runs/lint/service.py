@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import parse, to_json
+from foreshock.api.steps import (
+    CheckRecord,
+    LintRecord,
+    LintSeverity,
+    LintWarningRecord,
+    RunLintRecord,
+    RunWarningRecord,
+)
 from foreshock.diagnosis.health import WINDOW_STEPS
 from foreshock.lint import CHECKS, CheckResult, LintWarning
 from foreshock.lint.report import Finding, NotChecked
@@ -23,16 +33,15 @@ from foreshock_service.runs.coverage.service import coverage_of_step
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import add_step, of_steps
 from foreshock_service.runs.lint import repository
-from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_step, judge_window
-from foreshock_service.runs.lint.repository import RunSums, WarnedStep
-from foreshock_service.runs.lint.schemas import (
-    CheckRead,
-    RunLintRead,
-    RunWarningRead,
-    Severity,
-    StepLintRead,
-    WarningRead,
+from foreshock_service.runs.lint.judging import (
+    LintPart,
+    StepVerdict,
+    check_record,
+    judge_step,
+    judge_window,
+    warning_record,
 )
+from foreshock_service.runs.lint.repository import RunSums, WarnedStep
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey
 
@@ -73,7 +82,7 @@ def store_verdict(session: Session, key: StepKey, verdict: StepVerdict, *, again
             **key._asdict(),
             "severity": warnings[0].severity if warnings else None,
             "warnings": {warning.name: warning.severity for warning in warnings},
-            "report": verdict.report.to_json(),
+            "report": to_json(verdict.report),
             "surprisal_tokens": verdict.surprisal_tokens,
             "surprisal": verdict.surprisal,
             "entropy": verdict.entropy,
@@ -108,11 +117,11 @@ def _finding_of_report(warning: Mapping[str, Any]) -> FindingOfStep:
     return FindingOfStep(name, warning["severity"], title, warning.get("seen", title), warning.get("remedy"))
 
 
-def _finding(warning: WarningRead) -> FindingOfStep:
+def _finding(warning: LintWarningRecord) -> FindingOfStep:
     return FindingOfStep(warning.name, warning.severity, warning.title, warning.seen, warning.remedy)
 
 
-def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepLintRead:
+def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> LintRecord:
     """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
     run = get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
@@ -120,7 +129,7 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     entropy = _logged_entropy(session, key)
     verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key), entropy, run.model_kind)
     if verdict is None and (stored := repository.verdict_of(session, key)) is not None:
-        return _with_coverage(session, key, StepLintRead.model_validate(stored.report))
+        return _with_coverage(session, key, parse(LintRecord, stored.report))
     if verdict is None:
         raise LintNotFound(
             f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
@@ -128,11 +137,11 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     return _with_coverage(session, key, verdict.report)
 
 
-def _with_coverage(session: Session, key: StepKey, report: StepLintRead) -> StepLintRead:
-    return report.model_copy(update={"coverage": coverage_of_step(session, key, report.rollouts)})
+def _with_coverage(session: Session, key: StepKey, report: LintRecord) -> LintRecord:
+    return replace(report, coverage=coverage_of_step(session, key, report.rollouts))
 
 
-def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRead:
+def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRecord:
     """Return the lint of a run, over the active steps or over one attempt."""
     run = get_run(session, principal, run_id)
     if attempt is not None:
@@ -142,10 +151,10 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
     warnings = _by_name(repository.warned_steps(session, run_id, attempts, attempt))
     whole, check = _whole_run(sums)
     seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
-    return RunLintRead(
+    return RunLintRecord(
         checked_steps=sums.steps,
         clean_steps=sums.clean_steps,
-        warnings=warnings,
+        warnings=tuple(warnings),
         window=_window(session, run, attempts, attempt, known={warning.name for warning in warnings}),
         whole_run=None if seen_in_steps else whole,
         whole_run_check=check,
@@ -154,15 +163,15 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
 
 def _window(
     session: Session, run: Run, attempts: Sequence[AttemptStart], attempt: int | None, known: set[str]
-) -> list[WarningRead]:
+) -> tuple[LintWarningRecord, ...]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
     keys = repository.newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)
     shards = [shard for key in keys for shard in repository.evidence_of_step(session, key)]
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
-        return []
+        return ()
     logged = [value for key in keys if (value := _logged_entropy(session, key)) is not None]
     found = judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
-    return [WarningRead.of(warning) for warning in found if warning.name not in known]
+    return tuple(warning_record(warning) for warning in found if warning.name not in known)
 
 
 def _logged_entropy(session: Session, key: StepKey) -> float | None:
@@ -179,12 +188,12 @@ def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
     }
 
 
-def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRead]:
+def _by_name(steps: Sequence[WarnedStep]) -> list[RunWarningRecord]:
     """Return the warnings of all steps by name, each with the severity of its worst step."""
     warnings = [
-        RunWarningRead(
+        RunWarningRecord(
             name=name,
-            severity=cast(Severity, min((step.warnings[name] for step in having), key=severity_rank)),
+            severity=cast(LintSeverity, min((step.warnings[name] for step in having), key=severity_rank)),
             title=CHECKS[name].title if name in CHECKS else name,
             steps=len(having),
             first_step=having[0].step,
@@ -203,7 +212,7 @@ def _by_name_of_steps(steps: Sequence[WarnedStep]) -> dict[str, list[WarnedStep]
     return found
 
 
-def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:
+def _whole_run(sums: RunSums) -> tuple[LintWarningRecord | None, CheckRecord | None]:
     """Return the surprisal test over all steps, which are independent parts of one martingale."""
     if not sums.steps:
         return None, None
@@ -226,10 +235,10 @@ def _whole_run(sums: RunSums) -> tuple[WarningRead | None, CheckRead | None]:
         warning = LintWarning(
             check.name, tested.severity, check.title, tested.seen, evidence, (), check.effect, check.remedy
         )
-        return WarningRead.of(warning), CheckRead.of(CheckResult(check.name, check.title, "warned"))
+        return warning_record(warning), check_record(CheckResult(check.name, check.title, "warned"))
     if isinstance(tested, NotChecked):
-        return None, CheckRead.of(CheckResult(check.name, check.title, "not checked", tested.why))
-    return None, CheckRead.of(CheckResult(check.name, check.title, "clean", tested.why))
+        return None, check_record(CheckResult(check.name, check.title, "not checked", tested.why))
+    return None, check_record(CheckResult(check.name, check.title, "clean", tested.why))
 
 
 SCALAR_NAMES = ("entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy_mean")

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from foreshock.api.records import to_json
+from foreshock.api.runs import IncompleteStep, StatisticsStep
 from foreshock.comparisons import comparison_name
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock.suggestions import did_you_mean
 from foreshock_service.platform.columnar.table import ColumnTable, Kind
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.runs.coverage.schemas import StatisticsStep
-from foreshock_service.runs.shard_schemas import IncompleteStep
 from foreshock_service.runs.step_key import StepKey
 
 KEYS: Mapping[str, Kind] = {"step": "integer", "attempt": "integer", "comparison": "label", "from_sample": "boolean"}
@@ -42,8 +42,8 @@ class Curves:
     def beside(self) -> dict[str, Any]:
         """Return what the JSON has beside the columns."""
         return {
-            "incomplete_steps": [step.model_dump() for step in self.incomplete],
-            "statistics_steps": [step.model_dump() for step in self.statistics],
+            "incomplete_steps": [to_json(step) for step in self.incomplete],
+            "statistics_steps": [to_json(step) for step in self.statistics],
         }
 
 

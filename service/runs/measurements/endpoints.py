@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from foreshock.api.records import from_attributes, parse, to_json
+from foreshock.api.runs import Coverage, MeasureRecord
+from foreshock.api.steps import BucketColumns, BucketsRecord, TokenIdColumns, TokenIdsRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.json_values import finite_or_none
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from foreshock.measures.statistics.conditions import CONDITIONS, Condition
@@ -19,7 +22,7 @@ from foreshock_service.platform.columnar.formats import (
     choose_format,
     columnar_response,
     render,
-    table_of_model,
+    table_of_lists,
 )
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Page
@@ -34,17 +37,9 @@ from foreshock_service.platform.schemas import (
 )
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.coverage.schemas import CoverageRead
 from foreshock_service.runs.coverage.service import coverage_of_step
 from foreshock_service.runs.measurements import service
-from foreshock_service.runs.measurements.schemas import (
-    BucketColumns,
-    BucketsRead,
-    MeasurementsRead,
-    MeasureRead,
-    TokenIdColumns,
-    TokenIdsRead,
-)
+from foreshock_service.runs.measurements.schemas import MeasurementsRead
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.shard_counts import with_shards
 
@@ -55,9 +50,9 @@ Comparison = Annotated[Name, Query(description="`target/behaviour`")]
 
 
 @router.get("/measures")
-def list_measures(_: Reader) -> Page[MeasureRead]:
+def list_measures(_: Reader) -> Page[MeasureRecord]:
     """List all registered measures."""
-    return Page(items=[MeasureRead.model_validate(measure) for measure in MEASURES])
+    return Page(items=[from_attributes(MeasureRecord, measure) for measure in MEASURES])
 
 
 @router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=FORMATS)
@@ -82,7 +77,7 @@ def read_measurements(
     return columnar_response(request, render(curves.table, media_type, curves.beside()), media_type)
 
 
-@router.get("/runs/{run}/steps/{step}/buckets", response_model=BucketsRead | TokenIdsRead, responses=FORMATS)
+@router.get("/runs/{run}/steps/{step}/buckets", response_model=BucketsRecord | TokenIdsRecord, responses=FORMATS)
 def read_buckets(
     run: RunIdentifier,
     step: StepPath,
@@ -105,37 +100,37 @@ def read_buckets(
         statistics = service.read_statistics(session, principal, run, step, attempt, comparison)
         coverage = coverage_of_step(session, resolve_step(session, run, step, attempt), statistics.rollouts)
         if by == "token_id":
-            found: BucketsRead | TokenIdsRead = _token_ids_read(statistics.token_id_table(limit), coverage)
+            found: BucketsRecord | TokenIdsRecord = _token_ids_read(statistics.token_id_table(limit), coverage)
         else:
             found = _buckets_read(CONDITIONS[by], statistics.condition_table(by), coverage)
-        found = with_shards(session, run, step, attempt, found)
+        shown = to_json(with_shards(session, run, step, attempt, found))
     if media_type == JSON_MEDIA_TYPE:
-        return columnar_response(request, found.model_dump_json().encode(), media_type)
-    bounds = {"low": found.edges[:-1], "high": found.edges[1:]} if isinstance(found, BucketsRead) else {}
-    return columnar_response(request, render(table_of_model(found.columns, **bounds), media_type), media_type)
+        return columnar_response(request, orjson.dumps(shown), media_type)
+    bounds = {"low": shown["edges"][:-1], "high": shown["edges"][1:]} if "edges" in shown else {}
+    return columnar_response(request, render(table_of_lists({**bounds, **shown["columns"]}), media_type), media_type)
 
 
-def _buckets_read(condition: Condition, table: BucketTable, coverage: CoverageRead) -> BucketsRead:
+def _buckets_read(condition: Condition, table: BucketTable, coverage: Coverage) -> BucketsRecord:
     """Convert the table by a condition."""
-    return BucketsRead(
+    return BucketsRecord(
         by=condition.name,
         meaning=condition.meaning,
         unit=condition.unit,
-        edges=[finite_or_none(edge) for edge in table.edges.tolist()],
-        columns=BucketColumns.model_validate(table.columns()),
+        edges=tuple(table.edges.tolist()),
+        columns=parse(BucketColumns, table.columns()),
         coverage=coverage,
     )
 
 
-def _token_ids_read(table: TokenIdTable, coverage: CoverageRead) -> TokenIdsRead:
+def _token_ids_read(table: TokenIdTable, coverage: Coverage) -> TokenIdsRecord:
     """Convert the table by token id."""
     floats = ("mean_abs_d", "mean_d", "k3_kl", "k3_sum", "k3_sum_missing")
-    return TokenIdsRead(
+    return TokenIdsRecord(
         coverage=coverage,
-        k3_sum_unnamed=finite_or_none(table.k3_sum_unnamed),
+        k3_sum_unnamed=table.k3_sum_unnamed,
         columns=TokenIdColumns(
-            token_id=table.token_ids.tolist(),
-            tokens=table.tokens.tolist(),
-            **{name: [finite_or_none(value) for value in getattr(table, name).tolist()] for name in floats},
+            token_id=tuple(table.token_ids.tolist()),
+            tokens=tuple(table.tokens.tolist()),
+            **{name: tuple(getattr(table, name).tolist()) for name in floats},
         ),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import IncompleteStep
 from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
@@ -29,7 +30,6 @@ from foreshock_service.runs.measurements.curves import KEYS, Curves, MeasuredSte
 from foreshock_service.runs.measurements.folding import FoldedStatistics
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.shard_counts import incomplete_step
-from foreshock_service.runs.shard_schemas import IncompleteStep
 from foreshock_service.runs.step_key import StepKey
 
 MOST_INCOMPLETE = 1000

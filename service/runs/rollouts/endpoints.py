@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from foreshock.api.steps import TokensRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock_service.platform.columnar.formats import (
     FORMATS,
@@ -20,13 +21,13 @@ from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.measurements.endpoints import Comparison
 from foreshock_service.runs.rollouts import tokens
-from foreshock_service.runs.rollouts.schemas import TokensRead, tokens_json
+from foreshock_service.runs.rollouts.schemas import tokens_json
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 
-@router.get("/tokens", response_model=TokensRead, responses=FORMATS)
+@router.get("/tokens", response_model=TokensRecord, responses=FORMATS)
 def read_tokens(
     run: RunIdentifier,
     step: StepPath,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.api.runs import Coverage
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts.parquet_files import RolloutFile
 from foreshock_service.platform.context import ServiceContext
@@ -20,7 +21,6 @@ from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.coverage.schemas import CoverageRead
 from foreshock_service.runs.coverage.service import coverage_of_step
 from foreshock_service.runs.measurements.curves import check_comparison
 from foreshock_service.runs.measurements.service import MeasurementNotFound
@@ -52,7 +52,7 @@ class TokenSample:
     drawn_from: int
     groups_read: int
     is_all_read: bool
-    coverage: CoverageRead
+    coverage: Coverage
 
 
 def sample_tokens(

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import orjson
-from pydantic import BaseModel, Field
 
+from foreshock.api.records import to_json
 from foreshock_service.platform.columnar.formats import json_rows, json_values
-from foreshock_service.runs.coverage.schemas import CoverageRead
 from foreshock_service.runs.rollouts.chosen_tokens import LOG_PROB
 from foreshock_service.runs.rollouts.tokens import FoundTokens
-from foreshock_service.runs.shard_schemas import AnswerOfStep
-
-
-class TokenRow(BaseModel):
-    """Response token with each scorer's log-prob; null if it is missing or not finite."""
-
-    sample_id: str
-    shard: int
-    position: int = Field(description="index in the response, from 0")
-    token_id: int
-    generated: bool = Field(description="true: sampled by the model; false: tool output, excluded from all measures")
-    d: float | None = Field(description="log target − log behaviour")
-    log_probs: dict[str, float | None]
-
-
-class TokensRead(AnswerOfStep):
-    """Tokens of one step: the worst by |d|, or one rollout in order."""
-
-    comparison: str
-    step: int
-    attempt: int
-    sample_id: str | None = None
-    prompt_token_ids: list[int] | None = Field(default=None, description="prompt of the requested rollout")
-    scorers: list[str]
-    coverage: CoverageRead = Field(description="the rollouts in full: of the others no token is stored")
-    items: list[TokenRow]
 
 
 def tokens_json(found: FoundTokens) -> bytes:
-    """Return the JSON of a `TokensRead`; a model of each token takes thirty times as long."""
+    """Return the JSON of a `TokensRecord`; a model of each token takes thirty times as long."""
     values = {name: json_values(column) for name, column in found.table.columns.items()}
     fields: list[tuple[bytes, list[bytes]]] = []
     before = b'{"'
@@ -51,14 +24,14 @@ def tokens_json(found: FoundTokens) -> bytes:
         before = b","
     beside = orjson.dumps(
         {
-            "incomplete": found.incomplete.model_dump() if found.incomplete is not None else None,
+            "incomplete": to_json(found.incomplete) if found.incomplete is not None else None,
             "comparison": found.comparison,
             "step": found.step,
             "attempt": found.attempt,
             "sample_id": found.sample_id,
             "prompt_token_ids": found.prompt,
             "scorers": found.scorers,
-            "coverage": found.coverage.model_dump(),
+            "coverage": to_json(found.coverage),
         }
     )
     end = b"}}" if found.scorers else before + b"}}"

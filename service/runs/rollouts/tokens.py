@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import Coverage, IncompleteStep
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import find_rollouts
@@ -19,7 +20,6 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.coverage.schemas import CoverageRead
 from foreshock_service.runs.coverage.service import coverage_of_step, incomplete_of_step
 from foreshock_service.runs.measurements.curves import check_comparison
 from foreshock_service.runs.measurements.service import MeasurementNotFound
@@ -28,7 +28,6 @@ from foreshock_service.runs.rollouts.repository import StoredTokens
 from foreshock_service.runs.rollouts.service import token_files
 from foreshock_service.runs.rollouts.worst_tokens import bounds_of_rollouts, read_worst_first
 from foreshock_service.runs.runs.service import check_run
-from foreshock_service.runs.shard_schemas import IncompleteStep
 from foreshock_service.runs.step_key import StepKey
 
 LARGEST_POSITION = 2**31 - 1
@@ -73,7 +72,7 @@ class FoundTokens:
     sample_id: str | None
     prompt: list[int] | None
     scorers: tuple[str, ...]
-    coverage: CoverageRead
+    coverage: Coverage
     incomplete: IncompleteStep | None
     table: ColumnTable
 
@@ -127,7 +126,7 @@ def read_tokens(context: ServiceContext, principal: Principal, query: TokenQuery
     )
 
 
-def rollout_not_found(key: StepKey, sample_id: str, coverage: CoverageRead) -> RolloutNotFound:
+def rollout_not_found(key: StepKey, sample_id: str, coverage: Coverage) -> RolloutNotFound:
     """Return the error that names the step, the rollout, and among which rollouts it was sought."""
     among = "" if coverage.rests_on == "all tokens" else f" among the {coverage.text} that are stored in full"
     return RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}{among}")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from foreshock.api.runs import AdviceMode, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.model_kind import ModelKind
 from foreshock.projects import DEFAULT_PROJECT
@@ -13,10 +14,6 @@ from foreshock_service.platform.schemas import Name
 
 RunState = Literal["running", "finished", "failed"]
 """What a client or an operator sets."""
-ShownRunState = Literal["running", "stale", "finished", "failed"]
-"""`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
-
-AdviceMode = Literal["shadow", "apply"]
 
 
 def _declared(names: dict[str, str]) -> dict[str, str]:
@@ -63,32 +60,6 @@ class RunUpdate(BaseModel):
         default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
     )
     scalar_names: ScalarNames | None = Field(default=None, description="replaces the declaration; null: removes it")
-
-
-class RunRead(BaseModel):
-    """A run."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    id: str
-    key: str
-    project: str
-    name: str | None
-    model: str | None
-    trainer: str | None
-    engine: str | None
-    hardware: str | None
-    initial_learning_rate: float | None
-    length_cap: int | None
-    model_kind: ModelKind | None = Field(description="null: unknown, treated as dense")
-    model_kind_source: Literal["declared", "checkpoint"] | None
-    advice_mode: AdviceMode
-    scalar_names: dict[str, str] | None = Field(default=None, description="null: the well-known names")
-    state: ShownRunState
-    last_step: int | None = Field(description="newest step that has rollouts")
-    seen_at_us: int | None = Field(description="last sign of life of the clients; null: they send none")
-    created_at_us: int
-    updated_at_us: int
 
 
 class RunFilter(NamedTuple):

@@ -7,6 +7,8 @@ from typing import Literal, Protocol, TypeVar, cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import RunRecord
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
 from foreshock.problem_types import RUN_NOT_FOUND
@@ -27,7 +29,7 @@ from foreshock_service.runs.events import (
     ScalarNamesChanged,
 )
 from foreshock_service.runs.runs import repository
-from foreshock_service.runs.runs.schemas import RunCreate, RunFilter, RunRead, RunUpdate
+from foreshock_service.runs.runs.schemas import RunCreate, RunFilter, RunUpdate
 
 
 class FoundRun(Protocol):
@@ -167,11 +169,11 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
     return run, created
 
 
-def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> Page[RunRead]:
+def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> Page[RunRecord]:
     """Return one page of the chosen runs, newest first."""
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
     runs = repository.newest_first(session, chosen, after, limit + 1)
-    return page_of([RunRead.model_validate(run) for run in runs], limit, _key_of)
+    return page_of([from_attributes(RunRecord, run) for run in runs], limit, _key_of)
 
 
 def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
@@ -293,5 +295,5 @@ def _deleted(run_id: str) -> RunDeleted:
     return RunDeleted(f"the run {run_id} was deleted")
 
 
-def _key_of(run: RunRead) -> CursorKey:
+def _key_of(run: RunRecord) -> CursorKey:
     return (run.created_at_us, run.id)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from foreshock.api.runs import StepRecord
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import ActiveOrAttempt
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.steps import service
-from foreshock_service.runs.steps.schemas import StepRead
 
 router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
 
@@ -23,7 +23,7 @@ def list_steps(
     attempt: ActiveOrAttempt = None,
     cursor: Cursor = None,
     limit: Limit = 200,
-) -> Page[StepRead]:
+) -> Page[StepRecord]:
     """List the steps of a run, in order."""
     with context.database.read() as session:
         return service.list_steps(session, principal, run, attempt, cursor, limit)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.runs import StepRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Step
 from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
@@ -18,7 +19,6 @@ from foreshock_service.runs.events import RanksCompared
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps import repository
-from foreshock_service.runs.steps.schemas import StepRead
 
 _MOST_NAMED = 8
 """Missing shards that a sentence names."""
@@ -160,7 +160,7 @@ def first_split(session: Session, key: StepKey, *, last: int | None = None) -> R
 
 def list_steps(
     session: Session, principal: Principal, run_id: str, attempt: int | None, cursor: str | None, limit: int
-) -> Page[StepRead]:
+) -> Page[StepRecord]:
     """Return one page of a run's steps in order: the active ones, or those of one attempt."""
     get_run(session, principal, run_id)
     if attempt is not None:
@@ -176,9 +176,9 @@ def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
     return repository.arrival_times(session, run_id, attempts_of_run(session, run_id))
 
 
-def _read(step: Step) -> StepRead:
+def _read(step: Step) -> StepRecord:
     full = step.rollouts if step.full_rollouts is None else step.full_rollouts
-    return StepRead(
+    return StepRecord(
         step=step.step,
         attempt=step.attempt,
         shards=step.received_shards,
@@ -191,7 +191,7 @@ def _read(step: Step) -> StepRead:
     )
 
 
-def _key_of(step: StepRead) -> CursorKey:
+def _key_of(step: StepRecord) -> CursorKey:
     return (step.step,)
 
 

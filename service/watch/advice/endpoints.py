@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
+from foreshock.api.watch import DecisionRecord
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.keys.service import Scope
 from foreshock_service.platform.pagination import Cursor, Limit, Page
@@ -14,12 +15,7 @@ from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.advice import service
-from foreshock_service.watch.advice.schemas import (
-    AcknowledgementCreate,
-    AdviceRead,
-    DecisionRead,
-    OperatorDecisionCreate,
-)
+from foreshock_service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, OperatorDecisionCreate
 from foreshock_service.watch.long_polls import (
     LONGEST_WAIT_SECONDS,
     NOT_MODIFIED,
@@ -81,7 +77,7 @@ def acknowledge(run: RunIdentifier, body: AcknowledgementCreate, context: Contex
 @router.get("/decisions")
 def list_decisions(
     run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[DecisionRead]:
+) -> Page[DecisionRecord]:
     """Return a page of the append-only log of decisions, oldest first."""
     with context.database.read() as session:
         return service.list_decisions(session, principal, run, cursor, limit)

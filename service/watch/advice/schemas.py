@@ -93,17 +93,3 @@ class OperatorDecisionCreate(BaseModel):
 
     kind: Literal["hold", "release", "raise", "halve"]
     reason: Name
-
-
-class DecisionRead(BaseModel):
-    """One entry of the log of decisions."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    revision: int
-    attempt: int
-    kind: Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
-    effective_from_step: int
-    reason: str
-    author: Literal["detector", "operator", "trainer"]
-    made_at_us: int

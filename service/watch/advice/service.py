@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.watch import DecisionRecord
 from foreshock.clock import now_us
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState
 from foreshock.learning_rate.decisions import (
@@ -33,7 +34,6 @@ from foreshock_service.watch.advice.schemas import (
     AdviceAlertRead,
     AdviceRead,
     AppliedRead,
-    DecisionRead,
     OperatorDecisionCreate,
     ScheduleRead,
 )
@@ -166,12 +166,12 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
 
 def list_decisions(
     session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[DecisionRead]:
+) -> Page[DecisionRecord]:
     """Return one page of the log of decisions, oldest first."""
     get_run(session, principal, run_id)
     after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
     decisions = [
-        DecisionRead(
+        DecisionRecord(
             revision=decision.revision,
             attempt=decision.attempt,
             kind=decision.kind,

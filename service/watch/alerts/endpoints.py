@@ -7,6 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Response
 from starlette.concurrency import run_in_threadpool
 
+from foreshock.api.records import from_attributes
+from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
@@ -14,7 +16,7 @@ from foreshock_service.platform.schemas import Name
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.alerts import service
-from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
+from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 
 router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])
@@ -25,7 +27,7 @@ Several = Query(max_length=20, description="absent: all")
 AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 
-@router.get("", response_model=Page[AlertRead], responses=NOT_MODIFIED)
+@router.get("", response_model=Page[AlertRecord], responses=NOT_MODIFIED)
 async def list_alerts(
     run: RunIdentifier,
     context: Context,
@@ -72,16 +74,16 @@ def list_alerts_of_runs(
 
 
 @router.post("/{alert}/acknowledge")
-def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRead:
+def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
     """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
-        lambda session: AlertRead.model_validate(service.acknowledge(session, principal, run, alert))
+        lambda session: from_attributes(AlertRecord, service.acknowledge(session, principal, run, alert))
     )
 
 
 @router.post("/{alert}/resolve")
-def resolve(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRead:
+def resolve(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
     """Resolve the alert; the rule may fire again later, as a new alert."""
     return context.database.write(
-        lambda session: AlertRead.model_validate(service.resolve(session, principal, run, alert))
+        lambda session: from_attributes(AlertRecord, service.resolve(session, principal, run, alert))
     )

@@ -8,6 +8,8 @@ from typing import NamedTuple, cast
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.database.tables import Alert, Run
@@ -16,7 +18,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.watch.alerts import repository
-from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
+from foreshock_service.watch.alerts.schemas import AlertFilter
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
@@ -44,7 +46,7 @@ class PageKey(NamedTuple):
     limit: int
 
 
-def read_page(session: Session, principal: Principal, key: PageKey) -> tuple[int, Page[AlertRead]]:
+def read_page(session: Session, principal: Principal, key: PageKey) -> tuple[int, Page[AlertRecord]]:
     """Return the version of a run's alerts and a page of them. Raises RunNotFound and RunDeleted."""
     get_run(session, principal, key.run_id)
     # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
@@ -54,7 +56,7 @@ def read_page(session: Session, principal: Principal, key: PageKey) -> tuple[int
 
 def list_alerts(
     session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
-) -> Page[AlertRead]:
+) -> Page[AlertRecord]:
     """Return one page of a run's alerts, newest step first."""
     get_run(session, principal, run_id)
     return _page(session, PageKey(run_id, tuple(states), cursor, limit))
@@ -64,10 +66,7 @@ def list_alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | Non
     """Return one page of the alerts of all chosen runs, the last changed first."""
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
     rows = repository.newest_of_runs(session, chosen, after, limit + 1)
-    found = [
-        AlertOfRun(**AlertRead.model_validate(alert).model_dump(), run=alert.run_id, run_key=key, project=of)
-        for alert, key, of in rows
-    ]
+    found = [from_attributes(AlertOfRun, alert, run=alert.run_id, run_key=key, project=of) for alert, key, of in rows]
     return page_of(found, limit, lambda alert: (alert.changed_at_us, alert.id))
 
 
@@ -133,11 +132,11 @@ def _change(session: Session, principal: Principal, run: Run, alert: Alert, stat
     return alert
 
 
-def _page(session: Session, key: PageKey) -> Page[AlertRead]:
+def _page(session: Session, key: PageKey) -> Page[AlertRecord]:
     after = cast("tuple[int, str]", decode_cursor(key.cursor, (int, str))) if key.cursor is not None else None
     rows = repository.newest_first(session, key.run_id, key.states, after, key.limit + 1)
-    return page_of([AlertRead.model_validate(row) for row in rows], key.limit, _key_of)
+    return page_of([from_attributes(AlertRecord, row) for row in rows], key.limit, _key_of)
 
 
-def _key_of(alert: AlertRead) -> CursorKey:
+def _key_of(alert: AlertRecord) -> CursorKey:
     return (alert.step, alert.id)

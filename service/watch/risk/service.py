@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock.api.watch import RiskRecord
 from foreshock.diagnosis.risk import LEVELS, NO_PROBABILITY, Risk, RiskLevel, StandingAlert, assess
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context
@@ -18,7 +19,6 @@ from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.watch.alerts.service import standing_of_runs
 from foreshock_service.watch.detection.states import observed_steps
-from foreshock_service.watch.risk.schemas import RiskRead
 
 router = APIRouter(prefix="/v1/runs/{run}/risk", tags=["alerts"])
 
@@ -42,13 +42,13 @@ class RunsAtRisk(NamedTuple):
 
 
 @router.get("")
-def read_risk(run: RunIdentifier, context: Context, principal: Reader) -> RiskRead:
+def read_risk(run: RunIdentifier, context: Context, principal: Reader) -> RiskRecord:
     """Return an ordinal level, calm to critical, with its reasons: the alerts that stand, by family."""
     with context.database.read() as session:
         get_run(session, principal, run)
         risk, step = risks_of_runs(session, [run])[run], observed_steps(session, [run]).get(run)
-    return RiskRead(
-        level=risk.level, score=risk.score, reasons=list(risk.reasons), note=NO_PROBABILITY, observed_step=step
+    return RiskRecord(
+        level=risk.level, score=risk.score, reasons=tuple(risk.reasons), note=NO_PROBABILITY, observed_step=step
     )
 
 

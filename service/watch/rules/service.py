@@ -14,6 +14,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.watch import RuleRecord, RulesRecord, RulesVersionRecord, RunRulesRecord
 from foreshock.clock import now_us
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import RulesFromStep, WarningConfiguration
@@ -27,7 +29,6 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
-from foreshock_service.watch.rules.schemas import RuleRead, RulesRead, RulesVersionRead, RunRulesRead
 
 SPLIT_RANKS = "split_ranks"
 INCOMPLETE_STEP = "incomplete_step"
@@ -54,24 +55,24 @@ class RulesInvalid(ProblemError):
     problem_type = "rules-invalid"
 
 
-def read_default_rules(model_kind: ModelKind | None) -> RulesRead:
+def read_default_rules(model_kind: ModelKind | None) -> RulesRecord:
     """Return the default rules of a kind of model."""
     rules = default_rules(model_kind)
-    return RulesRead(model_kind=model_kind, rules=_rules_read(rules), toml=to_toml(rules))
+    return RulesRecord(model_kind=model_kind, rules=_rules_read(rules), toml=to_toml(rules))
 
 
-def read_rules(session: Session, principal: Principal, run_id: str, step: int) -> RunRulesRead:
+def read_rules(session: Session, principal: Principal, run_id: str, step: int) -> RunRulesRecord:
     """Return the run's rules at a step, and every version."""
     run = get_run(session, principal, run_id)
     versions = versions_of(session, run_id)
     configuration = configuration_with(run.model_kind, rule_files_of(session, run))
     rules = configuration.rules_at(step)
-    return RunRulesRead(
+    return RunRulesRecord(
         model_kind=run.model_kind,
         rules=_rules_read(rules),
         toml=to_toml(rules, schedule=configuration.schedule_at(step)),
         step=step,
-        versions=[RulesVersionRead.model_validate(version) for version in versions],
+        versions=tuple(from_attributes(RulesVersionRecord, version) for version in versions),
     )
 
 
@@ -131,8 +132,8 @@ def configuration_with(model_kind: ModelKind | None, files: Iterable[str]) -> Wa
     )
 
 
-def _rules_read(rules: Iterable[ThresholdRule]) -> list[RuleRead]:
-    return [RuleRead.model_validate(rule) for rule in rules]
+def _rules_read(rules: Iterable[ThresholdRule]) -> tuple[RuleRecord, ...]:
+    return tuple(from_attributes(RuleRecord, rule) for rule in rules)
 
 
 class RuleNotFound(ProblemError):

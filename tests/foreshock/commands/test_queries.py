@@ -12,7 +12,7 @@ from foreshock.commands.queries import RunQueries
 
 
 def probe(name: str, step: int, kind: str, state: JobStateName = "done") -> ProbeRecord:
-    return ProbeRecord(id=name, run="run", attempt=1, step=step, kind=kind, state=state)
+    return ProbeRecord(id=name, run="run", attempt=1, step=step, kind=kind, state=state, created_at_us=0)
 
 
 def test_probes_that_publish_no_score_make_no_probed_step(monkeypatch: pytest.MonkeyPatch) -> None:

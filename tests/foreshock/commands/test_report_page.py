@@ -52,7 +52,8 @@ def test_page_loads_nothing_and_runs_nothing() -> None:
 def alert(rule: str, state: AlertState) -> AlertRecord:
     """Return an alert of step 12."""
     return AlertRecord(
-        id=rule, rule=rule, step=12, severity="critical", state=state, value=0.5, threshold=0.1, why="Why it fired.",
+        id=rule, attempt=1, changed_by="detector", opened_at_us=0, changed_at_us=0,
+        rule=rule, step=12, severity="critical", state=state, value=0.5, threshold=0.1, why="Why it fired.",
         what_to_do="What to do: `foreshock probe`.",
     )  # fmt: skip
 

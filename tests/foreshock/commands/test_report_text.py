@@ -54,7 +54,16 @@ def diagnosis(**changes: Any) -> Diagnosis:
     mismatch = Curve("trainer/rollout", STEPS, values)
     rollouts = Curve("rollout", STEPS, {name: tuple(map(float, STEPS)) for name in STEP_MEASURES})
     run = RunRecord(
-        id="run_1", key="key", project="default", state="running", model="M" * 60, trainer="T" * 30, engine="E" * 30
+        id="run_1",
+        key="key",
+        project="default",
+        state="running",
+        model="M" * 60,
+        trainer="T" * 30,
+        engine="E" * 30,
+        advice_mode="shadow",
+        created_at_us=0,
+        updated_at_us=0,
     )
     whole = Diagnosis(
         run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind=None, step=7, mismatch=mismatch,
@@ -175,7 +184,8 @@ def test_report_of_an_empty_run() -> None:
 
 def test_alerts_show_what_to_do() -> None:
     alert = AlertRecord(
-        id="a", rule="mismatch_critical", step=9, severity="critical", state="open", value=0.02, threshold=0.01,
+        id="a", attempt=1, changed_by="detector", opened_at_us=0, changed_at_us=0,
+        rule="mismatch_critical", step=9, severity="critical", state="open", value=0.02, threshold=0.01,
         why="k3 is high. " * 12, what_to_do="Probe a step. " * 12,
     )  # fmt: skip
     text = text_of(alerts=(alert, dataclasses.replace(alert, id="b", state="retracted", rule="gone")))

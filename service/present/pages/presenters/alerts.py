@@ -7,6 +7,8 @@ from itertools import accumulate, pairwise
 from typing import Any, get_args
 from urllib.parse import urlencode
 
+from foreshock.api.runs import ChangeRecord, DifferenceRecord
+from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.changes import ChangeKind
 from foreshock.diagnosis.risk import Family, family_of
 from foreshock.diagnosis.run_verdict import StandingAlert
@@ -22,10 +24,9 @@ from foreshock_service.present.pages.rendering import TONES, number
 from foreshock_service.present.pages.step_models import AlertOfRunRow, AlertsPage
 from foreshock_service.present.pages.view_models import AlertCard, AlertGroup, Label
 from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.changes.schemas import ChangeRead, DifferenceRead
 from foreshock_service.runs.changes.service import newest_changes
 from foreshock_service.runs.steps.service import arrival_times
-from foreshock_service.watch.alerts.schemas import AlertFilter, AlertOfRun, AlertRead, AlertState
+from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.alerts.service import list_alerts, list_alerts_of_runs
 
 RUN_DASHBOARD = "foreshock-run"
@@ -83,7 +84,7 @@ def changes_in_words(viewing: Viewing, run_id: str) -> list[str]:
     return [f"step {mark.step}, {mark.text}" for mark in reversed(marks_of(viewing, run_id))]
 
 
-def change_in_words(change: ChangeRead) -> str:
+def change_in_words(change: ChangeRecord) -> str:
     """Return what changed, in a few words."""
     if change.kind == "setup":
         named = [_difference(each) for each in change.differences[:_MOST_DIFFERENCES]]
@@ -95,7 +96,7 @@ def change_in_words(change: ChangeRead) -> str:
     return text if change.note is None else f"{text} ({change.note})"
 
 
-def _difference(difference: DifferenceRead) -> str:
+def _difference(difference: DifferenceRecord) -> str:
     before, after = (" and ".join(_value(each) for each in side) for side in (difference.before, difference.after))
     return f"{difference.name} {before} → {after}"
 
@@ -112,21 +113,21 @@ PLOTS: Mapping[Family, str] = {
 """The plot of the run's page that shows what the alerts of a family are about."""
 
 
-def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRead]:
+def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRecord]:
     """Return the open and acknowledged alerts of the run: the most severe first, then those of the newest steps."""
     states: tuple[AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     return sorted(found, key=lambda each: severity_rank(each.severity))
 
 
-def standing_alert(alert: AlertRead) -> StandingAlert:
+def standing_alert(alert: AlertRecord) -> StandingAlert:
     """Return what a conclusion on the run reads of an alert."""
     return StandingAlert(_name(alert), alert.severity, alert.step, alert.why, family_of(alert.rule) == "mismatch")
 
 
-def alert_groups(run_id: str, run_address: str, alerts: Sequence[AlertRead]) -> list[AlertGroup]:
+def alert_groups(run_id: str, run_address: str, alerts: Sequence[AlertRecord]) -> list[AlertGroup]:
     """Return the alerts of each family as one line, in the order of `alerts`; the run's page is at `run_address`."""
-    groups: dict[Family, list[AlertRead]] = {}
+    groups: dict[Family, list[AlertRecord]] = {}
     for alert in alerts:
         groups.setdefault(family_of(alert.rule), []).append(alert)
     return [
@@ -141,17 +142,17 @@ def alert_groups(run_id: str, run_address: str, alerts: Sequence[AlertRead]) -> 
     ]
 
 
-def _summary(family: Family, alerts: Sequence[AlertRead]) -> str:
+def _summary(family: Family, alerts: Sequence[AlertRecord]) -> str:
     about = "" if family == "other" else f"{family}: "
     others = f", and {plural(len(alerts) - 1, 'more alert')}" if len(alerts) > 1 else ""
     return f"{about}{_name(alerts[0])}{others}, since step {min(each.step for each in alerts)}"
 
 
-def _name(alert: AlertRead) -> str:
+def _name(alert: AlertRecord) -> str:
     return alert.rule.replace("_", " ")
 
 
-def _card(run_id: str, run_address: str, alert: AlertRead) -> AlertCard:
+def _card(run_id: str, run_address: str, alert: AlertRecord) -> AlertCard:
     return AlertCard(
         address=f"/runs/{run_id}/alerts/{alert.id}",
         rule=_name(alert),

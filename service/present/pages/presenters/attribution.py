@@ -35,9 +35,9 @@ from foreshock_service.replay.attribution.service import (
     attribution_of_step,
     newest_replayed_steps,
 )
-from foreshock_service.runs.corrections.service import CorrectionQuery, evaluate_corrections
+from foreshock_service.runs.corrections import CorrectionQuery, evaluate_corrections
 from foreshock_service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
-from foreshock_service.runs.theory.service import FoundTheory, TheoryQuery, theory_of_pair
+from foreshock_service.runs.theory import FoundTheory, TheoryQuery, theory_of_pair
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5

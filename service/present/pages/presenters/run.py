@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from foreshock.api.runs import IncompleteStep
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.health import WINDOW_STEPS, HealthVerdict, PooledMeasure, conclude_health
 from foreshock.diagnosis.risk import NO_PROBABILITY, Risk, RiskLevel
@@ -57,7 +58,6 @@ from foreshock_service.runs.coverage.service import statistics_steps
 from foreshock_service.runs.health.service import health_evidence, pooled_mismatch
 from foreshock_service.runs.measurements.service import MOST_INCOMPLETE, incomplete_steps, is_run_out_of_date
 from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.shard_schemas import IncompleteStep
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.service import missing_shards_of, shards_in_words
 from foreshock_service.watch.risk.service import risks_of_runs

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.health import PooledMeasure
 from foreshock.diagnosis.risk import LEVELS, Risk
@@ -57,7 +58,7 @@ from foreshock_service.runs.attempts.service import attempts_of_run, fingerprint
 from foreshock_service.runs.health.service import pooled_mismatch
 from foreshock_service.runs.measurements.curves import MeasuredStep
 from foreshock_service.runs.measurements.service import incomplete_counts, newest_steps
-from foreshock_service.runs.runs.schemas import RunFilter, RunRead, ShownRunState
+from foreshock_service.runs.runs.schemas import RunFilter
 from foreshock_service.runs.runs.service import get_run, list_runs
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.alerts.service import open_counts
@@ -71,7 +72,7 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
     pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
-    groups: defaultdict[tuple[str, str], list[RunRead]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in runs:
         names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
@@ -91,7 +92,7 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
 
 
 def _configuration(
-    hardware: str, configuration: str, runs: list[RunRead], pooled: dict[str, PooledMeasure]
+    hardware: str, configuration: str, runs: list[RunRecord], pooled: dict[str, PooledMeasure]
 ) -> tuple[float, ConfigurationRow]:
     """Return the largest k3 of these runs, −1 if none is measured, and the row."""
     means = {run.id: pooled[run.id].mean for run in runs if run.id in pooled}
@@ -297,7 +298,7 @@ def _values(steps: Sequence[MeasuredStep]) -> SteppedValues:
 
 
 def _row(
-    run: RunRead,
+    run: RunRecord,
     mismatch: PooledMeasure | None,
     advice: str | None,
     risk: Risk,
@@ -331,7 +332,7 @@ def _row(
     )
 
 
-def _advice(run: RunRead, state: AdviceState, observed_step: int | None) -> str | None:
+def _advice(run: RunRecord, state: AdviceState, observed_step: int | None) -> str | None:
     """Return the scale that the advice has for the next step; None before the first closed step."""
     if observed_step is None:
         return None

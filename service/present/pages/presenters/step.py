@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreshock.api.runs import StepRecord
+from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.lint import CHECKS
 from foreshock.measures.registry import STEP_MEASURES
@@ -42,7 +44,6 @@ from foreshock_service.present.pages.step_models import (
 )
 from foreshock_service.present.pages.view_models import Choice, Label, LintCard, LintPanel, Plot
 from foreshock_service.replay.results.weights_search_schemas import ReplayRead, WeightsSearchRead
-from foreshock_service.runs.lint.schemas import CheckRead, ExampleRead, RunWarningRead, StepLintRead, WarningRead
 from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
 from foreshock_service.runs.measurements.curves import Curves
 from foreshock_service.runs.measurements.service import (
@@ -55,7 +56,6 @@ from foreshock_service.runs.measurements.service import (
 from foreshock_service.runs.rollouts.tokens import TokenQuery, read_tokens
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.schemas import StepRead
 from foreshock_service.runs.steps.service import list_steps, shards_in_words
 
 _NOT_CHECKED = "Semantics: not checked."
@@ -75,7 +75,7 @@ def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> Lint
     )
 
 
-def _sample_note(found: StepLintRead) -> str | None:
+def _sample_note(found: LintRecord) -> str | None:
     """Return over how many rollouts the checks were made, if not over all."""
     if found.coverage is None or found.coverage.rests_on == "all tokens":
         return None
@@ -93,7 +93,7 @@ def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_addres
     return LintPanel(cards, (), len(CHECKS), _NOT_CHECKED if unchecked else None)
 
 
-def _card(warning: WarningRead) -> LintCard:
+def _card(warning: LintWarningRecord) -> LintCard:
     return LintCard(
         name=warning.name.replace("_", " "),
         severity=warning.severity,
@@ -105,7 +105,7 @@ def _card(warning: WarningRead) -> LintCard:
     )
 
 
-def _card_of_steps(run_address: str, warning: RunWarningRead, checked: int) -> LintCard:
+def _card_of_steps(run_address: str, warning: RunWarningRecord, checked: int) -> LintCard:
     check = CHECKS.get(warning.name)
     since = f", since step {warning.first_step}" if warning.steps > 1 else ""
     return LintCard(
@@ -122,12 +122,12 @@ def _card_of_steps(run_address: str, warning: RunWarningRead, checked: int) -> L
     )
 
 
-def _place(example: ExampleRead) -> str:
+def _place(example: LintExampleRecord) -> str:
     place = example.sample_id if example.token is None else f"{example.sample_id}, token {example.token}"
     return f"{place}: {example.text}" if example.text else place
 
 
-def _words(check: CheckRead) -> str:
+def _words(check: CheckRecord) -> str:
     return f"{check.name.replace('_', ' ')}: {check.why}"
 
 
@@ -173,7 +173,7 @@ class StepNotFound(ProblemError):
 class Neighbourhood:
     """An active step, and the steps before and after it."""
 
-    step: StepRead
+    step: StepRecord
     earlier: int | None
     later: int | None
 
@@ -188,7 +188,7 @@ def neighbourhood(viewing: Viewing, run_id: str, step: int) -> Neighbourhood:
     return Neighbourhood(after[0], earlier[-1] if earlier else None, after[1].step if len(after) > 1 else None)
 
 
-def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[StepRead]:
+def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[StepRecord]:
     cursor = encode_cursor((step,)) if step >= 0 else None
     return list_steps(viewing.session, viewing.principal, run_id, None, cursor, limit).items
 
@@ -335,7 +335,7 @@ def _address(run_address: str, step: int | None) -> str | None:
     return None if step is None else f"{run_address}/steps/{step}"
 
 
-def _state(step: StepRead) -> Label:
+def _state(step: StepRecord) -> Label:
     if step.closed:
         if step.shards >= step.expected_shards:
             return Label("closed", "good")

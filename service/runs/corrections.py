@@ -1,0 +1,201 @@
+"""Corrections: the effect of truncation, masks and rejection on a step's tokens. Nothing is applied.
+
+They are evaluated on stored statistics and rollout summaries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import Coverage
+from foreshock.api.steps import AffectedRecord, CorrectionRecord, CorrectionsRecord, PopulationRecord
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.corrections import (
+    CORRECTIONS,
+    Evaluation,
+    Evaluator,
+    Population,
+    Threshold,
+    correction_named,
+)
+from foreshock.errors import InvalidArgumentError
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.problem import InvalidRequest
+from foreshock_service.platform.schemas import ActiveOrAttempt, Name, StepPath
+from foreshock_service.platform.security import Principal, Reader
+from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.measurements.endpoints import Comparison
+from foreshock_service.runs.measurements.service import stored_statistics
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.shard_counts import with_shards
+from foreshock_service.runs.step_key import StepKey
+
+TOO_LARGE = "a value too large for a float64 is null"
+
+router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
+
+
+@router.get("/corrections")
+def read_corrections(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    comparison: Comparison = TRAINER_ROLLOUT,
+    correction: Annotated[list[Name] | None, Query(max_length=50, description="absent: all")] = None,
+    threshold: Annotated[
+        list[Name] | None,
+        Query(
+            max_length=50,
+            description="`2`, or `0.5_5` for two bounds; of one correction; absent: the thresholds in use",
+        ),
+    ] = None,
+    attempt: ActiveOrAttempt = None,
+) -> CorrectionsRecord:
+    """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
+    query = CorrectionQuery(run, step, attempt, comparison, correction or (), threshold or ())
+    with context.database.read() as session:
+        evaluated = _record(evaluate_corrections(session, principal, query))
+        return with_shards(session, run, step, attempt, evaluated)
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionQuery:
+    """Request for corrections and thresholds; none named: all corrections, at the thresholds in use."""
+
+    run_id: str
+    step: int
+    attempt: int | None
+    comparison: str
+    corrections: Sequence[str] = ()
+    thresholds: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPair:
+    """Stored statistics and summaries of one comparison of a step."""
+
+    comparison: str
+    step: int
+    attempt: int
+    statistics: ComparisonStatistics
+    summaries: RolloutSummaries
+    coverage: Coverage
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedCorrections:
+    """Evaluations of corrections, and the pair that they were computed from."""
+
+    pair: MeasuredPair
+    evaluations: tuple[Evaluation, ...]
+
+
+def read_pair(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> MeasuredPair:
+    """Return statistics and summaries of a comparison at a step; raise MeasurementNotFound, StatisticsOutOfDate."""
+    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    assert found.summaries is not None, "every comparison of two scores has summaries"
+    statistics = ComparisonStatistics.from_bytes(found.statistics)
+    return MeasuredPair(
+        comparison,
+        step,
+        found.attempt,
+        statistics,
+        RolloutSummaries.from_bytes(found.summaries),
+        coverage_of_step(session, StepKey(found.run_id, found.attempt, step), statistics.rollouts),
+    )
+
+
+def evaluate_corrections(session: Session, principal: Principal, query: CorrectionQuery) -> EvaluatedCorrections:
+    """Evaluate the corrections; raise InvalidRequest naming the invalid value, and the errors of `read_pair`."""
+    try:
+        requested = list(_requested(query))
+    except InvalidArgumentError as error:
+        raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
+    pair = read_pair(session, principal, query.run_id, query.step, query.attempt, query.comparison)
+    evaluator = Evaluator(pair.statistics, pair.summaries)
+    return EvaluatedCorrections(pair, tuple(evaluator.evaluate(name, threshold) for name, threshold in requested))
+
+
+def _requested(query: CorrectionQuery) -> Iterator[tuple[str, Threshold | None]]:
+    """Return the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
+    if query.thresholds and len(query.corrections) != 1:
+        raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
+    for name in query.corrections or CORRECTIONS:
+        correction = correction_named(name)
+        named = tuple(correction.threshold(text) for text in query.thresholds)
+        for threshold in named or correction.usual or (None,):
+            yield name, threshold
+
+
+def _record(evaluated: EvaluatedCorrections) -> CorrectionsRecord:
+    pair = evaluated.pair
+    return CorrectionsRecord(
+        comparison=pair.comparison,
+        step=pair.step,
+        attempt=pair.attempt,
+        tokens=pair.statistics.tokens,
+        rollouts=pair.statistics.rollouts,
+        coverage=pair.coverage,
+        items=tuple(map(_evaluation_record, evaluated.evaluations)),
+    )
+
+
+def _evaluation_record(found: Evaluation) -> CorrectionRecord:
+    correction, affected = found.correction, found.affected
+    figures = {
+        "kept_tokens": found.kept_tokens,
+        "kept_sequences": found.kept_sequences,
+        "touched_tokens": found.touched_tokens,
+        "weight_mean": found.weights.mean,
+        "weight_variance": found.weights.variance,
+        "ess": found.weights.effective_fraction,
+        "distortion": found.distortion,
+        "uncorrected_distortion": found.uncorrected_distortion,
+        "token_distortion": found.token_distortion,
+        "advantage_distortion": found.advantage_distortion,
+    }
+    too_large = (TOO_LARGE,) if any(map(math.isinf, figures.values())) else ()
+    return CorrectionRecord(
+        correction=correction.name,
+        title=correction.title,
+        formula=correction.formula,
+        level=correction.level,
+        effect=correction.effect,
+        source=correction.source,
+        threshold=_text(found.asked),
+        threshold_used=_text(found.used),
+        exact=found.is_exact,
+        **figures,
+        affected=from_attributes(
+            AffectedRecord, affected, touched=_population(affected.touched), untouched=_population(affected.untouched)
+        ),
+        not_estimable=found.not_estimable,
+        notes=(*found.notes, *too_large),
+    )
+
+
+def _population(population: Population) -> PopulationRecord:
+    return PopulationRecord(
+        sequences=population.sequences,
+        reward_mean=population.reward,
+        advantage_mean=population.advantage,
+        length_mean=population.length,
+        turns_mean=population.turns,
+        lag_mean=population.lag,
+    )
+
+
+def _text(threshold: Threshold) -> str | None:
+    return None if threshold == Threshold() else str(threshold)

@@ -1,0 +1,190 @@
+"""Theory: the values of the papers' bounds at a step, and which of them are vacuous there.
+
+They follow from the step's stored statistics and summaries, and from the gradient scalars that its trainer logged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import NAN, from_attributes
+from foreshock.api.steps import (
+    BiasRecord,
+    GradientRecord,
+    HorizonRecord,
+    PinskerRecord,
+    SequenceChi2Record,
+    StepNoiseRecord,
+    TheoryRecord,
+)
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.errors import InvalidArgumentError
+from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
+from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.security import Principal, Reader
+from foreshock_service.runs.corrections import TOO_LARGE, MeasuredPair, read_pair
+from foreshock_service.runs.measurements.endpoints import Comparison
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.scalars.service import scalars_of_step
+from foreshock_service.runs.shard_counts import with_shards
+from foreshock_service.runs.step_key import StepKey
+
+Part = TypeVar("Part")
+router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
+
+
+@router.get("/theory")
+def read_theory(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    comparison: Comparison = TRAINER_ROLLOUT,
+    delta_max: Annotated[
+        float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
+    ] = None,
+    gradient_bound: Annotated[
+        float | None, Query(ge=0.0, allow_inf_nan=False, description="B: an upper bound of ‖∇log π‖ of one token")
+    ] = None,
+    attempt: ActiveOrAttempt = None,
+) -> TheoryRecord:
+    """Return bounds on the bias of this step's gradient, and the cost of its noise at η and at η/2.
+
+    The noise requires the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
+    `micro_batch_prompts` prompts), `grad_norm_batch` (that of all `batch_prompts`), both before clipping. η is the
+    scalar `learning_rate` or `lr`, else the newest rate that the trainer acknowledged up to this step,
+    else the run's initial learning rate.
+    """
+    query = TheoryQuery(run, step, attempt, comparison, delta_max, gradient_bound)
+    with context.database.read() as session:
+        found = _record(find_theory(session, principal, query))
+        return with_shards(session, run, step, attempt, found)
+
+
+# Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
+GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")
+LEARNING_RATE_SCALARS = ("learning_rate", "lr")
+
+
+@dataclass(frozen=True, slots=True)
+class TheoryQuery:
+    """Request for the theory of a comparison; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
+
+    run_id: str
+    step: int
+    attempt: int | None
+    comparison: str
+    delta_max: float | None = None
+    gradient_bound: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTheory:
+    """Evaluated theory, the source of η, and the reason if there is no gradient noise."""
+
+    pair: MeasuredPair
+    theory: Theory
+    delta_max: float | None
+    gradient_bound: float | None
+    learning_rate: float | None
+    learning_rate_source: str | None
+    gradient_missing: str | None
+
+
+def find_theory(session: Session, principal: Principal, query: TheoryQuery) -> FoundTheory:
+    """Evaluate the theory of the step; raise MeasurementNotFound, StatisticsOutOfDate."""
+    pair = read_pair(session, principal, query.run_id, query.step, query.attempt, query.comparison)
+    return theory_of_pair(session, principal, query, pair)
+
+
+def theory_of_pair(session: Session, principal: Principal, query: TheoryQuery, pair: MeasuredPair) -> FoundTheory:
+    """Evaluate the theory of a pair that was read already."""
+    run = get_run(session, principal, query.run_id)
+    scalars = scalars_of_step(session, StepKey(query.run_id, pair.attempt, query.step))
+    rate, source = _learning_rate(session, run, pair, scalars)
+    norms, missing = _norms(scalars)
+    theory = evaluate_theory(
+        pair.statistics,
+        pair.summaries,
+        delta_max=query.delta_max,
+        norms=norms,
+        learning_rate=rate,
+        gradient_bound=query.gradient_bound,
+    )
+    return FoundTheory(pair, theory, query.delta_max, query.gradient_bound, rate, source, missing)
+
+
+def _learning_rate(
+    session: Session, run: Run, pair: MeasuredPair, scalars: Mapping[str, float]
+) -> tuple[float | None, str | None]:
+    """Return η of the step and its source: a rate that the trainer reported precedes the run's initial rate."""
+    for name in LEARNING_RATE_SCALARS:
+        if scalars.get(name, -1.0) >= 0.0:
+            return scalars[name], f"the step's scalar {name}"
+    applied = _applied_learning_rate(session, run.id, pair.attempt, pair.step)
+    if applied is not None:
+        return applied[1], f"what the trainer applied at step {applied[0]}"
+    initial = run.initial_learning_rate
+    return initial, None if initial is None else "the run's initial learning rate, because the step has none of its own"
+
+
+def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | None]:
+    """Return the gradient norms, or the reason why they are unusable: invalid scalars do not fail the request."""
+    absent = [name for name in GRADIENT_SCALARS if name not in scalars]
+    if absent:
+        return None, f"this step logs no scalar {', '.join(absent)}"
+    norms = GradientNorms(*(scalars[name] for name in GRADIENT_SCALARS))
+    try:
+        gradient_noise(norms)
+    except InvalidArgumentError as error:
+        named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
+        return None, f"the scalar {named[error.argument]} is invalid: {error.message}"
+    return norms, None
+
+
+def _applied_learning_rate(session: Session, run_id: str, attempt: int, step: int) -> tuple[int, float | None] | None:
+    """Return the newest step up to this one, and its rate, that the attempt's trainer acknowledged; None without."""
+    query = select(AdviceAcknowledgement.step, AdviceAcknowledgement.applied_learning_rate).where(
+        AdviceAcknowledgement.run_id == run_id,
+        AdviceAcknowledgement.attempt == attempt,
+        AdviceAcknowledgement.step <= step,
+    )
+    row = session.execute(query.order_by(AdviceAcknowledgement.step.desc()).limit(1)).first()
+    return None if row is None else (row[0], row[1])
+
+
+def _record(found: FoundTheory) -> TheoryRecord:
+    """Return the theory as it is shown."""
+    theory, pair = found.theory, found.pair
+    too_large = (TOO_LARGE,) if math.isinf(theory.bias.per_unit) else ()
+    delta_max = NAN if found.delta_max is None else found.delta_max
+    return TheoryRecord(
+        comparison=pair.comparison,
+        step=pair.step,
+        attempt=pair.attempt,
+        coverage=pair.coverage,
+        bias=from_attributes(BiasRecord, theory.bias, notes=(*theory.bias.notes, *too_large)),
+        horizon=from_attributes(HorizonRecord, theory.horizon, delta_max=delta_max),
+        pinsker=PinskerRecord(bound=theory.pinsker, tv_token=theory.tv_token, notes=tuple(theory.pinsker_notes)),
+        sequence_chi2=_optional(SequenceChi2Record, theory.sequence_chi2, kind="independent-token extrapolation"),
+        gradient=_optional(GradientRecord, theory.gradient),
+        gradient_missing=found.gradient_missing,
+        learning_rate=NAN if found.learning_rate is None else found.learning_rate,
+        learning_rate_source=found.learning_rate_source,
+        step_noise=_optional(StepNoiseRecord, theory.step_noise),
+        step_noise_with_bias=_optional(StepNoiseRecord, theory.step_noise_with_bias),
+    )
+
+
+def _optional(record: type[Part], value: object | None, /, **given: Any) -> Part | None:
+    return None if value is None else from_attributes(record, value, **given)

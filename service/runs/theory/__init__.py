@@ -1,1 +1,0 @@
-"""Theory: the values of the papers' bounds at a step, and which of them are vacuous there."""
