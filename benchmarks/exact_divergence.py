@@ -12,7 +12,6 @@ textbook definitions of the same logits in 80-bit numbers; the rounding of torch
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import statistics
 import subprocess
@@ -200,7 +199,7 @@ def on_cpu_held_to(instructions: InstructionSet) -> None:
 
 def on_gpu() -> float:
     """Print a row and the memory per shape; return the lowest speed relative to the two products."""
-    print(f"{torch.cuda.get_device_name()}, triton {importlib.metadata.version('triton')}")
+    print(torch.cuda.get_device_name())
     shares = []
     for dtype, width, tokens in GPU_SHAPES:
         pair = sources(dtype, width, tokens, "cuda")

@@ -1,8 +1,8 @@
 """Exact divergences of two distributions over the whole vocabulary, the reference for sampled estimators.
 
 `divergences` computes them for two `logit_sources`. `model_distribution` and `engine_distribution` give it the logits
-of a model of transformers and of vLLM at the states of real rollouts. `reduction` is the interface of
-`compiled_reduction` (CPU, with `vector_math`) and `triton_reduction` (GPU).
+of a model of transformers and of vLLM at the states of real rollouts. `compiled_reduction`
+(CPU) and `reduction` (GPU) compute the sums.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock_probes.exact_divergence.logit_sources import Source, SourceError
-from foreshock_probes.exact_divergence.reduction import SUMS, Reduction, TileSums, overlaps
+from foreshock_probes.exact_divergence.reduction import SUMS, Reduction, TileSums, TorchReduction, overlaps
 
 __all__ = ["TILE_TOKENS", "VOCABULARY_BLOCK", "ExactDivergences", "exact_divergences"]
 
@@ -105,7 +105,7 @@ def exact_divergences(
     """Return the divergences of π (`target`) and μ (`behaviour`) at T states, exact for the sources' logits.
 
     With `token_ids` [T] the result has both log-probs of these tokens. If a head is on a GPU and neither source is
-    float64, the reduction runs there (float32 terms, float64 sums), else on the CPU (float64). The memory beyond the
+    float64, the reduction runs there, else on the CPU, both in float64. The memory beyond the
     inputs is two tiles of `tile_tokens` × V logits (bfloat16 if both sources are) and, on a CPU without bfloat16
     products, a block of the head of `vocabulary_block` tokens in float32.
     Raises SourceError if T or V differ, an id is not in the vocabulary, or a size is below 1.
@@ -165,9 +165,7 @@ def _device_of(target: Source, behaviour: Source) -> torch.device:
 
 def _reduction_of(tiles: Pair, top_k: int) -> Reduction:
     if tiles[0].device.type == "cuda":
-        from foreshock_probes.exact_divergence.triton_reduction import TritonReduction
-
-        return TritonReduction(*tiles, top_k)
+        return TorchReduction(*tiles, top_k)
     from foreshock_probes.exact_divergence.compiled_reduction import CompiledReduction
 
     return CompiledReduction(*tiles, top_k)

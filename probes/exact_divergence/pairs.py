@@ -7,10 +7,11 @@ are observed (`observed_logits.PromptLogitsHook`); its option `batch_size` has n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from foreshock_probes.exact_divergence.divergences import ExactDivergences
 from foreshock_probes.exact_divergence.logit_sources import LogitSource
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
 from foreshock_probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
-from foreshock_probes.exact_divergence.target_states import TargetStates, open_states, write_states
 from foreshock_probes.scorers.forward_pass import TokenBatch
 from foreshock_probes.scorers.request import (
     Report,
@@ -94,7 +94,7 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
             hidden[torch.from_numpy(tokens_of_states(rollouts, rows, known))] = found.to(model.states_dtype).cpu()
             done += batch.num_response_tokens
             report(done)
-    write_states(states, model.source(hidden), known, forward.distribution.temperature, forward.fingerprint)
+    _write_states(states, model.source(hidden), known, forward.distribution.temperature, forward.fingerprint)
 
 
 def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> ExactBatch:
@@ -113,7 +113,7 @@ def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, re
     prepared = prepare_engine(request, options, warm)
     engine = prepared.engine
     found: list[ExactDivergences] = []
-    with open_states(states, engine.device) as target, _observed(engine, prepared.divisor) as observed:
+    with _open_states(states, engine.device) as target, _observed(engine, prepared.divisor) as observed:
         for row in range(rollouts.num_rollouts):
             start, stop = _states_of(rollouts, row)
             if stop > start:
@@ -168,7 +168,7 @@ def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[_Obs
 
 
 def _batch(
-    rollouts: RolloutBatch, found: list[ExactDivergences], target: TargetStates, fingerprint: Fingerprint
+    rollouts: RolloutBatch, found: list[ExactDivergences], target: _TargetStates, fingerprint: Fingerprint
 ) -> ExactBatch:
     """Return the divergences of all rollouts; NaN at response tokens without a state."""
     values = {name: np.full(rollouts.num_tokens, np.nan, np.float32) for name in _COLUMNS}
@@ -207,3 +207,62 @@ def _states_of(rollouts: RolloutBatch, row: int) -> tuple[int, int]:
     start, stop = (int(offset) for offset in rollouts.response_offsets[row : row + 2])
     without_prompt = rollouts.prompt_offsets[row + 1] == rollouts.prompt_offsets[row]
     return (min(start + 1, stop) if without_prompt else start), stop
+
+
+_FINGERPRINT, _SOFTCAP = "fingerprint", "softcap"
+
+
+def _write_states(
+    path: Path, source: LogitSource, known: NDArray[np.bool_], divisor: NDArray[np.float64], fingerprint: Fingerprint
+) -> None:
+    """Write the states [T, H] and the head of `source` to `path`.
+
+    `known` [T] is False where a response token has no state before it. `divisor` [N] divides the logits of each
+    rollout; the source's own temperature must be 1.
+    """
+    from safetensors.torch import save_file
+
+    if source.temperature != 1.0 or source.logits_dtype is not None:
+        raise ValueError("the states of a source with a temperature or a logits_dtype of its own cannot be written")
+    tensors = {"hidden": source.hidden, "weight": source.weight}
+    if source.bias is not None:
+        tensors["bias"] = source.bias
+    tensors |= {"known": torch.from_numpy(known), "divisor": torch.from_numpy(divisor)}
+    # safetensors cannot store tensors that share memory.
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {_FINGERPRINT: fingerprint.to_json(), _SOFTCAP: json.dumps(source.softcap)}
+    save_file(copies, path, metadata=metadata)
+
+
+class _TargetStates:
+    """The target's distributions in an open file, on `device`."""
+
+    def __init__(self, file: Any, device: torch.device) -> None:
+        metadata = file.metadata()
+        self.fingerprint = Fingerprint.from_json(metadata[_FINGERPRINT])
+        self.known: NDArray[np.bool_] = file.get_tensor("known").numpy()
+        self._softcap: float | None = json.loads(metadata[_SOFTCAP])
+        self._divisor: NDArray[np.float64] = file.get_tensor("divisor").numpy()
+        self._hidden = file.get_slice("hidden")
+        self._weight = file.get_tensor("weight").to(device)
+        self._bias = file.get_tensor("bias").to(device) if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
+        self._device = device
+
+    @property
+    def vocabulary(self) -> int:
+        """The size of the target's vocabulary."""
+        return int(self._weight.shape[0])
+
+    def source(self, row: int, start: int, stop: int) -> LogitSource:
+        """Return the logits of the states `start` … `stop`, which belong to the rollout `row`."""
+        hidden = self._hidden[start:stop].to(self._device)
+        return LogitSource(hidden, self._weight, self._bias, float(self._divisor[row]), self._softcap)
+
+
+@contextmanager
+def _open_states(path: Path, device: torch.device) -> Iterator[_TargetStates]:
+    """Open the file that `_write_states` wrote."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt", device="cpu") as file:
+        yield _TargetStates(file, device)

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from foreshock_probes.exact_divergence import GivenLogits, exact_divergences
-from foreshock_probes.exact_divergence.compiled_reduction import exponential_sum, near_sums
-from foreshock_probes.exact_divergence.vector_math import curvatures, exponential
+from foreshock_probes.exact_divergence.compiled_reduction import curvatures, exponential, exponential_sum, near_sums
 
 # (e^d − 1 − d)/d² as a series; 25 terms are more than 80-bit numbers hold.
 SERIES = [np.longdouble(1) / math.factorial(power) for power in range(2, 27)]
