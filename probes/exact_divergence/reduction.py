@@ -1,7 +1,7 @@
 """The reduction of two tiles of logits: its interface, and its implementation in plain torch, for GPUs.
 
-`compiled_reduction` is the one for CPUs. Terms and sums are float64 in both. In torch, rows are reduced a few at a time,
-so that the temporary arrays stay small.
+`compiled_reduction` is the one for CPUs. Terms and sums are float64 in both. In torch, rows are reduced a few at a
+time, so that the temporary arrays stay small.
 """
 
 from __future__ import annotations
