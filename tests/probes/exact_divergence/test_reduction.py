@@ -18,7 +18,11 @@ DEVICES = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()
 @pytest.fixture(autouse=True, params=[1, 1 << 22], ids=["one row a part", "many rows a part"])
 def plain_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock_probes.exact_divergence.reduction._PART", request.param)
-    monkeypatch.setattr(divergences, "_reduction_of", lambda tiles, top_k: TorchReduction(*tiles, top_k))
+
+    def reduction_of(tiles: tuple[torch.Tensor, torch.Tensor], top_k: int) -> TorchReduction:
+        return TorchReduction(tiles[0], tiles[1], top_k)
+
+    monkeypatch.setattr(divergences, "_reduction_of", reduction_of)
 
 
 @pytest.mark.parametrize("device", DEVICES)
