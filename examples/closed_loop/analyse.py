@@ -29,7 +29,7 @@ from examples.closed_loop.outcome import (
 from examples.closed_loop.plan import ARMS, SEEDS, SETTINGS, Arm, Plan, Setting, plans
 from examples.closed_loop.text import CLOSING, OPENING
 from examples.collapses.results import Result, read_results
-from foreshock.commands.svg_curve import Series, svg_curve
+from foreshock.commands.report_page import Series, svg_curve
 from foreshock.diagnosis.quantities import REWARD_KEY
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "closed-loop.md"

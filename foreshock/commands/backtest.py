@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foreshock.commands.progress import Progress
-from foreshock.commands.text import table
+from foreshock.commands.text import Progress, table
 from foreshock.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -1,14 +1,42 @@
-"""The protocol of a command, and the options of the commands that talk to a service."""
+"""What commands share: the parser, the options of the service, the connection."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Protocol
+import re
+from collections.abc import Iterator
+from typing import NoReturn, Protocol
 
 from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configured
 from foreshock.page_addresses import run_page_path
+from foreshock.suggestions import did_you_mean
 
-__all__ = ["Command", "add_run_argument", "add_service_options", "connect", "run_url"]
+__all__ = ["Command", "SuggestingParser", "add_run_argument", "add_service_options", "connect", "run_url"]
+
+_INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<given>--[^\s=]+)")
+
+
+class SuggestingParser(argparse.ArgumentParser):
+    """As the base class, with suggestions."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message with a suggestion; exit with status 2."""
+        suggestion = ""
+        if choice := _INVALID_CHOICE.search(message):
+            suggestion = did_you_mean(choice["given"], re.findall(r"'([^']*)'", choice["known"]))
+        elif option := _UNRECOGNIZED.search(message):
+            suggestion = did_you_mean(option["given"], _options(self))
+        super().error(message + suggestion)
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the long options of a parser and of its commands."""
+    for action in parser._actions:
+        yield from (option for option in action.option_strings if option.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options(command)
 
 
 class Command(Protocol):

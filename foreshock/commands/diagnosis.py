@@ -12,8 +12,7 @@ from typing import Any
 from foreshock.api.replays import AttributionRecord
 from foreshock.api.runs import HealthRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
-from foreshock.commands.queries import RunQueries
-from foreshock.commands.records import Bucket, Curve
+from foreshock.commands.queries import Bucket, Curve, RunQueries
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.health import HealthVerdict
 from foreshock.errors import ConfigurationError

@@ -14,7 +14,7 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import run_url
-from foreshock.commands.delivery import losses_of, refuse_losses, wait_for_delivery
+from foreshock.commands.queries import losses_of, refuse_losses, wait_for_delivery
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of

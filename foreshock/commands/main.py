@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import foreshock
-from foreshock.commands.argument_parser import SuggestingParser
-from foreshock.commands.command import Command
+from foreshock.commands.command import Command, SuggestingParser
 from foreshock.errors import ForeshockError, Rejected, Unauthorized
 from foreshock.installing import install_command
 

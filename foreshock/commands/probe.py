@@ -18,7 +18,7 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.report_weights import weights_search_lines
+from foreshock.commands.report_attribution import weights_search_lines
 from foreshock.commands.text import Paint, table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable

@@ -1,10 +1,12 @@
-"""Queries of the commands to the service: runs, curves, buckets, attributions, alerts and advice."""
+"""What commands read of a run, and what they say of a client's delivery."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx
@@ -13,8 +15,9 @@ from foreshock.api.probes import ProbeRecord
 from foreshock.api.replays import AttributionRecord
 from foreshock.api.runs import HealthRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
+from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.records import Bucket, Curve
+from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
 from foreshock.model_kind import ModelKind
 from foreshock.probe_kinds import PROBE_KINDS
@@ -24,9 +27,85 @@ from foreshock.reading.columns import Measurements
 from foreshock.reading.request import Request
 from foreshock.suggestions import did_you_mean
 
+__all__ = ["Bucket", "Curve", "RunQueries", "find_run", "list_runs", "losses_of", "refuse_losses", "wait_for_delivery"]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Measures of one comparison over the active steps; `values` has one number per step."""
+
+    comparison: str
+    steps: tuple[int, ...]
+    values: Mapping[str, tuple[float, ...]]
+    incomplete: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Steps that closed without some shards: (stored, expected) of each."""
+    coverage: Mapping[int, str] = field(default_factory=dict)
+    """Steps of which shards were sent as statistics: what the measures of each rest on."""
+
+    def of(self, measure: str) -> tuple[float, ...]:
+        """Return one number per step; all NaN if the service does not know the measure."""
+        return self.values.get(measure, (math.nan,) * len(self.steps))
+
+    def known(self, measure: str) -> bool:
+        """Return True if any step has a finite value of the measure."""
+        return any(math.isfinite(value) for value in self.of(measure))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The tokens whose probability under the behaviour score is in [low, high)."""
+
+    low: float
+    high: float
+    tokens: int
+    mean_abs_d: float
+    mean_d: float
+    k3_kl: float
+    max_abs_d: float
+    mean_abs_probability_difference: float
+
+
+_STALLED_SECONDS = 120.0
+
+
+def wait_for_delivery(client: Client) -> None:
+    """Wait until everything is delivered. Raises ServiceUnavailable if it stalls, Rejected for rejected items."""
+    progress = Progress("delivering", client.counters.accepted)
+    delivered, since = -1, time.monotonic()
+    while (status := client.flush(0.2)).undelivered:
+        now = client.counters.snapshot()
+        progress.show(now.delivered)
+        if now.delivered != delivered:
+            delivered, since = now.delivered, time.monotonic()
+        elif time.monotonic() - since > _STALLED_SECONDS:
+            raise ServiceUnavailable(
+                f"nothing was delivered for {_STALLED_SECONDS:.0f} s ({status.reason or 'no answer'}); the rest is "
+                f"kept in {client.settings.spool_directory} and sent by the next import"
+            )
+    now = client.counters.snapshot()
+    progress.show(now.delivered)
+    refuse_losses(client)
+
+
+def losses_of(client: Client) -> int:
+    """Return the number of items that were rejected, dropped, or could not be encoded."""
+    now = client.counters.snapshot()
+    return int(now.rejected + now.invalid + now.dropped)
+
+
+def refuse_losses(client: Client) -> None:
+    """Raise Rejected if the service rejected items, or the client dropped some or could not encode them."""
+    now = client.counters.snapshot()
+    if losses_of(client):
+        kept = client.settings.spool_directory / "rejected"
+        raise Rejected(
+            f"{now.rejected} items were rejected by the service (their bytes are in {kept}), "
+            f"{now.invalid} were invalid, {now.dropped} were dropped"
+        )
+
+
 Answer = TypeVar("Answer")
 
-__all__ = ["RunQueries", "find_run", "list_runs"]
 
 _POLL_SECONDS = 0.2
 

@@ -1,17 +1,46 @@
-"""Section of the report about the cause of the mismatch: the links of the chain of scores."""
+"""The parts of the report about replays of a step: the links, and a search for other weights."""
 
 from __future__ import annotations
 
 import math
 
-from foreshock.api.replays import AttributionRecord, LinkRecord
+from foreshock.api.replays import AttributionRecord, LinkRecord, WeightsReplayRecord, WeightsSearchRecord
 from foreshock.commands.diagnosis import Diagnosis
-from foreshock.commands.report_weights import weights_search_lines
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
-from foreshock.interval_names import INTERVAL
+from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.estimators.attribution import OLD_METHOD
 
-__all__ = ["attribution_section"]
+__all__ = ["attribution_section", "weights_search_lines"]
+
+MOST_ROWS = 8
+
+
+def weights_search_lines(search: WeightsSearchRecord, paint: Paint) -> list[str]:
+    """Return the replays, the nearest to the logged log-probs first, at most eight and the announced weights."""
+    done = sorted((each for each in search.replays if not math.isnan(each.k3_kl)), key=lambda each: each.k3_kl)
+    shown = [each for place, each in enumerate(done) if place < MOST_ROWS or each.announced]
+    lines = [f"  Replays by {search.scorer} with other weights, against rollout:"]
+    header = ["announced weights, with", "k3_kl", RANGE, "max |d|", ""]
+    lines += table(header, [_row(each) for each in shown], left=(0, 4), indent="    ")
+    skipped = [each for each in search.replays if each.skipped]
+    notes = [f"{len(done) - len(shown)} more replays with larger k3"] if len(done) > len(shown) else []
+    notes += [f"{len(skipped)} skipped, such as {skipped[0].weights}: {skipped[0].skipped}"] if skipped else []
+    notes.append(f"the search ended: {search.ended}")
+    return [*lines, *note("; ".join(notes), paint)]
+
+
+def _row(replay: WeightsReplayRecord) -> list[str]:
+    interval = ""
+    if math.isfinite(replay.k3_low) and math.isfinite(replay.k3_high):
+        interval = f"{number(replay.k3_low)} … {number(replay.k3_high)}"
+    name = "(the announced weights alone)" if replay.announced else replay.weights
+    return [
+        name,
+        number(replay.k3_kl),
+        interval,
+        number(replay.max_abs_d, 2),
+        "at the noise floor" if replay.at_noise_floor else "",
+    ]
 
 
 def attribution_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:

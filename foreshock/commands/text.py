@@ -1,4 +1,4 @@
-"""Plain text for terminals: tables, sparklines, bars, titles, numbers and times, within 100 columns."""
+"""Text for terminals: numbers, tables, sparklines, colours, a line of progress."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TextIO
@@ -16,6 +17,7 @@ __all__ = [
     "STYLES",
     "WIDTH",
     "Paint",
+    "Progress",
     "bar",
     "count",
     "moment",
@@ -166,3 +168,31 @@ def paint_verdicts(lines: list[str], paint: Paint, *, column_of: int, rows: Sequ
         before, found, after = line.rpartition(word) if row[column_of] == row[-1] else line.partition(f" {word} ")
         painted.append(before + paint(found, STYLES.get(word)) + after if word and found else line)
     return painted
+
+
+_WIDTH = 30
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class Progress:
+    """A progress bar, `label ████░░░ 12/240`."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label = label
+        self._total = total
+        self._terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + (0.0 if self._terminal else _SECONDS_BETWEEN_LINES)
+
+    def show(self, done: int) -> None:
+        """Show the progress, at most every 0.1 s (bar) or 5 s (lines)."""
+        now = time.monotonic()
+        if now < self._next and done < self._total:
+            return
+        self._next = now + (0.1 if self._terminal else _SECONDS_BETWEEN_LINES)
+        if not self._terminal:
+            print(f"{self._label}: {done}/{self._total}", file=sys.stderr, flush=True)
+            return
+        filled = round(_WIDTH * done / max(self._total, 1))
+        drawn = "█" * filled + "░" * (_WIDTH - filled)
+        end = "\n" if done >= self._total else ""
+        print(f"\r{self._label} {drawn} {done}/{self._total}", end=end, file=sys.stderr, flush=True)

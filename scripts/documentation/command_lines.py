@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from foreshock.commands.argument_parser import SuggestingParser
+from foreshock.commands.command import SuggestingParser
 from foreshock.commands.main import ENTRY_POINT_GROUP
 
 _HEAD: Final = """# The command line

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from foreshock.commands.progress import Progress
+from foreshock.commands.text import Progress
 from foreshock_service.maintenance.context import maintenance_context
 from foreshock_service.maintenance.fsck.service import Report, Request, check_store
 from foreshock_service.platform.database.tables import Shard

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from foreshock.commands.progress import Progress
+from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.maintenance.context import maintenance_context

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foreshock.commands.recording import ShardFile, find_recording, read_scalars, read_shard
+from foreshock.commands.import_rollouts import ShardFile, find_recording, read_scalars, read_shard
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.rollouts import BatchAttributes, encode_rollouts
 from tests.foreshock.batches import random_batch

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 from foreshock.api.runs import HealthRecord
 from foreshock.api.watch import AlertRecord, AlertState
-from foreshock.commands.records import Curve
+from foreshock.commands.queries import Curve
 from foreshock.commands.report_page import render_page
 from tests.foreshock.commands.test_report_text import diagnosis
 

@@ -12,7 +12,7 @@ from foreshock.api.replays import NoiseFloorRecord, attribution_record
 from foreshock.api.runs import HealthRecord, PooledRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, evenly_spaced
-from foreshock.commands.records import Bucket, Curve
+from foreshock.commands.queries import Bucket, Curve
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.diagnosis.health import JUDGED_MEASURES, worst_health

@@ -6,7 +6,7 @@ import io
 import math
 
 from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord, attribution_record
-from foreshock.commands.report_weights import MOST_ROWS, weights_search_lines
+from foreshock.commands.report_attribution import MOST_ROWS, weights_search_lines
 from foreshock.commands.text import Paint
 
 PLAIN = Paint(io.StringIO())

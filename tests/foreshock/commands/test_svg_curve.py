@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.commands.svg_curve import HEIGHT, WIDTH, Mark, Series, Threshold, svg_curve
+from foreshock.commands.report_page import HEIGHT, WIDTH, Mark, Series, Threshold, svg_curve
 
 NUMBERS = re.compile(r"-?\d+(?:\.\d+)?")
 
