@@ -21,7 +21,8 @@ All of them keep their fields through pickle, because decoding happens in other 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
@@ -41,6 +42,13 @@ __all__ = [
     "WeightsError",
     "WrongService",
 ]
+
+# Types of problems of the API that the client acts on, and what the names of all types begin with.
+PROBLEM_TYPE_PREFIX = "urn:foreshock:problem:"
+HOST_NOT_ALLOWED = "host-not-allowed"
+RUN_NOT_FOUND = "run-not-found"
+
+_SIMILARITY = 0.6
 
 
 class ForeshockError(Exception):
@@ -159,3 +167,16 @@ class RunNotFound(Rejected):
 
 class WeightsError(ForeshockError):
     """Weights are missing or unreadable, need conversion, or do not match their digest."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return `, did you mean 'name'?` for the most similar known name, "" if none is similar."""
+    found = nearest(given, known)
+    return f", did you mean {found!r}?" if found is not None else ""
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """Return the most similar known name, None if none is similar."""
+    names = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(given.lower(), names, n=1, cutoff=_SIMILARITY)
+    return names[found[0]] if found else None

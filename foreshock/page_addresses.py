@@ -1,10 +1,12 @@
-"""Addresses of a run's pages: `/runs/{project}/{key}`."""
+"""Addresses of a run's pages, `/runs/{project}/{key}`, and the project of a run that names none."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
-__all__ = ["run_page_path"]
+__all__ = ["DEFAULT_PROJECT", "run_page_path"]
+
+DEFAULT_PROJECT = "default"
 
 
 def run_page_path(project: str, key: str) -> str:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from foreshock.client.settings import FROM_ENVIRONMENT
-from foreshock.suggestions import nearest
+from foreshock.errors import nearest
 
 __all__ = ["OTHER_NAMES", "log_unknown_settings", "print_unknown_settings", "setting_names", "unknown_settings"]
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from foreshock.clock import now_us
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
-from foreshock.projects import DEFAULT_PROJECT
+from foreshock.page_addresses import DEFAULT_PROJECT
 
 LOADABLE_FORMAT = "hf_safetensors"
 EVERY_PROJECT = "*"

@@ -10,7 +10,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from foreshock.errors import PROBLEM_TYPE_PREFIX
 from scripts.problem_types_page import declared_errors
 
 PROBLEM = "application/problem+json"

@@ -40,7 +40,7 @@ from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
 from foreshock.model_kind import ModelKind, model_kind_of_folder
-from foreshock.projects import DEFAULT_PROJECT
+from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.setting_names import log_unknown_settings
 

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from foreshock.errors import (
+    PROBLEM_TYPE_PREFIX,
+    RUN_NOT_FOUND,
     ConfigurationError,
     Rejected,
     RunNotFound,
@@ -27,7 +29,6 @@ from foreshock.errors import (
     Unauthorized,
     WrongService,
 )
-from foreshock.problem_types import PROBLEM_TYPE_PREFIX, RUN_NOT_FOUND
 
 __all__ = [
     "DEFAULT_URL",

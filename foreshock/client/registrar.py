@@ -9,8 +9,7 @@ import httpx
 from foreshock.client.connection import ServiceConnection, wrong_service
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.reporting import LogOnce
-from foreshock.errors import Rejected, ServiceError, ServiceUnavailable
-from foreshock.problem_types import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX
+from foreshock.errors import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX, Rejected, ServiceError, ServiceUnavailable
 
 __all__ = ["Registrar", "Scope", "scope_of"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NoReturn, Protocol
 
 from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configured
+from foreshock.errors import did_you_mean
 from foreshock.page_addresses import run_page_path
-from foreshock.suggestions import did_you_mean
 
 __all__ = ["Command", "SuggestingParser", "add_run_argument", "add_service_options", "connect", "run_url"]
 

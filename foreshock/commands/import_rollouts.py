@@ -26,7 +26,7 @@ from foreshock.commands.queries import wait_for_delivery
 from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.model_kind import MODEL_KINDS
-from foreshock.projects import DEFAULT_PROJECT
+from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl

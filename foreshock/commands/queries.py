@@ -18,14 +18,13 @@ from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
-from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable
+from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
 from foreshock.model_kind import ModelKind
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
 from foreshock.reading.request import Request
-from foreshock.suggestions import did_you_mean
 
 __all__ = ["Bucket", "Curve", "RunQueries", "find_run", "list_runs", "losses_of", "refuse_losses", "wait_for_delivery"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.suggestions import did_you_mean
+from foreshock.errors import did_you_mean
 
 LENGTH_KEY = f"{STEP_ROW}:response_length_mean"
 LONGEST_KEY = f"{STEP_ROW}:response_length_max"

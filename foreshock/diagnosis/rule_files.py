@@ -37,10 +37,9 @@ from foreshock.diagnosis.reward import RULE as REWARD_FALL
 from foreshock.diagnosis.rule import Cause, Direction, Effect, ThresholdRule
 from foreshock.diagnosis.statistics import Pooling
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
-from foreshock.errors import ConfigurationError
+from foreshock.errors import ConfigurationError, did_you_mean
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.severity import Severity
-from foreshock.suggestions import did_you_mean
 
 FORMAT_VERSION = 1
 MOST_RULES = 64

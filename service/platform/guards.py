@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foreshock.problem_types import HOST_NOT_ALLOWED
+from foreshock.errors import HOST_NOT_ALLOWED
 from foreshock_service.platform.keys.limits import KeyLimits
 from foreshock_service.platform.parameters import keep_encoded_slashes
 from foreshock_service.platform.problem import InternalError, ProblemError, problem_response

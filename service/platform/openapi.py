@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from fastapi import FastAPI, params
 from fastapi.routing import APIRoute
 
-from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from foreshock.errors import PROBLEM_TYPE_PREFIX
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.guards import HostNotAllowed
 from foreshock_service.platform.problem import (

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
-from foreshock.suggestions import did_you_mean
+from foreshock.errors import did_you_mean
 from foreshock_service.platform.problem import InvalidRequest, ProblemItem
 
 _API = "/v1/"

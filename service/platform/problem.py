@@ -22,8 +22,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
-from foreshock.errors import InvalidRolloutsError, LimitExceededError
-from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from foreshock.errors import PROBLEM_TYPE_PREFIX, InvalidRolloutsError, LimitExceededError
 from foreshock_service.platform.logs import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"

@@ -145,3 +145,16 @@ def test_errors_survive_pickle(error: errors.ForeshockError) -> None:
 
 def test_every_error_is_a_foreshock_error() -> None:
     assert all(issubclass(getattr(errors, name), errors.ForeshockError) for name in errors.__all__)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("stpe", "step"), ("STEP", "step"), ("comparision", "comparison"), ("trainer/rollot", "trainer/rollout")],
+)
+def test_most_similar_name_is_suggested(given: str, expected: str) -> None:
+    known = ["step", "steps_total", "comparison", "trainer/rollout"]
+    assert errors.did_you_mean(given, known) == f", did you mean {expected!r}?"
+
+
+def test_nothing_is_suggested_for_an_unlike_name() -> None:
+    assert errors.did_you_mean("zzz", ["step", "comparison"]) == errors.did_you_mean("step", []) == ""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from foreshock.problem_types import PROBLEM_TYPE_PREFIX
+from foreshock.errors import PROBLEM_TYPE_PREFIX
 from foreshock_service.platform.problem import ProblemError
 from scripts.problem_types_page import PAGE, page
 

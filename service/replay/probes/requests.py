@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_json
+from foreshock.errors import did_you_mean
 from foreshock.probe_kinds import MATRIX, PROBE_KINDS, WEIGHTS
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
-from foreshock.suggestions import did_you_mean
 from foreshock.weights_search import interleaved
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent

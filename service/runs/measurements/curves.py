@@ -11,9 +11,9 @@ import numpy as np
 from foreshock.api.records import to_json
 from foreshock.api.runs import IncompleteStep, StatisticsStep
 from foreshock.comparisons import comparison_name
+from foreshock.errors import did_you_mean
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.scorers import SCORERS, VARIANTS, score_name
-from foreshock.suggestions import did_you_mean
 from foreshock_service.platform.columnar.table import ColumnTable, Kind
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.runs.step_key import StepKey

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from foreshock.api.runs import AdviceMode, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.model_kind import ModelKind
-from foreshock.projects import DEFAULT_PROJECT
+from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock_service.platform.schemas import Name
 
 RunState = Literal["running", "finished", "failed"]

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import RunRecord
 from foreshock.clock import now_us
+from foreshock.errors import RUN_NOT_FOUND
 from foreshock.model_kind import ModelKind
-from foreshock.problem_types import RUN_NOT_FOUND
 from foreshock_service.platform.audit.service import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import insert_if_absent
