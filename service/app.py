@@ -102,8 +102,8 @@ from foreshock_service.runs.scalars.endpoints import router as scalars
 from foreshock_service.runs.steps.closing import close_waiting_steps
 from foreshock_service.runs.steps.endpoints import router as steps
 from foreshock_service.runs.theory import router as theory
-from foreshock_service.watch.advice.decision_log import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.advice.endpoints import router as advice
+from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.alerts.delivery import (
     alert_of_incomplete_step,
     alert_of_losses,
@@ -114,7 +114,7 @@ from foreshock_service.watch.alerts.delivery import (
 )
 from foreshock_service.watch.alerts.endpoints import of_runs as alerts_of_runs
 from foreshock_service.watch.alerts.endpoints import router as alerts
-from foreshock_service.watch.alerts.reconcile import reconcile_alerts, resolve_superseded
+from foreshock_service.watch.alerts.service import reconcile_alerts, resolve_superseded
 from foreshock_service.watch.detection.background import DerivationThread
 from foreshock_service.watch.detection.derivation import (
     DetectionDerived,

@@ -1,4 +1,8 @@
-"""Advice: read it, wait for a change, acknowledge it, decide as an operator."""
+"""Advice: read it, wait for a change, acknowledge it, decide as an operator; and the log of decisions.
+
+Decisions after detection, a resume or a change of mode run in the publisher's transaction with the run locked, so
+revisions are consecutive.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,18 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.watch import DecisionRecord
 from foreshock.clock import now_us
-from foreshock.diagnosis.detectors import WarningConfiguration, WarningState
+from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals, open_signals
 from foreshock.learning_rate.decisions import (
     AdviceConflictError,
     AdviceState,
     Mode,
+    Observation,
     OperatorKind,
+    decide,
     decide_as_operator,
     fold,
+    rewind,
+    set_mode,
 )
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock_service.platform.audit.service import record
@@ -26,9 +34,9 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs.attempts.service import find_attempt, require_attempt
+from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
 from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.watch.advice import repository
-from foreshock_service.watch.advice.decision_log import observation_of
 from foreshock_service.watch.advice.schemas import (
     AcknowledgementCreate,
     AdviceAlertRead,
@@ -38,8 +46,9 @@ from foreshock_service.watch.advice.schemas import (
     ScheduleRead,
 )
 from foreshock_service.watch.alerts import service as alerts
+from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.detection.history import watched_as
-from foreshock_service.watch.detection.states import newest_state
+from foreshock_service.watch.detection.states import newest_state, observed_steps
 from foreshock_service.watch.long_polls import read_versions
 
 STALE_AFTER_STEPS = 10
@@ -237,3 +246,50 @@ def _wanted(known: Snapshot, step: int) -> int | None:
     if any(alert.severity == "critical" for alert in known.opened):
         every = min(every, WANT_WEIGHTS_EVERY_IN_ALARM)
     return (step // every + 1) * every
+
+
+def decide_after_detection(session: Session, derived: DetectionDerived) -> None:
+    """Append the decisions that follow from the detectors' state after the newest active step."""
+    run_id, state = derived.run_id, derived.state
+    attempt = max((each.attempt for each in derived.attempts), default=1)
+    observation = Observation(
+        attempt=attempt,
+        observed_step=-1 if state.step is None else state.step,
+        trainer_step=repository.trainer_step(session, run_id, attempt),
+        surge_step=state.surge_step,
+        signals=open_signals(state, derived.configuration),
+        at_us=now_us(),
+        schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
+        holds=holding_signals(state, derived.configuration),
+    )
+    decisions = decide(repository.log_of(session, run_id), observation)
+    for decision in decisions:
+        repository.append(session, run_id, decision)
+
+
+def rewind_log(session: Session, started: AttemptStarted) -> None:
+    """Append the rewind to `resume_step`, which drops the decisions beyond it."""
+    log = repository.log_of(session, started.run_id)
+    repository.append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
+
+
+def record_mode(session: Session, changed: AdviceModeChanged) -> None:
+    """Append the change of mode, so that trainers that poll receive it."""
+    log = repository.log_of(session, changed.run_id)
+    mode: Mode = "apply" if changed.mode == "apply" else "shadow"
+    decision = set_mode(log, mode, observation_of(session, changed.run_id), "operator")
+    repository.append(session, changed.run_id, decision)
+
+
+def observation_of(session: Session, run_id: str) -> Observation:
+    """Return how far the run is, for a decision that the detectors did not make."""
+    state = fold(repository.log_of(session, run_id))
+    observed = observed_steps(session, [run_id]).get(run_id, -1)
+    return Observation(
+        attempt=state.attempt,
+        observed_step=observed,
+        trainer_step=repository.trainer_step(session, run_id, state.attempt),
+        surge_step=None,
+        signals=(),
+        at_us=now_us(),
+    )
