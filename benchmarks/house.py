@@ -209,6 +209,7 @@ def paths() -> dict[str, tuple[int, int]]:
                 trainer.say("step 4", "ready")
                 found["step"] = recorder.crossed(lambda: trainer.say(""), 1.0)
                 log_history(http, _probed_history())
+                time.sleep(5.0)  # the background derives the run's detection
                 found["page"] = recorder.crossed(lambda: http.get("/runs/default/recorded").raise_for_status())
                 found["poll"] = recorder.crossed(lambda: trainer.say("feed"), 2.0)
             finally:

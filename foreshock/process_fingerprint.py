@@ -98,7 +98,7 @@ def kernel_flags(held_by: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def hand_set_variables(held_by: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that select kernels in this process, unless they are those that hold it."""
+    """Return the variables that select kernels in this process, except those that FORESHOCK_INSTRUCTION_SET sets."""
     given = {name: os.environ[name] for name in CHOOSING_VARIABLES if name in os.environ}
     return {name: value for name, value in given.items() if value != (held_by or {}).get(name)}
 

@@ -217,7 +217,7 @@ class ObjectTokenStore(TokenStore):
                 yield ListedFile(found["path"], found["size"], age)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the bytes of those of these objects that exist; one request per thousand objects of their folders."""
+        """Return the sizes in bytes of the objects that exist, by name; one request lists a thousand objects."""
         wanted = set(names)
         found: dict[str, int] = {}
         for run in sorted({name.partition("/")[0] for name in names}):
