@@ -27,7 +27,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock.scorers import CHAIN, NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 
 # The replay of each logged score: the engine's of log μ, the trainer's of log π.

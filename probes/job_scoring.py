@@ -15,8 +15,7 @@ from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineError, JobAbandonedError
+from foreshock_probes.engines.process import EngineError, EnginePool, JobAbandonedError
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.offers import Offers
 from foreshock_probes.scorers.table import imported

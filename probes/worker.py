@@ -16,8 +16,7 @@ from pathlib import Path
 from foreshock.errors import ServiceError
 from foreshock.retry import Backoff, sleep_until_stopped
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineTimeouts
+from foreshock_probes.engines.process import EnginePool, EngineTimeouts
 from foreshock_probes.job_scoring import (
     FIRST_RETRY_SECONDS,
     LONGEST_RETRY_SECONDS,

@@ -43,7 +43,7 @@ from benchmarks.running_service import running_service
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.scorers.request import Report
 from foreshock_probes.settings import WorkerSettings

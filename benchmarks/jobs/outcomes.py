@@ -18,7 +18,7 @@ from benchmarks.jobs.job_plan import BROKEN, OPTIONS, PlannedJob, rollout_sets
 from benchmarks.jobs.probed_runs import rows
 from benchmarks.replay import Replayer
 from foreshock.rollouts import decode_scores
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 
 if TYPE_CHECKING:
     from benchmarks.jobs.kills import Findings

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.probes.workload import make_rollouts, save_model
 from benchmarks.replay import Replayer
 from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 
 __all__ = ["Growth", "measure_memory"]
 

@@ -14,8 +14,7 @@ from benchmarks.probes.speed import cpu_seconds
 from benchmarks.probes.workload import make_rollouts, save_model
 from benchmarks.replay import Replayer
 from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import process_variables
+from foreshock_probes.engines.process import EnginePool, process_variables
 from foreshock_probes.scorers.tokens import sequence, sequence_lengths
 from foreshock_probes.scorers.vllm_engine import VllmOptions, engine_arguments
 

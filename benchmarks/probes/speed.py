@@ -21,8 +21,7 @@ from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import process_variables
+from foreshock_probes.engines.process import EnginePool, process_variables
 from foreshock_probes.scorers.forward_pass import TokenBatch, load_model
 from foreshock_probes.scorers.request import ScoreRequest, WarmModel
 from foreshock_probes.scorers.table import scorer_named

@@ -38,7 +38,7 @@ from foreshock.rollouts.scores import ScoreBatch
 from foreshock.scorers import default_scorers, split_score_name
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.scorers.request import Report
 from foreshock_probes.settings import WorkerSettings

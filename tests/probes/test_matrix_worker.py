@@ -14,7 +14,7 @@ from foreshock.commands.main import main
 from foreshock.digests import weights_digest
 from foreshock.scorers import REFERENCE
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import ProbedRun, settings, start_run

@@ -25,7 +25,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import EngineEnvironment, offered_environments
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import LEASE_SECONDS, RunningService

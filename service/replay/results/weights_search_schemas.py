@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -110,8 +110,3 @@ class WeightsSearchRead(BaseModel):
             confirmed_k3=search.confirmed_k3,
             ended=search.ended,
         )
-
-
-def storable(body: WeightsSearchBody) -> dict[str, Any]:
-    """Return the search as it is stored."""
-    return body.model_dump(mode="json")

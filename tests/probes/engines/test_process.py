@@ -19,8 +19,7 @@ import pytest
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import decode_scores, encode_rollouts
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineError, EngineProcess, EngineTimeouts, JobAbandonedError
+from foreshock_probes.engines.process import EngineError, EnginePool, EngineProcess, EngineTimeouts, JobAbandonedError
 from foreshock_probes.engines.protocol import ScoreCommand
 from tests.probes.tiny import make_rollouts
 

@@ -22,8 +22,7 @@ from foreshock.rollouts import (
     encode_rollouts,
 )
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.process import EngineError, EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.job_scoring import EXACT_PART
 from foreshock_probes.scorers.forward_pass import load_model

@@ -13,8 +13,7 @@ from foreshock.digests import weights_digest
 from foreshock.layer_divergence import LayerComparison
 from foreshock.rollouts import encode_rollouts
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.process import EngineError, EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.layer_divergence.states import PART, compare_layers
 from foreshock_probes.layer_divergence.vllm_states import SequencePlaces

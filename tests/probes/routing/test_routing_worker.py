@@ -17,7 +17,7 @@ from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
 from foreshock.routing import RoutingComparison
 from foreshock_probes.console import WorkerConsole
-from foreshock_probes.engines.pool import EnginePool
+from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.worker import Worker
 from tests.probes.conftest import RunningService
 from tests.probes.test_worker import TORCH, ProbedRun, settings, start_run

@@ -10,8 +10,7 @@ import pytest
 from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.process import EngineError, EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.routing.recorded import PART, RecordedRoutes, compare_routes, read_routes
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts

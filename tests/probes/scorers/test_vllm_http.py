@@ -124,7 +124,7 @@ def test_wrong_key_names_the_setting(configured: Path, monkeypatch: pytest.Monke
 def test_server_that_is_down_is_a_reason_to_retry(
     configured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from foreshock_probes.engines.pool import EnginePool
+    from foreshock_probes.engines.process import EnginePool
 
     monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", "vllm=http://127.0.0.1:9")
     pool = EnginePool(tmp_path)

@@ -15,8 +15,7 @@ import pytest
 
 from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes
-from foreshock_probes.engines.pool import EnginePool
-from foreshock_probes.engines.process import EngineError
+from foreshock_probes.engines.process import EngineError, EnginePool
 from foreshock_probes.scorers.rank_processes import device_count
 from tests.probes.tiny import make_rollouts
 
