@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -23,9 +23,8 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.keys.limits import TooManyRequests
 from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
 from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE, media_type_of
-
-if TYPE_CHECKING:
-    from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.tokens import TokenStore
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -117,9 +116,28 @@ class Upload:
     path: Path
 
 
+class UploadContext(Protocol):
+    """What receiving an upload needs of the service's context, which holds the places and so is above this module."""
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings."""
+        ...
+
+    @property
+    def store(self) -> TokenStore:
+        """Return the store whose temporary folder takes the body."""
+        ...
+
+    @property
+    def uploads(self) -> UploadPlaces:
+        """Return the places of uploads."""
+        ...
+
+
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: ServiceContext, expected: str = PARQUET_MEDIA_TYPE
+    request: Request, context: UploadContext, expected: str = PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -137,7 +155,7 @@ async def received_upload(
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: ServiceContext, path: Path) -> Upload:
+async def _receive(request: Request, context: UploadContext, path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
     digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 
