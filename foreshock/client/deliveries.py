@@ -18,7 +18,7 @@ from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import MODEL_KINDS, known_model_kind
-from foreshock.statistics_shards.body import MEDIA_TYPE as STATISTICS
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
 __all__ = [
     "ATTEMPT",

@@ -6,11 +6,19 @@ comparison (`token_level.py`), sequence corrections from its rollout summaries (
 
 from __future__ import annotations
 
-from foreshock.corrections.catalogue import CORRECTIONS, Correction, correction_named
+from foreshock.corrections.catalogue import (
+    CORRECTIONS,
+    AffectedSequences,
+    Bounds,
+    Correction,
+    Evaluation,
+    Population,
+    Threshold,
+    WeightMoments,
+    correction_named,
+)
 from foreshock.corrections.evaluate import Evaluator, evaluate, evaluate_usual
-from foreshock.corrections.exact_kl import ExactKl
-from foreshock.corrections.results import AffectedSequences, Evaluation, Population, WeightMoments
-from foreshock.corrections.thresholds import Bounds, Threshold
+from foreshock.corrections.sequence_level import ExactKl
 
 __all__ = [
     "CORRECTIONS",

@@ -1,18 +1,205 @@
-"""The catalogue of corrections: formula, level, effect, usual thresholds and source of each.
+"""The catalogue of corrections, their thresholds, and the form of a correction's evaluation.
 
 ρ = π/μ of a token, ρ_seq is the product over a sequence, w the weight that the correction would give. A mask without a
 ratio gives the weight 1 to what it keeps.
+
+The text form of a threshold is that of verl: `2`, or `0.5_5` for a lower and an upper bound. Tokens and sequences are
+compared with a threshold by the logarithm, never by ρ.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
-from foreshock.corrections.thresholds import Bounds, Threshold, checked, parse_threshold
 from foreshock.errors import InvalidArgumentError
 
-__all__ = ["CORRECTIONS", "Correction", "correction_named"]
+__all__ = [
+    "CORRECTIONS",
+    "AffectedSequences",
+    "Bounds",
+    "Correction",
+    "Evaluation",
+    "Population",
+    "Threshold",
+    "WeightMoments",
+    "correction_named",
+    "parse_threshold",
+]
+
+
+class Bounds(StrEnum):
+    """The kinds of bounds that a correction takes."""
+
+    NONE = "none"  # no threshold
+    CAP = "cap"  # an upper bound of a ratio, at least 1
+    UPPER = "upper"  # an upper bound of a ratio, and optionally a lower one
+    RANGE = "range"  # both bounds of a ratio; C alone is short for 1/C to C
+    DIVERGENCE = "divergence"  # an upper bound of a divergence, in nats
+    FLOOR = "floor"  # a lower bound of a ratio, at most 1
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A lower and an upper bound of a ratio, or an upper bound of a divergence in nats. None means no bound."""
+
+    lower: float | None = None
+    upper: float | None = None
+
+    @property
+    def log_lower(self) -> float:
+        """The lower bound of d; −inf if there is none."""
+        if self.lower is None:
+            return -math.inf
+        # Negating the upper bound makes 1/C to C symmetric to the last bit.
+        if self.upper is not None and self.lower == 1.0 / self.upper:
+            return -math.log(self.upper)
+        return math.log(self.lower)
+
+    @property
+    def log_upper(self) -> float:
+        """The upper bound of d; inf if there is none."""
+        return math.inf if self.upper is None else math.log(self.upper)
+
+    def __str__(self) -> str:
+        # Ten digits distinguish a threshold from an exact level beside it, and are read back as the same number.
+        bounds = [f"{bound:.10g}" for bound in (self.lower, self.upper) if bound is not None]
+        return "_".join(bounds) or "none"
+
+
+def parse_threshold(text: str, bounds: Bounds) -> Threshold:
+    """Return the threshold that `text` names: `2`, or `0.5_5`. Raises InvalidArgumentError with a valid example."""
+    parts = text.split("_")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2:
+        raise InvalidArgumentError(f"got {text!r}, expected a number, or lower_upper such as 0.5_5", "threshold")
+    if len(numbers) == 2:
+        return checked(Threshold(numbers[0], numbers[1]), bounds)
+    if bounds is Bounds.FLOOR:
+        return checked(Threshold(lower=numbers[0]), bounds)
+    return checked(Threshold(upper=numbers[0]), bounds)
+
+
+def checked(threshold: Threshold, bounds: Bounds) -> Threshold:
+    """Return the threshold, with 1/C as the lower bound of a RANGE given as C. Raises InvalidArgumentError."""
+    lower, upper = threshold.lower, threshold.upper
+    for bound in (lower, upper):
+        if bound is not None and not (math.isfinite(bound) and bound > 0.0):
+            raise InvalidArgumentError(f"a bound must be a finite number above 0, got {bound}", "threshold")
+    if bounds is Bounds.NONE and (lower is not None or upper is not None):
+        raise InvalidArgumentError("this correction has no threshold: leave it out", "threshold")
+    if bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
+        lower = 1.0 / upper
+    expected = _expected(lower, upper, bounds)
+    if expected:
+        raise InvalidArgumentError(f"expected {expected}, got {Threshold(lower, upper)}", "threshold")
+    return Threshold(lower, upper)
+
+
+def _expected(lower: float | None, upper: float | None, bounds: Bounds) -> str:
+    """Return a description of the bounds that fit; an empty string if these do."""
+    if bounds is Bounds.FLOOR:
+        fits = lower is not None and upper is None and lower <= 1.0
+        return "" if fits else "one ratio of at most 1, such as 1e-4"
+    if bounds is Bounds.DIVERGENCE:
+        fits = lower is None and upper is not None
+        return "" if fits else "one upper bound in nats, such as 0.01"
+    if bounds is Bounds.CAP:
+        fits = lower is None and upper is not None and upper >= 1.0
+        return "" if fits else "one ratio of at least 1, such as 2"
+    if bounds is Bounds.UPPER or bounds is Bounds.RANGE:
+        fits = upper is not None and upper >= 1.0 and (lower is None or lower <= 1.0)
+        return "" if fits else "an upper bound of at least 1 and a lower one of at most 1, such as 2 or 0.5_5"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """A number of sequences and the means of their logged values; NaN if a value was not logged.
+
+    `length` is in model-generated tokens, `lag` in weights versions.
+    """
+
+    sequences: int
+    reward: float = math.nan
+    advantage: float = math.nan
+    length: float = math.nan
+    turns: float = math.nan
+    lag: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class AffectedSequences:
+    """The sequences that a correction would drop or truncate (`touched`), and the others.
+
+    A token correction touches a sequence if it touches at least one of its tokens. Of the prompt groups of two or more
+    sequences, `groups_touched` is the share with a touched sequence, `groups_emptied` the share with all sequences
+    touched; NaN if there is no such group.
+    """
+
+    touched: Population
+    untouched: Population
+    groups: int = 0
+    groups_touched: float = math.nan
+    groups_emptied: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMoments:
+    """Moments of the corrected weights w over all tokens or sequences; a dropped one has w = 0.
+
+    `variance` is the population variance. `effective_fraction` is (Σw)²/(N Σw²), unclamped; NaN if nothing is kept.
+    """
+
+    mean: float
+    variance: float
+    effective_fraction: float
+
+    @property
+    def standard_deviation(self) -> float:
+        """√variance."""
+        return math.sqrt(self.variance)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The effect that one correction would have on a batch; nothing is applied. NaN means not estimable.
+
+    `used` is the threshold of the figures. It differs from `asked` if a token threshold lies between two edges of the
+    histogram. `kept_tokens` and `kept_sequences` are fractions (a token correction keeps a sequence if it drops none of
+    its tokens); `touched_tokens` is the fraction whose weight the threshold changes.
+
+    `distortion` is E|w − ρ| and `advantage_distortion` E[(w − ρ)·A], over the tokens or sequences of the correction's
+    level (for the latter: those with an advantage); `uncorrected_distortion` is E|1 − ρ| over the same.
+    `token_distortion` is E|w − ρ| over tokens with the ρ of the token, at either level; NaN if the weight is that of a
+    whole sequence.
+    """
+
+    correction: Correction
+    asked: Threshold
+    used: Threshold
+    kept_tokens: float = math.nan
+    kept_sequences: float = math.nan
+    touched_tokens: float = math.nan
+    weights: WeightMoments = field(default_factory=lambda: WeightMoments(math.nan, math.nan, math.nan))
+    distortion: float = math.nan
+    uncorrected_distortion: float = math.nan
+    token_distortion: float = math.nan
+    advantage_distortion: float = math.nan
+    affected: AffectedSequences = field(default_factory=lambda: AffectedSequences(Population(0), Population(0)))
+    not_estimable: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the figures are for the threshold that was asked for."""
+        return self.asked == self.used
+
 
 Level = Literal["token", "sequence"]
 Effect = Literal["none", "truncated", "dropped"]

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreshock.corrections.catalogue import CORRECTIONS, Correction, correction_named
-from foreshock.corrections.exact_kl import ExactKl
-from foreshock.corrections.results import Evaluation
-from foreshock.corrections.sequence_level import evaluate_sequences
-from foreshock.corrections.sequences import Sequences
-from foreshock.corrections.thresholds import Threshold
+from foreshock.corrections.catalogue import CORRECTIONS, Correction, Evaluation, Threshold, correction_named
+from foreshock.corrections.sequence_level import ExactKl, Sequences, evaluate_sequences
 from foreshock.corrections.token_level import TokenSums, evaluate_tokens
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics

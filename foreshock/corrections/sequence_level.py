@@ -1,24 +1,219 @@
 """Sequence corrections, exact at any threshold, from one row of summaries per rollout.
 
-A row counts with its measured tokens; ρ_seq = exp(Σ d) over them, infinite on overflow.
+A row counts with its measured tokens; ρ_seq = exp(Σ d) over them, infinite on overflow. Trust region masks also need
+the exact KLs of tokens over the whole vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from foreshock.corrections.catalogue import Correction
-from foreshock.corrections.exact_kl import ExactKl
-from foreshock.corrections.results import Evaluation, WeightMoments
-from foreshock.corrections.sequences import Booleans, Float64, Sequences, undersampling_notes
-from foreshock.corrections.sums import mean
-from foreshock.corrections.thresholds import Threshold
+from foreshock.corrections.catalogue import (
+    AffectedSequences,
+    Correction,
+    Evaluation,
+    Population,
+    Threshold,
+    WeightMoments,
+)
+from foreshock.errors import InvalidArgumentError
+from foreshock.measures.estimators.token import k3_kl
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.log_weights import LogWeights
 
-__all__ = ["evaluate_sequences"]
+__all__ = [
+    "Booleans",
+    "ExactKl",
+    "Float64",
+    "Sequences",
+    "evaluate_sequences",
+    "exact_sum",
+    "mean",
+    "undersampling_notes",
+]
+
+
+def exact_sum(values: Iterable[float]) -> float:
+    """Return the correctly rounded sum, the same in any order; infinite on overflow, NaN for +inf and −inf together."""
+    terms = list(values)
+    try:
+        return math.fsum(terms)
+    except (OverflowError, ValueError):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(np.sum(terms))
+
+
+def mean(values: NDArray[np.float64]) -> float:
+    """Return the mean by pairwise summation; NaN of no values, infinite on overflow."""
+    if not values.size:
+        return float("nan")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(values.sum()) / values.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExactKl:
+    """The largest and the mean exact KL(μ‖π) of the tokens of N rollouts, [N] in nats; NaN for one without tokens."""
+
+    largest: NDArray[np.float64]
+    mean: NDArray[np.float64]
+
+    @classmethod
+    def of_tokens(cls, kl: ArrayLike, offsets: ArrayLike, generated: ArrayLike | None = None) -> ExactKl:
+        """Return them from the exact KL of each token, [T] in nats, of rollouts cut at `offsets` [N + 1].
+
+        `generated` [T] is False for tokens that the model did not sample. A KL is infinite if π is 0 for a token that μ
+        may sample; no threshold keeps such a rollout. Raises InvalidArgumentError if the sizes do not fit, or if a KL
+        is NaN or negative by more than rounding.
+        """
+        values, cuts = np.asarray(kl, dtype=np.float64), np.asarray(offsets, dtype=np.int64)
+        if cuts.ndim != 1 or cuts.size == 0 or cuts[0] != 0 or (np.diff(cuts) < 0).any():
+            raise InvalidArgumentError("must start at 0, never fall, and have N + 1 entries", "offsets")
+        if values.shape != (int(cuts[-1]),):
+            raise InvalidArgumentError(
+                f"must have the shape [{int(cuts[-1])}] of the offsets, got {list(values.shape)}", "kl"
+            )
+        chosen = np.ones(values.size, np.bool_) if generated is None else np.asarray(generated, dtype=np.bool_)
+        if chosen.shape != values.shape:
+            raise InvalidArgumentError(
+                f"must have the shape {list(values.shape)} of `kl`, got {list(chosen.shape)}", "generated"
+            )
+        if not (values[chosen] >= -1e-6).all():
+            raise InvalidArgumentError("an exact KL must be a number of at least 0", "kl")
+        rows = np.repeat(np.arange(cuts.size - 1), np.diff(cuts))[chosen]
+        counts = np.bincount(rows, minlength=cuts.size - 1)
+        largest = np.full(cuts.size - 1, -np.inf)
+        np.maximum.at(largest, rows, values[chosen])
+        totals = np.bincount(rows, weights=values[chosen], minlength=cuts.size - 1)
+        with np.errstate(invalid="ignore"):
+            return cls(np.where(counts > 0, largest, np.nan), totals / counts)
+
+    def of_kind(self, kind: str) -> NDArray[np.float64]:
+        """Return `max` or `mean` by name, [N] in nats."""
+        return self.largest if kind == "max" else self.mean
+
+
+Float64 = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+# The columns of the summaries whose means a Population holds, under the same names.
+_POPULATION_COLUMNS = ("reward", "advantage", "length", "turns", "lag")
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """The M of N rollouts that have a measured token.
+
+    `measured` [N] is True for these. `columns` maps names of the rollout summaries to float64 arrays [M], NaN if not
+    logged; `clusters` [M] numbers the prompt groups.
+    """
+
+    measured: Booleans
+    columns: dict[str, Float64]
+    clusters: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, summaries: RolloutSummaries) -> Sequences:
+        """Return the sequences of these summaries."""
+        measured = summaries.column("n_tokens") > 0
+        names = (
+            "n_tokens", "sum_d", "min_d", "max_d", "sum_k3", "sum_ratio_minus_one", "sum_tv", *_POPULATION_COLUMNS,
+        )  # fmt: skip
+        columns = {name: summaries.column(name)[measured].astype(np.float64) for name in names}
+        _, clusters = np.unique(summaries.clusters()[measured], return_inverse=True)
+        return cls(measured, columns, clusters)
+
+    @property
+    def count(self) -> int:
+        """M."""
+        return int(self.tokens.size)
+
+    @property
+    def tokens(self) -> Float64:
+        """[M] measured tokens per sequence."""
+        return self.columns["n_tokens"]
+
+    @property
+    def log_weights(self) -> Float64:
+        """[M] log ρ_seq = Σ d, in nats."""
+        return self.columns["sum_d"]
+
+    @cached_property
+    def total_tokens(self) -> float:
+        """Measured tokens of all sequences."""
+        return float(self.tokens.sum())
+
+    @cached_property
+    def ratios_minus_one(self) -> Float64:
+        """[M] ρ_seq − 1; infinite on overflow."""
+        with np.errstate(over="ignore"):
+            return np.expm1(self.log_weights)
+
+    @cached_property
+    def mean_k3(self) -> Float64:
+        """[M] mean k3 of the tokens of each sequence, in nats."""
+        return self.columns["sum_k3"] / self.tokens
+
+    @cached_property
+    def largest_k3(self) -> Float64:
+        """[M] largest k3 of a token of each sequence, in nats.
+
+        k3 is convex in d with its minimum at 0, so the largest value is at the smallest or the largest d.
+        """
+        with np.errstate(over="ignore"):
+            return np.maximum(k3_kl(self.columns["min_d"]), k3_kl(self.columns["max_d"]))
+
+    @cached_property
+    def group_sizes(self) -> NDArray[np.int64]:
+        """[G] sequences per prompt group; a rollout without a group is a group of its own."""
+        return np.bincount(self.clusters, minlength=1)
+
+    def affected(self, touched: Booleans) -> AffectedSequences:
+        """Compare the sequences that a correction touches, `touched` [M], with the others."""
+        real = self.group_sizes >= 2
+        groups = int(real.sum())
+        shares = (math.nan, math.nan)
+        if groups:
+            per_group = np.bincount(self.clusters[touched], minlength=self.group_sizes.size)[real]
+            emptied = per_group == self.group_sizes[real]
+            shares = (float((per_group > 0).sum() / groups), float(emptied.sum() / groups))
+        return AffectedSequences(self._population(touched), self._population(~touched), groups, *shares)
+
+    @cached_property
+    def _all(self) -> Population:
+        return self._means(slice(None), self.count)
+
+    def _population(self, chosen: Booleans) -> Population:
+        count = int(chosen.sum())
+        return self._all if count == self.count else self._means(chosen, count)
+
+    def _means(self, chosen: Booleans | slice, count: int) -> Population:
+        if count == 0:
+            return Population(0)
+        return Population(count, *(self._mean_of(name, chosen) for name in _POPULATION_COLUMNS))
+
+    def _mean_of(self, name: str, chosen: Booleans | slice) -> float:
+        values = self.columns[name][chosen]
+        return mean(values[np.isfinite(values)])
+
+
+def undersampling_notes(sum_k3: Float64) -> tuple[str, ...]:
+    """Return a note if 2·KL·T > ln N, from the Σ k3 of N sequences in nats [N]; else no note.
+
+    The effective fraction of sequence weights is near exp(−2·KL·T), and N sequences cannot show less than 1/N.
+    """
+    spread, known = 2.0 * mean(sum_k3), math.log(max(sum_k3.size, 1))
+    if spread <= known:
+        return ()
+    found = f"2·KL of a sequence is {spread:.3g}, more than ln N = {known:.3g}"
+    return (f"{found}: the sequences that carry the weight were not sampled, so figures of ρ_seq are too small",)
+
 
 _WITH_RATIO = frozenset({"sequence_is", "sequence_tis", "sequence_mis"})
 

@@ -46,6 +46,8 @@ class Measure:
     "comparison" measures are over tokens and "sequence" measures over whole responses, both of a comparison
     `target/behaviour` (π/μ); "step" measures are over the rollouts of a step. `direction` names the divergence that a
     value estimates for tokens drawn from μ, or the good values. `aggregation` names the set that the mean is over.
+    `page_group` is the title of the group of a step's page that shows it, if the page does not list it itself; `metric`
+    is its name in Prometheus, if the exporter does not name it itself.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Measure:
     kind: Kind
     source: str
     column_type: Literal["float", "integer"] = "float"
+    page_group: str = ""
+    metric: str = ""
 
     @property
     def column(self) -> str:

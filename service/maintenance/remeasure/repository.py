@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session
 
+from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.platform.database.tables import (
     MeasurementStatistics,
@@ -18,6 +19,8 @@ from foreshock_service.platform.database.tables import (
     measurements,
 )
 from foreshock_service.runs.step_key import StepKey
+
+_COUNTS = [measure.column for measure in COMPARISON_MEASURES if measure.column_type == "integer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,17 @@ def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
 
 
 def _without_newest_measures() -> ColumnElement[bool]:
-    """Whether a step has a comparison that was measured before the newest columns existed: a count is never NULL."""
+    """Whether a step has a comparison that was measured before a column existed: a measured count is never NULL.
+
+    A new measure without a count of its own is not found: `--everything` computes it for older steps.
+    """
     columns = measurements.c
     return exists().where(
         columns.run_id == Step.run_id,
         columns.attempt == Step.attempt,
         columns.step == Step.step,
         columns.tokens.is_not(None),
-        columns.low_probability_tokens.is_(None),
+        or_(*(columns[name].is_(None) for name in _COUNTS)),
     )
 
 

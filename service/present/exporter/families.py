@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.ranges import required_range
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES
@@ -108,6 +109,11 @@ OF_COMPARISONS: dict[str, Family] = {
     "nonfinite_behaviour": _of_comparison(
         "foreshock_nonfinite_behaviour_log_probs", "Behaviour log-probs that are NaN or infinite"
     ),
+}
+OF_COMPARISONS |= {
+    measure.column: _of_comparison(measure.metric, f"{measure.formula}, {measure.aggregation}")
+    for measure in COMPARISON_MEASURES
+    if measure.metric
 }
 
 # Column of the wide table → metric. The newest closed step of the run.

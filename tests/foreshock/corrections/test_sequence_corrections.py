@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.corrections import ExactKl, Threshold, correction_named, evaluate
-from foreshock.corrections.sequences import undersampling_notes
+from foreshock.corrections.sequence_level import undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from tests.foreshock.batches import random_batch
 from tests.foreshock.corrections.comparing import assert_same, batch_of, compared

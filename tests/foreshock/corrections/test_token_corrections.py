@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock.corrections import Threshold, correction_named, evaluate
-from foreshock.corrections.token_cuts import SideBins
+from foreshock.corrections.token_level import SideBins
 from foreshock.measures.statistics.histograms import WEIGHT_GRID
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_LEVELS
 from tests.foreshock.batches import random_batch

@@ -11,7 +11,7 @@ from foreshock.corrections import Evaluation, Threshold
 from foreshock.interval_names import CALLED_INTERVAL, RANGE, RANGE_NOTE
 from foreshock.measures.estimators.attribution import OLD_METHOD
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
-from foreshock.measures.registry import measure_named
+from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock.theory import GradientNoise, StepNoise
@@ -143,6 +143,11 @@ class _Group:
     measures: tuple[str, ...]
     not_logged: str = ""
 
+    def names(self) -> tuple[str, ...]:
+        """Return the measures of the group: those listed here, then those that the registry puts into it."""
+        registered = (measure.name for measure in COMPARISON_MEASURES if measure.page_group == self.title)
+        return (*self.measures, *(registered if self.title else ()))
+
 
 # In the order of reading; the API has the rest.
 GROUPS = (
@@ -211,11 +216,11 @@ def measure_groups(
 
 
 def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
-    names = [measure_named(name).column for name in group.measures]
+    names = [measure_named(name).column for name in group.names()]
     known = any(column.get(name) is not None for column in columns for name in names)
     if group.not_logged and not known:
         return MeasureGroup(group.title, (), group.not_logged)
-    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.measures])
+    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])
 
 
 def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureRow:

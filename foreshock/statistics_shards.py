@@ -1,0 +1,261 @@
+"""Shards that travel as statistics: the sums over all their tokens, and some rollouts in full.
+
+`encode_statistics_shard` measures a batch where it was sampled, with the code that measures a full shard in the
+service; `StatisticsShard.from_bytes` reads the body: a JSON header, and the parts that it lists, one after the other.
+
+4 bytes "FSSH" | 4 bytes header length | header | parts
+
+A part is a blob of statistics, a table of rollout summaries, or the Parquet file of the rollouts in full, each in the
+form that is stored. Nothing in a body is executed, and every part is checked by its own reader.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.digests import canonical_json, rollout_set_digest
+from foreshock.errors import StatisticsError
+from foreshock.measures.comparison import StepMeasurement, measure_step
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.parquet import encode_rollouts_view
+from foreshock.rollouts.sampling import select_rollouts
+
+__all__ = [
+    "MEDIA_TYPE",
+    "FullRollouts",
+    "ShardPart",
+    "StatisticsShard",
+    "encode_statistics_shard",
+    "statistics_of_shard",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """A shard's contribution to one comparison of its step: mergeable statistics and, for pairs, rollout summaries."""
+
+    comparison: str
+    statistics_version: int
+    statistics: bytes
+    summaries: bytes | None
+
+
+def statistics_of_shard(measurement: StepMeasurement) -> tuple[ShardPart, ...]:
+    """Return the statistics of the rollouts (STEP_ROW) and of each comparison, by its name."""
+    own = ShardPart(STEP_ROW, measurement.step.statistics_version, measurement.step.to_bytes(), None)
+    pairs = [
+        ShardPart(name, pair.statistics.statistics_version, pair.statistics.to_bytes(), pair.summaries.to_bytes())
+        for name, pair in sorted(measurement.comparisons.items())
+    ]
+    return own, *pairs
+
+
+MEDIA_TYPE = "application/vnd.foreshock.statistics"
+
+_MAGIC = b"FSSH"
+_MAX_HEADER_BYTES = 1 << 16
+_COUNTS = ("rollouts", "tokens", "sampled")
+_LARGEST_COUNT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsShard:
+    """Statistics over all `rollouts` and response `tokens` of a shard, and a Parquet file of some of its rollouts.
+
+    The first `sampled` rows of the file are the sample that keeps the distribution of lengths; the others were chosen
+    for their large |d|, so that they are a biased sample. `rollout_set_digest` is of all rollouts.
+    """
+
+    rollouts: int
+    tokens: int
+    rollout_set_digest: str
+    sampled: int
+    statistics: tuple[ShardPart, ...]
+    full: bytes | memoryview
+
+    def to_bytes(self) -> bytes:
+        """Return the body for `from_bytes`; equal shards give equal bytes."""
+        parts: list[bytes | memoryview] = []
+        listed = []
+        for each in self.statistics:
+            listed.append([each.comparison, len(each.statistics), len(each.summaries or b"")])
+            parts += [each.statistics, each.summaries or b""]
+        header = canonical_json(
+            {
+                "statistics_version": STATISTICS_VERSION,
+                "rollouts": self.rollouts,
+                "tokens": self.tokens,
+                "sampled": self.sampled,
+                "rollout_set_digest": self.rollout_set_digest,
+                "statistics": listed,
+                "full": len(self.full),
+            }
+        ).encode()
+        return b"".join([_MAGIC, len(header).to_bytes(4, "little"), header, *parts, self.full])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StatisticsShard:
+        """Return the shard of `to_bytes()`; its parts are not read.
+
+        Raises StatisticsError if the body is damaged, or of another version of the statistics: such a shard cannot be
+        measured again where its tokens are not.
+        """
+        header, position = _header(data)
+        version = header.get("statistics_version")
+        if version != STATISTICS_VERSION:
+            raise StatisticsError(
+                f"statistics must be of version {STATISTICS_VERSION}, got {version!r}: install the same release of "
+                'foreshock in trainer and service, or log with Client(mode="tokens")'
+            )
+        counts = {name: _count(header, name) for name in _COUNTS}
+        digest = header.get("rollout_set_digest")
+        if not isinstance(digest, str) or len(digest) > 100:
+            raise StatisticsError("the body is damaged: its header has no `rollout_set_digest`")
+        statistics = []
+        for name, size, summaries_size in _listed(header):
+            end = position + size
+            summaries = data[end : end + summaries_size] if summaries_size else None
+            statistics.append(ShardPart(name, STATISTICS_VERSION, data[position:end], summaries))
+            position = end + summaries_size
+        full = data[position:]
+        if len(full) != _count(header, "full"):
+            raise StatisticsError("the body is damaged: its size differs from its header")
+        return cls(counts["rollouts"], counts["tokens"], digest, counts["sampled"], tuple(statistics), full)
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    if len(data) < 8 or data[:4] != _MAGIC:
+        raise StatisticsError("the bytes are not a shard of statistics")
+    length = int.from_bytes(data[4:8], "little")
+    if length > _MAX_HEADER_BYTES or 8 + length > len(data):
+        raise StatisticsError("the body is damaged: its header is truncated")
+    try:
+        header = json.loads(data[8 : 8 + length])
+    except (ValueError, RecursionError) as error:
+        raise StatisticsError("the body is damaged: its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise StatisticsError("the body is damaged: its header is not an object")
+    return header, 8 + length
+
+
+def _count(header: dict[str, Any], name: str) -> int:
+    value = header.get(name)
+    if type(value) is not int or not 0 <= value < _LARGEST_COUNT:
+        raise StatisticsError(f"the body is damaged: `{name}` must be a whole number, got {value!r}")
+    return value
+
+
+def _listed(header: dict[str, Any]) -> list[tuple[str, int, int]]:
+    listed = header.get("statistics")
+    if not isinstance(listed, list):
+        raise StatisticsError("the body is damaged: its header lists no statistics")
+    found: list[tuple[str, int, int]] = []
+    for item in listed:
+        if (
+            not isinstance(item, list)
+            or [type(value) for value in item] != [str, int, int]
+            or min(item[1:]) < 0
+            or any(item[0] == name for name, _, _ in found)
+        ):
+            raise StatisticsError("the body is damaged: its header lists invalid statistics")
+        found.append((item[0], item[1], item[2]))
+    return found
+
+
+# Room for the header of the body, whose numbers are not known yet.
+_HEADER_BYTES = 1024
+# A second try aims this much below the bound, and is made if the first one used less of it than _FULL_ENOUGH.
+_MARGIN, _FULL_ENOUGH = 0.97, 0.9
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class FullRollouts:
+    """How many rollouts of a shard travel in full: `sampled` by length, and the `worst` by their largest |d|.
+
+    Of the sample, fewer travel if the whole body would exceed `max_bytes`; at least one always does.
+    """
+
+    sampled: int = 64
+    worst: int = 4
+    max_bytes: int = 950_000
+
+    def of_shard(self, shard: int, shards: int) -> FullRollouts:
+        """Return the part of one shard, if these numbers are for a whole step of `shards` shards.
+
+        Every shard sends at least one of both: it does not know whether others have worse ones.
+        """
+        sampled = self.sampled // shards + (shard < self.sampled % shards)
+        worst = max(1, self.worst // shards) if self.worst else 0
+        return FullRollouts(max(1, sampled), worst, self.max_bytes // shards)
+
+
+def encode_statistics_shard(batch: RolloutBatch, *, seed: str, full: FullRollouts) -> bytes:
+    """Return the body of a batch: its statistics over all tokens, and some rollouts in full.
+
+    Equal batches, seeds and numbers give equal bytes under one release and one pass over the tokens.
+    """
+    measurement = measure_step(batch)
+    statistics = statistics_of_shard(measurement)
+    used = _HEADER_BYTES + sum(len(each.statistics) + len(each.summaries or b"") for each in statistics)
+    worst = _worst(measurement, full.worst)
+    sampled, encoded = _encode_full(batch, seed, full.sampled, worst, full.max_bytes - used)
+    return StatisticsShard(
+        rollouts=batch.num_rollouts,
+        tokens=batch.num_tokens,
+        rollout_set_digest=rollout_set_digest(batch.sample_ids),
+        sampled=sampled,
+        statistics=statistics,
+        full=encoded,
+    ).to_bytes()
+
+
+def _worst(measurement: StepMeasurement, most: int) -> Rows:
+    """Return the rows of the rollouts with the largest |d| of a token, worst first; none without both log-probs."""
+    pair = measurement.comparisons.get(TRAINER_ROLLOUT)
+    if pair is None or most == 0:
+        return np.zeros(0, np.int64)
+    largest = pair.summaries.largest_abs_d()
+    order = np.argsort(-np.nan_to_num(largest, nan=-1.0), kind="stable")[:most]
+    return np.asarray(order[~np.isnan(largest[order])], dtype=np.int64)
+
+
+def _encode_full(batch: RolloutBatch, seed: str, most: int, worst: Rows, max_bytes: int) -> tuple[int, memoryview]:
+    """Return the size of the sample, and the Parquet file of the sample followed by the other worst rollouts."""
+    most = min(most, batch.num_rollouts)
+    wanted = min(most, _most_that_fit(batch, worst, max_bytes))
+    # The estimate is of a few rollouts, which compress worse than many: one more try with the measured size.
+    size, encoded = _encode_sample(batch, seed, wanted, worst)
+    if len(encoded) > max_bytes or (size < most and len(encoded) < _FULL_ENOUGH * max_bytes):
+        wanted = max(1, min(most, int(_MARGIN * wanted * max_bytes / len(encoded))))
+        size, encoded = _encode_sample(batch, seed, wanted, worst)
+    while len(encoded) > max_bytes and wanted > 1:
+        wanted = max(1, min(wanted - 1, int(_MARGIN * wanted * max_bytes / len(encoded))))
+        size, encoded = _encode_sample(batch, seed, wanted, worst)
+    return size, encoded
+
+
+def _encode_sample(batch: RolloutBatch, seed: str, most: int, worst: Rows) -> tuple[int, memoryview]:
+    sample = select_rollouts(batch.sample_ids, batch.response_lengths, most, seed)
+    rows = np.concatenate([sample, worst[~np.isin(worst, sample)]])
+    return sample.size, encode_rollouts_view(batch.select(rows))
+
+
+def _most_that_fit(batch: RolloutBatch, worst: Rows, max_bytes: int) -> int:
+    """Return how many rollouts of mean length fit beside the worst, estimated from the bytes of a few rollouts."""
+    tokens = batch.response_lengths + np.diff(batch.prompt_offsets)
+    if batch.num_rollouts == 0 or not tokens.any():
+        return batch.num_rollouts
+    few = worst if worst.size else np.arange(min(4, batch.num_rollouts))
+    trial = len(encode_rollouts_view(batch.select(few)))
+    per_rollout = trial / max(int(tokens[few].sum()), 1) * float(tokens.mean())
+    left = max_bytes - (trial if worst.size else 0)
+    return max(1, int(left / max(per_rollout, 1.0)))
