@@ -67,9 +67,9 @@ from foreshock_service.replay.results.publishing import router as results
 from foreshock_service.replay.results.scores import read_replayed_scores
 from foreshock_service.runs.attempts.endpoints import router as attempts
 from foreshock_service.runs.changes.endpoints import router as changes
-from foreshock_service.runs.checkpoints.endpoints import router as checkpoints
+from foreshock_service.runs.checkpoints import router as checkpoints
 from foreshock_service.runs.corrections import router as corrections
-from foreshock_service.runs.deletions.endpoints import router as deletions
+from foreshock_service.runs.deletions import router as deletions
 from foreshock_service.runs.events import (
     AdviceModeChanged,
     AttemptStarted,

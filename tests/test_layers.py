@@ -52,6 +52,19 @@ def test_no_noun_imports_the_repository_of_another() -> None:
     assert not found, "\n".join(found)
 
 
+def test_no_noun_imports_a_private_name_of_another() -> None:
+    """The queries of a noun in one file are private functions."""
+    found = [
+        f"{module} imports {node.module}.{alias.name}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "foreshock_service"
+        for alias in node.names
+        if alias.name.startswith("_") and noun_of(node.module) != noun_of(module)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_no_cycle_between_the_nouns_of_the_service() -> None:
     graph: defaultdict[str, set[str]] = defaultdict(set)
     for module, path in MODULES.items():

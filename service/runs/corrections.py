@@ -32,11 +32,10 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.platform.schemas import ActiveOrAttempt, Name, StepPath
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.coverage import coverage_of_step, with_shards
 from foreshock_service.runs.measurements.endpoints import Comparison
 from foreshock_service.runs.measurements.service import stored_statistics
 from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.shard_counts import with_shards
 from foreshock_service.runs.step_key import StepKey
 
 TOO_LARGE = "a value too large for a float64 is null"

@@ -32,11 +32,11 @@ from foreshock_service.platform.database.tables import AdviceAcknowledgement, Ru
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.runs.corrections import TOO_LARGE, MeasuredPair, read_pair
+from foreshock_service.runs.coverage import with_shards
 from foreshock_service.runs.measurements.endpoints import Comparison
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.scalars.service import scalars_of_step
-from foreshock_service.runs.shard_counts import with_shards
 from foreshock_service.runs.step_key import StepKey
 
 Part = TypeVar("Part")

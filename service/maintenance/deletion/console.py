@@ -20,9 +20,7 @@ from foreshock_service.platform.keys.service import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.replay.probes.service import cancel_jobs_of_run
-from foreshock_service.runs.deletions.deleted_ids import DeletedIds
-from foreshock_service.runs.deletions.schemas import DeletionCreate
-from foreshock_service.runs.deletions.service import request_deletion
+from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.runs.service import delete_run
 
@@ -73,7 +71,7 @@ def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str
             print(f"{rollouts} rollouts of {steps} steps in {files} files would be deleted; nothing was changed")
             return
         body = DeletionCreate(sample_ids=list(sample_ids), group_ids=list(group_ids))
-        made = context.database.write(lambda session: request_deletion(session, operator(), found.id, body))
+        made = context.database.write(lambda session: store_deletion(session, operator(), found.id, body))
         while carry_out_deletions(context):
             pass
         with context.database.read() as session:

@@ -51,7 +51,7 @@ from foreshock_service.platform.store.names import exact_file_name, score_file_n
 from foreshock_service.platform.store.removals import give_up_files
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
-from foreshock_service.runs.deletions.deleted_ids import DeletedIds
+from foreshock_service.runs.deletions import DeletedIds
 from foreshock_service.runs.runs.service import lock_run_for_background
 from foreshock_service.runs.step_key import StepKey
 

@@ -24,7 +24,7 @@ from foreshock.rollouts import (
 )
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
-from foreshock_service.runs.deletions.deleted_ids import DeletedIds
+from foreshock_service.runs.deletions import DeletedIds
 
 
 @dataclass(frozen=True, slots=True)

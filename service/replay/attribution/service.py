@@ -47,7 +47,7 @@ from foreshock_service.replay.results.scores import files_of_score, newest_score
 from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.replay.results.weights_search_schemas import WeightsSearchRead
 from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
-from foreshock_service.runs.coverage.service import incomplete_of_step
+from foreshock_service.runs.coverage import incomplete_of_step
 from foreshock_service.runs.events import MeasurementsChanged, StepClosed
 from foreshock_service.runs.findings.service import mark_due
 from foreshock_service.runs.measurements.service import store_measurements

@@ -23,7 +23,7 @@ from foreshock_service.platform.store.names import shard_file_name
 from foreshock_service.platform.uploads import Upload
 from foreshock_service.runs.attempts.service import check_attempt
 from foreshock_service.runs.changes.service import note_setup
-from foreshock_service.runs.deletions.service import search_step_again
+from foreshock_service.runs.deletions import search_step_again
 from foreshock_service.runs.events import StepClosed
 from foreshock_service.runs.ingest.schemas import ShardAddress
 from foreshock_service.runs.rollouts.service import add_shard, find_shard, set_file_bytes

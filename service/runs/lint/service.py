@@ -29,7 +29,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.coverage import coverage_of_step
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import add_step, of_steps
 from foreshock_service.runs.lint import repository

@@ -37,11 +37,10 @@ from foreshock_service.platform.schemas import (
 )
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.coverage import coverage_of_step, with_shards
 from foreshock_service.runs.measurements import service
 from foreshock_service.runs.measurements.schemas import MeasurementsRead
 from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.shard_counts import with_shards
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
 

@@ -24,12 +24,11 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
 from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from foreshock_service.runs.coverage.service import statistics_steps
+from foreshock_service.runs.coverage import incomplete_step, statistics_steps
 from foreshock_service.runs.measurements import repository
 from foreshock_service.runs.measurements.curves import KEYS, Curves, MeasuredStep, check_comparison, columns_of
 from foreshock_service.runs.measurements.folding import FoldedStatistics
 from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.shard_counts import incomplete_step
 from foreshock_service.runs.step_key import StepKey
 
 MOST_INCOMPLETE = 1000

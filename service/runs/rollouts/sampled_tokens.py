@@ -21,7 +21,7 @@ from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.coverage import coverage_of_step
 from foreshock_service.runs.measurements.curves import check_comparison
 from foreshock_service.runs.measurements.service import MeasurementNotFound
 from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS

@@ -13,7 +13,7 @@ from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.coverage.service import coverage_of_step
+from foreshock_service.runs.coverage import coverage_of_step
 from foreshock_service.runs.rollouts.service import token_files
 from foreshock_service.runs.rollouts.tokens import find_rollout, rollout_not_found, scores_of
 from foreshock_service.runs.runs.service import get_run

@@ -14,7 +14,7 @@ from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt
-from foreshock_service.runs.coverage.service import coverage_in_words
+from foreshock_service.runs.coverage import coverage_in_words
 from foreshock_service.runs.events import RanksCompared
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey

@@ -54,7 +54,7 @@ from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.schemas import ProbeRead
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.coverage.service import statistics_steps
+from foreshock_service.runs.coverage import statistics_steps
 from foreshock_service.runs.health.service import health_evidence, pooled_mismatch
 from foreshock_service.runs.measurements.service import MOST_INCOMPLETE, incomplete_steps, is_run_out_of_date
 from foreshock_service.runs.runs.service import get_run

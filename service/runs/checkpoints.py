@@ -1,0 +1,139 @@
+"""Checkpoints that a run announces: the places from which workers load weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Response, status
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import from_attributes, parse
+from foreshock.api.runs import CheckpointFormat, CheckpointRecord
+from foreshock.clock import now_us
+from foreshock.model_kind import ModelKind
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.dialect import insert_if_absent, upsert
+from foreshock_service.platform.database.tables import Checkpoint
+from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.pagination import Cursor, CursorKey, Limit, Page, decode_cursor, page_of
+from foreshock_service.platform.schemas import AttemptQuery, StepPath
+from foreshock_service.platform.security import Ingester, Principal, Reader
+from foreshock_service.runs.attempts.service import require_attempt
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.runs.service import get_run, lock_run, note_derived_model_kind
+from foreshock_service.runs.step_key import StepKey
+
+router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
+_KEY = ("run_id", "attempt", "step")
+
+
+def inside_its_root(path: str) -> str:
+    """Return the path if it is relative and stays below its root; raise ValueError otherwise."""
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts or "\\" in path or not parts:
+        raise ValueError("must be relative to its root, with `/`, and without `..`")
+    return path
+
+
+class CheckpointPut(BaseModel):
+    """Location of existing weights, below a root that workers configure by name."""
+
+    root: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+    path: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$"),
+        AfterValidator(inside_its_root),
+    ]
+    format: CheckpointFormat = "hf_safetensors"
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] = Field(
+        description="of the weights, as `foreshock.digests.weights_digest` computes it"
+    )
+    model_kind: ModelKind | None = Field(
+        default=None, description="of the checkpoint's config.json; holds for the run unless it declares another kind"
+    )
+    weights_version: int | None = Field(default=None, ge=0, lt=2**31)
+    expires_at_us: int | None = Field(default=None, ge=0, lt=2**63, description="when the files may go; null: never")
+
+
+@router.put(
+    "/{step}",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": CheckpointRecord, "description": "It was announced before; the newer words hold"}},
+)
+def put_checkpoint(
+    run: RunIdentifier,
+    step: StepPath,
+    body: CheckpointPut,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+) -> CheckpointRecord:
+    """Announce the weights that sampled a step."""
+    checkpoint, created = context.database.write(
+        lambda session: announce_checkpoint(session, context.events, principal, StepKey(run, attempt, step), body)
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return checkpoint
+
+
+@router.get("")
+def list_checkpoints(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[CheckpointRecord]:
+    """List announced checkpoints, by step."""
+    with context.database.read() as session:
+        return checkpoints_of_run(session, principal, run, cursor, limit)
+
+
+def announce_checkpoint(
+    session: Session,
+    events: EventBus,
+    principal: Principal,
+    key: StepKey,
+    body: CheckpointPut,
+) -> tuple[CheckpointRecord, bool]:
+    """Store the location of a step's weights, overwriting an older announcement; also return True if it is the first.
+
+    The model kind in the announcement applies to the run unless the run declares another one.
+    """
+    run = lock_run(session, principal, key.run_id)
+    require_attempt(session, key.run_id, key.attempt)
+    row = {**key._asdict(), "announced_at_us": now_us(), **body.model_dump()}
+    created = _put(session, row)
+    note_derived_model_kind(session, events, run, body.model_kind)
+    return parse(CheckpointRecord, row), created
+
+
+def checkpoints_of_run(
+    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
+) -> Page[CheckpointRecord]:
+    """Return one page of a run's checkpoints, by step."""
+    get_run(session, principal, run_id)
+    after = cast("tuple[int, int]", decode_cursor(cursor, (int, int))) if cursor is not None else (-1, -1)
+    rows = _page_of_run(session, run_id, after, limit + 1)
+    return page_of([from_attributes(CheckpointRecord, row) for row in rows], limit, _key_of)
+
+
+def _key_of(checkpoint: CheckpointRecord) -> CursorKey:
+    return (checkpoint.step, checkpoint.attempt)
+
+
+def _put(session: Session, row: dict[str, Any]) -> bool:
+    """Insert or overwrite a checkpoint; return True if it is new."""
+    if insert_if_absent(session, Checkpoint, row):
+        return True
+    upsert(session, Checkpoint, [row], _KEY)
+    return False
+
+
+def _page_of_run(session: Session, run_id: str, after: tuple[int, int], limit: int) -> Sequence[Checkpoint]:
+    """Return up to `limit` checkpoints beyond `after` (step, attempt), in order."""
+    position = tuple_(Checkpoint.step, Checkpoint.attempt)
+    query = select(Checkpoint).where(Checkpoint.run_id == run_id, position > after)
+    return session.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt).limit(limit)).all()

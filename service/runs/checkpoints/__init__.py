@@ -1,1 +1,0 @@
-"""Checkpoints that a run announced: the locations from which workers load weights."""

@@ -1,1 +1,0 @@
-"""Coverage: how many rollouts of a step are stored in full, and what an answer rests on."""

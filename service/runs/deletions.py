@@ -1,0 +1,154 @@
+"""Deletions: requests to delete rollouts of a run by their ids, of which only digests are kept.
+
+`service/maintenance/deletion` carries them out. A deletion stays in force: a shard that arrives later makes it search
+that shard's step again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, status
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from foreshock.api.runs import DeletionRecord
+from foreshock.clock import now_us
+from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import Deletion
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.pagination import Cursor, Limit, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import InvalidRequest
+from foreshock_service.platform.security import Administrator, Principal
+from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.step_key import StepKey
+
+router = APIRouter(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
+
+
+_Id = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class DeletionCreate(BaseModel):
+    """Rollouts to delete: those with one of these sample ids, and those of one of these prompt groups."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sample_ids: list[_Id] = Field(default_factory=list, max_length=10_000)
+    group_ids: list[_Id] = Field(default_factory=list, max_length=10_000)
+
+
+@router.post("", status_code=status.HTTP_202_ACCEPTED)
+def request_deletion(
+    run: RunIdentifier, body: DeletionCreate, context: Context, principal: Administrator
+) -> DeletionRecord:
+    """Delete the tokens of rollouts by sample or group id, now and when they are sent again; aggregates stay."""
+    made = context.database.write(lambda session: store_deletion(session, principal, run, body))
+    return deletion_record(made)
+
+
+@router.get("")
+def list_deletions(
+    run: RunIdentifier, context: Context, principal: Administrator, cursor: Cursor = None, limit: Limit = 50
+) -> Page[DeletionRecord]:
+    """List the deletions of the run, newest first, and how far they are."""
+    with context.database.read() as session:
+        return deletions_of_run(session, principal, run, cursor, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedIds:
+    """Digests of the sample ids and group ids of a run whose rollouts are deleted."""
+
+    run_id: str
+    samples: frozenset[str]
+    groups: frozenset[str]
+
+    @classmethod
+    def of(cls, run_id: str, sample_ids: Iterable[str], group_ids: Iterable[str]) -> DeletedIds:
+        """Return the digests of these ids."""
+        digests = [frozenset(_digest(run_id, text) for text in ids) for ids in (sample_ids, group_ids)]
+        return cls(run_id, *digests)
+
+    def rows(self, sample_ids: Sequence[str | None], group_ids: Sequence[str | None] | None) -> list[bool]:
+        """Return for each rollout whether it is deleted, by its own id or by that of its group."""
+        groups = group_ids if group_ids is not None else [None] * len(sample_ids)
+        known = {group: self._has(self.groups, group) for group in set(groups)}
+        return [
+            self._has(self.samples, sample) or known[group] for sample, group in zip(sample_ids, groups, strict=True)
+        ]
+
+    def has_group(self, group_id: str | None) -> bool:
+        """Return whether the rollouts of a group are deleted."""
+        return self._has(self.groups, group_id)
+
+    def _has(self, digests: frozenset[str], text: str | None) -> bool:
+        return bool(digests) and text is not None and _digest(self.run_id, text) in digests
+
+
+def _digest(run_id: str, text: str) -> str:
+    # With the run's random id: equal ids of two runs have other digests.
+    return hashlib.sha256(f"{run_id}\0{text}".encode()).hexdigest()
+
+
+def store_deletion(session: Session, principal: Principal, run_id: str, body: DeletionCreate) -> Deletion:
+    """Store the request; the rollouts go in the background. Raises InvalidRequest without an id, RunDeleted."""
+    if not body.sample_ids and not body.group_ids:
+        raise InvalidRequest("body: name at least one id in sample_ids or group_ids")
+    run = lock_run(session, principal, run_id)
+    ids = DeletedIds.of(run_id, body.sample_ids, body.group_ids)
+    run.deletions += 1
+    deletion = Deletion(
+        id=new_identifier("deletion"), run_id=run_id, sample_digests=sorted(ids.samples),
+        group_digests=sorted(ids.groups), attempt=0, step=-1, steps=0, rollouts=0, files=0, requested_at_us=now_us(),
+        finished_at_us=None,
+    )  # fmt: skip
+    session.add(deletion)
+    asked = {"sample_ids": len(ids.samples), "group_ids": len(ids.groups)}
+    record(session, principal, "rollouts.delete", deletion.id, project=run.project, run_id=run_id, after=asked)
+    session.flush()
+    return deletion
+
+
+def deletions_of_run(
+    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
+) -> Page[DeletionRecord]:
+    """Return one page of a run's deletions, newest first. Raises RunNotFound, RunDeleted, InvalidCursor."""
+    get_run(session, principal, run_id)
+    keys = (Deletion.requested_at_us, Deletion.id)
+    query = select(Deletion).where(Deletion.run_id == run_id).order_by(*(key.desc() for key in keys))
+    if cursor is not None:
+        query = query.where(tuple_(*keys) < tuple_(*decode_cursor(cursor, (int, str))))
+    found = [deletion_record(row) for row in session.scalars(query.limit(limit + 1))]
+    return page_of(found, limit, lambda each: (each.requested_at_us, each.id))
+
+
+def deletion_record(row: Deletion) -> DeletionRecord:
+    """Return a deletion as it is shown."""
+    return DeletionRecord(
+        id=row.id, state="running" if row.finished_at_us is None else "done", sample_ids=len(row.sample_digests),
+        group_ids=len(row.group_digests), steps=row.steps, rollouts=row.rollouts, files=row.files,
+        requested_at_us=row.requested_at_us, finished_at_us=row.finished_at_us,
+    )  # fmt: skip
+
+
+def search_step_again(session: Session, key: StepKey) -> None:
+    """Make the deletions of the run search a step again that got rollouts. The run is locked."""
+    beyond: ColumnElement[bool] = or_(
+        Deletion.attempt > key.attempt, (Deletion.attempt == key.attempt) & (Deletion.step > key.step - 1)
+    )
+    session.execute(
+        update(Deletion)
+        .where(Deletion.run_id == key.run_id)
+        .values(
+            finished_at_us=None,
+            step=case((beyond, key.step - 1), else_=Deletion.step),
+            attempt=case((beyond, key.attempt), else_=Deletion.attempt),
+        )
+    )
