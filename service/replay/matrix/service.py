@@ -11,11 +11,12 @@ from fastapi import APIRouter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord, MismatchRecord
 from foreshock.comparisons import comparison_name
 from foreshock.configuration_grid import MOST_CELLS
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock.interval_names import interval_name
-from foreshock.json_values import finite_or_none
+from foreshock.json_values import number_or_nan
 from foreshock.probe_kinds import MATRIX
 from foreshock.scorers import REFERENCE, SCORERS
 from foreshock_service.platform.context import Context, ServiceContext
@@ -26,7 +27,6 @@ from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.platform.store.reading import present_file
 from foreshock_service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
-from foreshock_service.replay.matrix.schemas import CellRead, MatrixRead, MismatchRead, PairRead
 from foreshock_service.replay.probes.job_bundles import waiting_reason
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
@@ -74,7 +74,7 @@ class _Cell:
 @router.get("/runs/{run}/steps/{step}/matrix")
 def read_matrix(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
-) -> MatrixRead:
+) -> MatrixRecord:
     """Return hardware × configuration of a step: mismatch and cost of each cell, and what is recommended.
 
     The cells are probes of the kind `matrix`; 404 `matrix-not-found` if none was requested.
@@ -88,16 +88,16 @@ def read_matrix(
         measured = context.decoders.run(measure_cells, rollouts, scored, pairs) if scored else None
     changed = _changed(cells)
     first = cells[0].probe
-    return MatrixRead(
+    return MatrixRecord(
         run=first.run_id,
         attempt=first.attempt,
         step=first.step,
         rollouts=first.rollouts,
         tokens=first.tokens,
         reference=reference.id if reference is not None else None,
-        cells=[_cell_read(cell, changed[cell.id], measured, reference) for cell in cells],
-        pairs=_pair_reads(cells, measured, reference),
-        recommendations=_recommendations(cells, changed, measured, reference),
+        cells=tuple(_cell_read(cell, changed[cell.id], measured, reference) for cell in cells),
+        pairs=tuple(_pair_reads(cells, measured, reference)),
+        recommendations=tuple(_recommendations(cells, changed, measured, reference)),
         other_cells=others,
     )
 
@@ -179,19 +179,19 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 def _cell_read(
     cell: _Cell, changed: dict[str, Any], measured: MeasuredCells | None, reference: _Cell | None
-) -> CellRead:
+) -> MatrixCellRecord:
     seconds = measured.seconds_per_token.get(cell.id) if measured is not None else None
     found = _measures_of(measured, reference.id if reference is not None else "", cell.id)
-    return CellRead(
+    return MatrixCellRecord(
         probe=cell.id,
         scorer=cell.scorer,
         options=cell.options,
         changed=changed,
         hardware=cell.hardware,
-        state=JobState(cell.job.state),
+        state=JobState(cell.job.state).value,
         reason=cell.reason,
         against_reference=_mismatch(found, REFERENCE, cell.scorer) if found is not None else None,
-        seconds_per_token=seconds,
+        seconds_per_token=number_or_nan(seconds),
     )
 
 
@@ -200,21 +200,23 @@ def _measures_of(measured: MeasuredCells | None, target: str, behaviour: str) ->
     return next((each for each in pairs if (each.target, each.behaviour) == (target, behaviour)), None)
 
 
-def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRead:
-    return MismatchRead(
+def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRecord:
+    return MismatchRecord(
         comparison=comparison_name(target, behaviour),
-        k3_kl=finite_or_none(found.k3_kl),
-        low=finite_or_none(found.low),
-        high=finite_or_none(found.high),
+        k3_kl=found.k3_kl,
+        low=found.low,
+        high=found.high,
         interval_name=interval_name(found.reliable),
-        mean_abs_d=finite_or_none(found.mean_abs_d),
+        mean_abs_d=found.mean_abs_d,
     )
 
 
-def _pair_reads(cells: Sequence[_Cell], measured: MeasuredCells | None, reference: _Cell | None) -> list[PairRead]:
+def _pair_reads(
+    cells: Sequence[_Cell], measured: MeasuredCells | None, reference: _Cell | None
+) -> list[MatrixPairRecord]:
     names = {cell.id: cell.scorer for cell in cells}
     return [
-        PairRead(
+        MatrixPairRecord(
             trainer=each.target, engine=each.behaviour,
             mismatch=_mismatch(each, names[each.target], names[each.behaviour]),
         )

@@ -12,12 +12,13 @@ from fastapi import APIRouter
 from sqlalchemy import ColumnElement, func, select, true, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.probes import AcceleratorRecord, HardwareRecord, WorkerRecord
+from foreshock.api.records import from_attributes
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Score, Worker
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.replay.probes.hardware_schemas import AcceleratorRead, HardwareRead, WorkerRead
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 
 router = APIRouter(prefix="/v1", tags=["hardware"])
@@ -29,13 +30,13 @@ _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
 @router.get("/hardware")
-def read_hardware(context: Context, principal: Reader) -> HardwareRead:
+def read_hardware(context: Context, principal: Reader) -> HardwareRecord:
     """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
     with context.database.read() as session:
         return hardware_of(session, principal)
 
 
-def hardware_of(session: Session, principal: Principal) -> HardwareRead:
+def hardware_of(session: Session, principal: Principal) -> HardwareRecord:
     """Return the workers and accelerators that the principal may see."""
     workers = newest_workers(session, principal.project, _MOST_WORKERS)
     live = count_live_workers(session, principal.project, database_now_us(session))
@@ -55,19 +56,19 @@ def hardware_of(session: Session, principal: Principal) -> HardwareRead:
         return live.get(name, 0), jobs[name, JobState.QUEUED] + jobs[name, JobState.RUNNING], made[name]
 
     shown = sorted(sorted(names), key=in_use, reverse=True)[:_MOST_ACCELERATORS]
-    return HardwareRead(
-        workers=[WorkerRead.model_validate(each) for each in workers],
-        accelerators=[
-            AcceleratorRead(
+    return HardwareRecord(
+        workers=tuple(from_attributes(WorkerRecord, each) for each in workers),
+        accelerators=tuple(
+            AcceleratorRecord(
                 accelerator=name,
                 workers=live.get(name, 0),
-                devices=sorted(device for device in devices[name] if device)[:_MOST_DEVICES],
+                devices=tuple(sorted(device for device in devices[name] if device)[:_MOST_DEVICES]),
                 queued_jobs=jobs[name, JobState.QUEUED],
                 running_jobs=jobs[name, JobState.RUNNING],
                 scores=made[name],
             )
             for name in sorted(shown)
-        ],
+        ),
         accelerators_left_out=len(names) - len(shown),
     )
 
