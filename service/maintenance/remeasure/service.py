@@ -25,9 +25,9 @@ from foreshock_service.replay.attribution.service import AttributionInputs, attr
 from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs.lint.judging import judge_step
 from foreshock_service.runs.measurements.folding import fold_step
+from foreshock_service.runs.rollouts.remeasuring import TokenFile, measure_file
 from foreshock_service.runs.rollouts.service import replace_shards, shards_of_step
 from foreshock_service.runs.rollouts.shards import FoldedStep, MeasuredShard
-from foreshock_service.runs.rollouts.token_files import TokenFile, measure_file
 from foreshock_service.runs.runs.service import lock_run_for_background
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.closing import store_fold

@@ -1,8 +1,8 @@
-"""Single tokens from the store: the worst of a step, or all tokens of one rollout."""
+"""Single tokens from the store: the worst of a step, or one rollout with its tokens or with all that was logged."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from foreshock.api.runs import Coverage, IncompleteStep
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import find_rollouts
+from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock_service.platform.columnar.table import AnswerTooLarge, ColumnTable
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
@@ -23,11 +24,17 @@ from foreshock_service.runs.attempts.service import resolve_step
 from foreshock_service.runs.coverage import coverage_of_step, incomplete_of_step
 from foreshock_service.runs.measurements.curves import check_comparison
 from foreshock_service.runs.measurements.service import MeasurementNotFound
-from foreshock_service.runs.rollouts.chosen_tokens import LOG_PROB, TOKEN_COLUMNS, ChosenTokens, Scores
+from foreshock_service.runs.rollouts.chosen_tokens import (
+    LOG_PROB,
+    TOKEN_COLUMNS,
+    ChosenTokens,
+    Scores,
+    bounds_of_rollouts,
+    read_worst_first,
+)
 from foreshock_service.runs.rollouts.repository import StoredTokens
 from foreshock_service.runs.rollouts.service import token_files
-from foreshock_service.runs.rollouts.worst_tokens import bounds_of_rollouts, read_worst_first
-from foreshock_service.runs.runs.service import check_run
+from foreshock_service.runs.runs.service import check_run, get_run
 from foreshock_service.runs.step_key import StepKey
 
 LARGEST_POSITION = 2**31 - 1
@@ -159,3 +166,29 @@ def scores_of(context: ServiceContext, session: Session, key: StepKey, batch: Ro
     for read_scores in context.score_readers:
         scores |= read_scores(session, context.store, shard)
     return scores
+
+
+EVERY_COLUMN = tuple(column.name for column in ROLLOUT_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRollout:
+    """A batch of this one rollout, and the log-prob of each response token by scorer, [T], NaN if it is missing."""
+
+    attempt: int
+    batch: RolloutBatch
+    scores: Mapping[str, NDArray[np.float32]]
+
+
+def read_whole_rollout(
+    context: ServiceContext, principal: Principal, run_id: str, step: int, sample_id: str
+) -> WholeRollout:
+    """Return a rollout of the active step. Raises RunNotFound, StepNotFound, RolloutNotFound, TokensPurged."""
+    with context.database.read() as session:
+        get_run(session, principal, run_id)
+        key = resolve_step(session, run_id, step, None)
+        found = find_rollout(context, key, token_files(session, key), sample_id, EVERY_COLUMN)
+        if found is None:
+            raise rollout_not_found(key, sample_id, coverage_of_step(session, key))
+        _, batch = found
+        return WholeRollout(key.attempt, batch, scores_of(context, session, key, batch))

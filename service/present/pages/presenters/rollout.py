@@ -35,7 +35,7 @@ from foreshock_service.runs.measurements.service import (
     statistics_of_steps,
 )
 from foreshock_service.runs.rollouts.sampled_tokens import TokenSample, sample_tokens
-from foreshock_service.runs.rollouts.whole_rollout import WholeRollout, read_whole_rollout
+from foreshock_service.runs.rollouts.tokens import WholeRollout, read_whole_rollout
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.runs.step_key import StepKey
 
