@@ -16,7 +16,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.database.prepared import execute_text
 
 _BUSY_TIMEOUT_MS = 30_000
 DEFAULT_CONNECTIONS = 60
@@ -130,8 +129,8 @@ def _allow_writing(connection: psycopg.Connection[Any] | None, _: Any) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    execute_text(connection, "BEGIN IMMEDIATE")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _begin_deferred(connection: Connection) -> None:
-    execute_text(connection, "BEGIN")
+    connection.exec_driver_sql("BEGIN")

@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import insert_if_absent, table_of
-from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.dialect import insert_if_absent
 from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret
-
-# Asked for every request without a key: built once.
-_ANY = Prepared(select(table_of(ApiKey).c.id).limit(1))
 
 
 def find(session: Session, key_id: str) -> ApiKey | None:
@@ -40,7 +36,7 @@ def retire(session: Session, key: ApiKey, valid_until_us: int) -> None:
 
 def any_exists(session: Session) -> bool:
     """Return whether there is any key, revoked ones included."""
-    return _ANY.first(session, {}) is not None
+    return session.scalar(select(ApiKey.id).limit(1)) is not None
 
 
 def all_keys(session: Session) -> Sequence[ApiKey]:

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import table_of, upsert
-from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.dialect import upsert
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Attribution
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
 from foreshock_service.runs.step_key import StepKey
 
 _KEY = StepKey._fields
-
-# Asked whenever a step closes: built once.
-_attributions = table_of(Attribution).c
-_EXISTS = Prepared(select(_attributions.step).where(*(_attributions[name] == bindparam(name) for name in _KEY)))
 
 
 def find(session: Session, key: StepKey) -> Attribution | None:
@@ -29,7 +24,7 @@ def find(session: Session, key: StepKey) -> Attribution | None:
 
 def exists(session: Session, key: StepKey) -> bool:
     """Return whether the step has an attribution, computed or not."""
-    return _EXISTS.first(session, key._asdict()) is not None
+    return session.scalar(select(Attribution.step).filter_by(**key._asdict())) is not None
 
 
 def lock(session: Session, key: StepKey) -> None:

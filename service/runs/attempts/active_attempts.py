@@ -29,8 +29,13 @@ class ActiveRange:
     first: int
     end: int | None
 
+    def contains(self, attempt: Any, step: Any) -> list[ColumnElement[bool]]:
+        """Return the SQL conditions for rows of this range, given the row's two columns."""
+        within = [attempt == self.attempt, step >= self.first]
+        return within if self.end is None else [*within, step < self.end]
+
     def parameters(self) -> dict[str, int]:
-        """Return the range as the bind parameters `attempt`, `first` and `end` of a prepared statement."""
+        """Return the range as the bind parameters `attempt`, `first` and `end` of a statement."""
         return {"attempt": self.attempt, "first": self.first, "end": _NO_END if self.end is None else self.end}
 
 
@@ -62,10 +67,5 @@ def is_active(
 
     Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
     """
-    conditions = []
-    for each in active_ranges(attempts, first, last):
-        within = [attempt == each.attempt, step >= each.first]
-        if each.end is not None:
-            within.append(step < each.end)
-        conditions.append(and_(*within))
+    conditions = [and_(*each.contains(attempt, step)) for each in active_ranges(attempts, first, last)]
     return or_(*conditions) if conditions else false()

@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import table_of
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
 from foreshock_service.runs.attempts.active_attempts import AttemptStart
-
-_attempts = table_of(Attempt).c
-_STARTS = Prepared(
-    select(_attempts.attempt, _attempts.resume_step)
-    .where(_attempts.run_id == bindparam("run_id"))
-    .order_by(_attempts.attempt)
-)
-_FIND = select(Attempt).where(Attempt.run_id == bindparam("run_id"), Attempt.attempt == bindparam("attempt"))
-_OF_RUN = select(Attempt).where(Attempt.run_id == bindparam("run_id")).order_by(Attempt.attempt)
 
 
 def find(session: Session, run_id: str, attempt: int) -> Attempt | None:
     """Return the attempt with this number."""
-    return session.scalar(_FIND, {"run_id": run_id, "attempt": attempt})
+    return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.attempt == attempt))
 
 
 def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
@@ -35,7 +24,7 @@ def find_by_key(session: Session, run_id: str, key: str) -> Attempt | None:
 
 def of_run(session: Session, run_id: str) -> Sequence[Attempt]:
     """Return every attempt of a run, in order."""
-    return session.scalars(_OF_RUN, {"run_id": run_id}).all()
+    return session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
 
 
 def page_of_run(session: Session, run_id: str, after: int, limit: int) -> Sequence[Attempt]:
@@ -46,7 +35,8 @@ def page_of_run(session: Session, run_id: str, after: int, limit: int) -> Sequen
 
 def starts_of_run(session: Session, run_id: str) -> list[AttemptStart]:
     """Return where every attempt of a run begins, in order."""
-    return [AttemptStart(*row) for row in _STARTS.rows(session, {"run_id": run_id})]
+    query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
+    return [AttemptStart(*row) for row in session.execute(query)]
 
 
 def fingerprints(session: Session, run_id: str, attempts: Collection[int]) -> dict[int, dict[str, Any]]:

@@ -9,15 +9,10 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.dialect import insert_if_absent, insert_rows, table_of, upsert
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
 from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
 from foreshock_service.runs.changes.setups import StoredSetup
 
-_setups = table_of(RunSetup).c
-_NUMBER = Prepared(
-    select(_setups.number).where(_setups.run_id == bindparam("run_id"), _setups.digest == bindparam("digest"))
-)
 _steps = table_of(Step).c
 _NAMED = (
     _steps.run_id == bindparam("run_id"),
@@ -40,11 +35,7 @@ _NEWEST_CHANGED = _CHANGED.order_by(_WITH_PREVIOUS.c.step.desc()).limit(bindpara
 _FIRST_NAMED = select(_steps.step, _steps.setups).where(*_NAMED).order_by(_steps.step).limit(1)
 _LAST_NAMED = select(_steps.setups).where(*_NAMED).order_by(_steps.step.desc()).limit(1)
 
-_changes = table_of(AnnouncedChange).c
 _KEY = ("run_id", "attempt", "step", "kind")
-_ANNOUNCED_STEPS = Prepared(
-    select(_changes.step, _changes.attempt).where(_changes.run_id == bindparam("run_id")).distinct()
-)
 
 
 class Chosen(NamedTuple):
@@ -65,8 +56,7 @@ class SetupChange(NamedTuple):
 
 def number_of(session: Session, run_id: str, digest: str) -> int | None:
     """Return the number of a setup of the run; None if no shard has named it."""
-    found = _NUMBER.first(session, {"run_id": run_id, "digest": digest})
-    return None if found is None else int(found[0])
+    return session.scalar(select(RunSetup.number).where(RunSetup.run_id == run_id, RunSetup.digest == digest))
 
 
 def newest_number(session: Session, run_id: str) -> int:
@@ -125,4 +115,5 @@ def announced(
 
 def announced_steps(session: Session, run_id: str) -> list[tuple[int, int]]:
     """Return (step, attempt) of every announced change, those of superseded steps included."""
-    return [(step, attempt) for step, attempt in _ANNOUNCED_STEPS.rows(session, {"run_id": run_id})]
+    query = select(AnnouncedChange.step, AnnouncedChange.attempt).where(AnnouncedChange.run_id == run_id)
+    return [(step, attempt) for step, attempt in session.execute(query.distinct())]

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, tuple_, update
+from sqlalchemy import ColumnElement, CursorResult, case, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock.api.runs import FindingSource
 from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
 from foreshock_service.runs.findings.schemas import FindingFilter
 
 _KEY = ("run_id", "source", "name")
 _due = table_of(DueFindings)
-_COUNT_CHANGE = Prepared(
-    update(_due)
-    .where(_due.c.run_id == bindparam("of_run"), _due.c.source == bindparam("of_source"))
-    .values(changes=_due.c.changes + 1)
-)
 _ORDER = (StoredFinding.changed_at_us, StoredFinding.run_id, StoredFinding.source, StoredFinding.name)
 
 CursorOfFindings = tuple[int, str, str, str]
@@ -77,14 +70,10 @@ def sources_with_steps_from(session: Session, run_id: str, step: int) -> Sequenc
 
 def add_step(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """Add findings of one step to those of its run. `steps` is 1; 0 if the step is counted already."""
-    _add_step(session.get_bind().dialect.name).run(session, *rows)
-
-
-# Run whenever a step with warnings closes: compiled once.
-@cache
-def _add_step(dialect: str) -> Prepared:
+    if not rows:
+        return
     table = table_of(StoredFinding)
-    statement = insert_for(dialect, table)
+    statement = insert_for(session, table)
     added = statement.excluded
     is_newest = added.newest_step >= table.c.newest_step
     is_worse = _rank(added.severity) < _rank(table.c.severity)
@@ -99,7 +88,7 @@ def _add_step(dialect: str) -> Prepared:
         "newest_step": case((is_newest, added.newest_step), else_=table.c.newest_step),
         "changed_at_us": case((added.steps > 0, added.changed_at_us), else_=table.c.changed_at_us),
     }
-    return Prepared(statement.on_conflict_do_update(index_elements=_KEY, set_=changed), tuple(table.c.keys()))
+    session.execute(statement.on_conflict_do_update(index_elements=_KEY, set_=changed), list(rows))
 
 
 def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:
@@ -123,7 +112,7 @@ def remove(session: Session, run_id: str, source: FindingSource, names: Collecti
 
 def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
     """Mark the findings of a run's source as to be read anew, and count the change."""
-    statement = insert_for(session.get_bind().dialect.name, _due)
+    statement = insert_for(session, _due)
     again = statement.on_conflict_do_update(
         index_elements=("run_id", "source"), set_={"changes": _due.c.changes + statement.excluded.changes}
     )
@@ -132,7 +121,8 @@ def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
 
 def count_change(session: Session, run_id: str, source: FindingSource) -> None:
     """Count a change of the steps, if findings of the run's source are to be read anew."""
-    _COUNT_CHANGE.run(session, {"of_run": run_id, "of_source": source})
+    statement = update(_due).where(_due.c.run_id == run_id, _due.c.source == source)
+    session.execute(statement.values(changes=_due.c.changes + 1))
 
 
 def due(session: Session, limit: int) -> list[Due]:

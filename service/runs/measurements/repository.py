@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import (
     Attempt,
     MeasurementStatistics,
@@ -37,14 +35,10 @@ def put(session: Session, rows: Sequence[Mapping[str, Any]], statistics: Sequenc
 
 def note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     """Note that these steps were measured: key and `buckets` of each. The run is locked."""
-    if rows:
-        _note_newest(session.get_bind().dialect.name).run(session, *({**row, **_FIRST_REVISION} for row in rows))
-
-
-@cache
-def _note_newest(dialect: str) -> Prepared:
+    if not rows:
+        return
     table = table_of(NewestMeasurement)
-    statement = insert_for(dialect, table)
+    statement = insert_for(session, table)
     new, old = statement.excluded, table.c
     # A late shard of the newest step measures it again.
     is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
@@ -55,7 +49,7 @@ def _note_newest(dialect: str) -> Prepared:
     changed["revision"] = old.revision + 1
     changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
     statement = statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
-    return Prepared(statement, [*MEASUREMENT_KEY, "buckets", *_FIRST_REVISION])
+    session.execute(statement, [{**row, **_FIRST_REVISION} for row in rows])
 
 
 def statistics_of(session: Session, key: StepKey, comparison: str) -> MeasurementStatistics | None:
@@ -128,24 +122,11 @@ def rows_in_range(
     session: Session, run_id: str, steps: ActiveRange, comparisons: Sequence[str], columns: Sequence[str]
 ) -> list[tuple[Any, ...]]:
     """Return a row of step, comparison and the value of each column for each measurement in a range of steps."""
-    names = {f"comparison_{number}": name for number, name in enumerate(comparisons)}
-    parameters = {"run_id": run_id, **names, **steps.parameters()}
-    return _values_in_range(len(names), tuple(columns)).rows(session, parameters)
-
-
-@cache
-def _values_in_range(comparisons: int, columns: tuple[str, ...]) -> Prepared:
-    # Of the detectors: this query runs whenever a step closes.
     table = measurements.c
-    return Prepared(
-        select(table.step, table.comparison, *(table[name] for name in columns)).where(
-            table.run_id == bindparam("run_id"),
-            table.attempt == bindparam("attempt"),
-            table.step >= bindparam("first"),
-            table.step < bindparam("end"),
-            table.comparison.in_([bindparam(f"comparison_{number}") for number in range(comparisons)]),
-        )
+    query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
+        table.run_id == run_id, *steps.contains(table.attempt, table.step), table.comparison.in_(comparisons)
     )
+    return [tuple(row) for row in session.execute(query)]
 
 
 def newest_steps(

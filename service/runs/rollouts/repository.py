@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, case, delete, exists, func, select
+from sqlalchemy import ColumnElement, Select, and_, case, delete, exists, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.platform.database.dialect import insert_rows, table_of
-from foreshock_service.platform.database.prepared import Prepared
+from foreshock_service.platform.database.dialect import insert_rows
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
 from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
 from foreshock_service.runs.step_key import StepKey
@@ -36,14 +35,6 @@ class StoredTokens(NamedTuple):
     shard: int
     file: str
     tokens_removed: str | None
-
-
-_shards = table_of(Shard).c
-_FILES = Prepared(
-    select(_shards.shard, _shards.file, _shards.tokens_removed)
-    .where(*(_shards[name] == bindparam(name) for name in StepKey._fields))
-    .order_by(_shards.shard)
-)
 
 
 def find(session: Session, key: StepKey, shard: int) -> Shard | None:
@@ -79,7 +70,8 @@ def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
 
 def files_of_step(session: Session, key: StepKey) -> list[StoredTokens]:
     """Return where the tokens of a step's shards are, in order."""
-    return [StoredTokens(*row) for row in _FILES.rows(session, key._asdict())]
+    query = select(Shard.shard, Shard.file, Shard.tokens_removed).where(_of_step(Shard, key)).order_by(Shard.shard)
+    return [StoredTokens(*row) for row in session.execute(query)]
 
 
 def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:

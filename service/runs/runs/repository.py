@@ -4,35 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, bindparam, func, or_, select, tuple_, update
-from sqlalchemy.orm import Session, make_transient_to_detached
-from sqlalchemy.orm.attributes import set_committed_value
-from sqlalchemy.orm.util import identity_key
+from sqlalchemy import ColumnElement, func, or_, select, tuple_, update
+from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import table_of
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.runs.runs.schemas import RunFilter
 
 UPLOAD_COLUMNS = ("last_step", "rollouts", "tokens", "last_shard_at_us", "seen_at_us", "state")
 """The columns of a run that an upload changes."""
-
-_runs = table_of(Run).c
-_ACCESS = Prepared(select(_runs.project, _runs.deleted_at_us).where(_runs.id == bindparam("run_id")))
-_NOTE_UPLOAD = Prepared(
-    update(table_of(Run))
-    .where(_runs.id == bindparam("run_id"))
-    .values({name: bindparam(f"new_{name}") for name in UPLOAD_COLUMNS})
-)
-# These run for every change of a run, so they are built once.
-_LOCK = Prepared(select(table_of(Run)).where(_runs.id == bindparam("run_id")).with_for_update(key_share=True))
-_LOCK_AND_REFRESH = (
-    select(Run)
-    .where(Run.id == bindparam("run_id"))
-    .with_for_update(key_share=True)
-    .execution_options(populate_existing=True)
-)
-_ATTRIBUTES = tuple(column.key for column in _runs)
 
 
 def find(session: Session, run_id: str) -> Run | None:
@@ -42,33 +21,21 @@ def find(session: Session, run_id: str) -> Run | None:
 
 def find_access(session: Session, run_id: str) -> tuple[str, int | None] | None:
     """Return (project, deleted_at_us) of the run; None if there is none."""
-    found = _ACCESS.first(session, {"run_id": run_id})
+    found = session.execute(select(Run.project, Run.deleted_at_us).where(Run.id == run_id)).first()
     return None if found is None else (found[0], found[1])
 
 
 def note_upload(session: Session, run: Run, **values: object) -> None:
     """Set some of UPLOAD_COLUMNS of a locked run, in the database and in the loaded object."""
-    changed = {name: value for name, value in values.items() if getattr(run, name) != value}
-    if changed:
-        new = {f"new_{name}": changed.get(name, getattr(run, name)) for name in UPLOAD_COLUMNS}
-        _NOTE_UPLOAD.run(session, {"run_id": run.id, **new})
-        for name, value in changed.items():
-            set_committed_value(run, name, value)
+    for name, value in values.items():
+        setattr(run, name, value)
+    session.flush()
 
 
 def find_and_lock(session: Session, run_id: str) -> Run | None:
     """Return the current run and lock it until this transaction ends."""
-    if identity_key(Run, run_id) in session.identity_map:
-        return session.scalar(_LOCK_AND_REFRESH, {"run_id": run_id})
-    row = _LOCK.first(session, {"run_id": run_id})
-    if row is None:
-        return None
-    # As a query of the ORM would load it, in a third of the time.
-    run = Run()
-    vars(run).update(zip(_ATTRIBUTES, row, strict=True))
-    make_transient_to_detached(run)
-    session.add(run)
-    return run
+    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
+    return session.scalar(query.execution_options(populate_existing=True))
 
 
 def silent(session: Session, before_us: int) -> bool:

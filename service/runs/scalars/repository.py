@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, bindparam, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.columnar.table import Kind
 from foreshock_service.platform.database.dialect import table_of, upsert
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.runs.attempts.active_attempts import ActiveRange
 from foreshock_service.runs.step_key import StepKey
@@ -49,69 +47,27 @@ def of_step(session: Session, key: StepKey) -> list[ReportedValue]:
 
 def named_in_range(session: Session, run_id: str, steps: ActiveRange, names: Sequence[str]) -> list[ReportedValue]:
     """Return the scalars of these names in a range of steps."""
-    of_names = {f"name_{number}": name for number, name in enumerate(names)}
-    parameters = {"run_id": run_id, **of_names, **steps.parameters()}
-    return [ReportedValue(*row) for row in _named_in_range(len(of_names)).rows(session, parameters)]
+    query = select(_scalars.step, _scalars.source, _scalars.name, _scalars.value)
+    return [ReportedValue(*row) for row in session.execute(query.where(*_named_within(run_id, steps, names)))]
 
 
 def steps_in_range(session: Session, run_id: str, steps: ActiveRange, names: Sequence[str], limit: int) -> list[int]:
     """Return the first `limit` steps of a range that have a scalar of these names, in order."""
-    of_names = {f"name_{number}": name for number, name in enumerate(names)}
-    parameters = {"run_id": run_id, "at_most": limit, **of_names, **steps.parameters()}
-    return [step for (step,) in _steps_in_range(len(of_names)).rows(session, parameters)]
+    query = select(_scalars.step).where(*_named_within(run_id, steps, names)).group_by(_scalars.step)
+    return list(session.scalars(query.order_by(_scalars.step).limit(limit)))
 
 
 def newest_step(session: Session, run_id: str, attempt: int, names: Sequence[str]) -> int | None:
     """Return the newest step of an attempt that has a scalar of these names; None if none has."""
-    of_names = {f"name_{number}": name for number, name in enumerate(names)}
-    found = _newest_step(len(of_names)).first(session, {"run_id": run_id, "attempt": attempt, **of_names})
-    return None if found is None else int(found[0])
-
-
-def _is_named(names: int) -> ColumnElement[bool]:
-    return _scalars.name.in_([bindparam(f"name_{number}") for number in range(names)])
-
-
-@cache
-def _steps_in_range(names: int) -> Prepared:
-    return Prepared(
-        select(_scalars.step)
-        .where(
-            _scalars.run_id == bindparam("run_id"),
-            _scalars.attempt == bindparam("attempt"),
-            _scalars.step >= bindparam("first"),
-            _scalars.step < bindparam("end"),
-            _is_named(names),
-        )
-        .group_by(_scalars.step)
-        .order_by(_scalars.step)
-        .limit(bindparam("at_most"))
-    )
-
-
-@cache
-def _newest_step(names: int) -> Prepared:
     # By falling step: the primary key is read from its end, and the first row usually is one.
-    return Prepared(
-        select(_scalars.step)
-        .where(_scalars.run_id == bindparam("run_id"), _scalars.attempt == bindparam("attempt"), _is_named(names))
-        .order_by(_scalars.step.desc())
-        .limit(1)
+    query = select(_scalars.step).where(
+        _scalars.run_id == run_id, _scalars.attempt == attempt, _scalars.name.in_(names)
     )
+    return session.scalar(query.order_by(_scalars.step.desc()).limit(1))
 
 
-@cache
-def _named_in_range(names: int) -> Prepared:
-    # Of the detectors: this query runs whenever a step closes.
-    return Prepared(
-        select(_scalars.step, _scalars.source, _scalars.name, _scalars.value).where(
-            _scalars.run_id == bindparam("run_id"),
-            _scalars.attempt == bindparam("attempt"),
-            _scalars.step >= bindparam("first"),
-            _scalars.step < bindparam("end"),
-            _is_named(names),
-        )
-    )
+def _named_within(run_id: str, steps: ActiveRange, names: Sequence[str]) -> tuple[ColumnElement[bool], ...]:
+    return (_scalars.run_id == run_id, *steps.contains(_scalars.attempt, _scalars.step), _scalars.name.in_(names))
 
 
 def range_query(

@@ -9,28 +9,24 @@ from sqlalchemy.orm import Session
 
 from foreshock.learning_rate.decisions import Decision
 from foreshock_service.platform.database.dialect import insert_rows, table_of, upsert
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 
-# Read whenever a step closes: built once.
 _decisions = table_of(AdviceDecision).c
 _progress = table_of(TrainerProgress).c
 _acknowledgements = table_of(AdviceAcknowledgement).c
-_LOG = Prepared(
-    select(_decisions.decision).where(_decisions.run_id == bindparam("run_id")).order_by(_decisions.revision)
-)
 _POLLED_STEP = select(_progress.polled_step).where(
     _progress.run_id == bindparam("run_id"), _progress.attempt == bindparam("attempt")
 )
 _ACKNOWLEDGED_STEP = select(func.max(_acknowledgements.step)).where(
     _acknowledgements.run_id == bindparam("run_id"), _acknowledgements.attempt == bindparam("attempt")
 )
-_TRAINER_STEPS = Prepared(select(_ACKNOWLEDGED_STEP.scalar_subquery(), _POLLED_STEP.scalar_subquery()))
+_TRAINER_STEPS = select(_ACKNOWLEDGED_STEP.scalar_subquery(), _POLLED_STEP.scalar_subquery())
 
 
 def log_of(session: Session, run_id: str) -> list[Decision]:
     """Return the run's decisions in order of revision."""
-    return [Decision.from_json(decision) for (decision,) in _LOG.rows(session, {"run_id": run_id})]
+    query = select(_decisions.decision).where(_decisions.run_id == run_id).order_by(_decisions.revision)
+    return [Decision.from_json(decision) for decision in session.scalars(query)]
 
 
 def page_of_log(session: Session, run_id: str, after: int, limit: int) -> list[Decision]:
@@ -74,7 +70,7 @@ def newest_version(session: Session, run_id: str) -> tuple[int, int]:
 
 def trainer_step(session: Session, run_id: str, attempt: int) -> int:
     """Return the newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
-    steps = _TRAINER_STEPS.first(session, {"run_id": run_id, "attempt": attempt}) or ()
+    steps = session.execute(_TRAINER_STEPS, {"run_id": run_id, "attempt": attempt}).one()
     return max((-1 if step is None else step for step in steps), default=-1)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import bindparam, func, literal, or_, select, tuple_, union_all
+from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.dialect import table_of
-from foreshock_service.platform.database.prepared import Prepared
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
 from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.rules.service import DELIVERY_RULES
 
-# Read whenever a step closes: each half is a range of an index, so that the run's other alerts are not looked at,
+# Each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
 _alerts = table_of(Alert).c
 _OF_RUN = _alerts.run_id == bindparam("run_id")
@@ -22,18 +21,7 @@ _FIRED = select(_alerts.id).where(_OF_RUN, _alerts.step >= bindparam("from_step"
 _CLEARED = select(_alerts.id).where(
     _OF_RUN, _alerts.cleared_step >= bindparam("from_step"), _alerts.step + 0 < bindparam("from_step")
 )
-_TOUCHED = Prepared(union_all(_FIRED, _CLEARED))
-_STANDING = Prepared(
-    select(_alerts.id)
-    .where(
-        _OF_RUN,
-        _alerts.attempt == bindparam("attempt"),
-        _alerts.rule == bindparam("rule"),
-        or_(_alerts.state == literal("open"), _alerts.state == literal("acknowledged")),
-    )
-    .order_by(_alerts.step)
-    .limit(1)
-)
+_TOUCHED = union_all(_FIRED, _CLEARED)
 
 
 def find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -83,7 +71,7 @@ def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
 
 def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
     """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
-    ids = [alert_id for (alert_id,) in _TOUCHED.rows(session, {"run_id": run_id, "from_step": from_step})]
+    ids = session.scalars(_TOUCHED, {"run_id": run_id, "from_step": from_step}).all()
     if not ids:
         return []
     found = session.scalars(select(Alert).where(Alert.id.in_(ids), Alert.rule.not_in(DELIVERY_RULES))).all()
@@ -104,9 +92,13 @@ def standing(session: Session, run_id: str, attempts: Sequence[AttemptStart], ru
 
 def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
     """Return the open or acknowledged alert of a rule in an attempt."""
-    # Usually none.
-    found = _STANDING.first(session, {"run_id": run_id, "attempt": attempt, "rule": rule})
-    return None if found is None else session.get(Alert, found[0])
+    query = select(Alert).where(
+        Alert.run_id == run_id,
+        Alert.attempt == attempt,
+        Alert.rule == rule,
+        Alert.state.in_(("open", "acknowledged")),
+    )
+    return session.scalar(query.order_by(Alert.step).limit(1))
 
 
 def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -> Alert | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import func, insert, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.session import Database
@@ -96,3 +96,15 @@ def test_integers_of_every_size_use_one_prepared_statement(migrated_postgres: st
         assert types == ["{bigint}"]
     finally:
         database.close()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_lost_connection_is_replaced(database: Database) -> None:
+    with database.read() as session:
+        process = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        with database.read() as other:
+            other.execute(text("SELECT pg_terminate_backend(CAST(:process AS INTEGER))"), {"process": process})
+        with pytest.raises(OperationalError) as raised:
+            session.execute(text("SELECT 1"))
+    assert raised.value.connection_invalidated
+    assert jobs(database) == 0

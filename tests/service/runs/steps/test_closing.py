@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
-from foreshock_service.platform.database import prepared
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, Step
 from foreshock_service.runs.lint.judging import judge_step
@@ -27,7 +26,6 @@ from foreshock_service.runs.rollouts.shards import decode_shard
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps import closing
 from foreshock_service.runs.steps.closing import close_waiting_steps
-from foreshock_service.watch.detection.states import NEWEST_STATES
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
@@ -245,21 +243,3 @@ def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAP
     context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=later)))
     assert close_waiting_steps(context) == 1
     assert sender.get("steps").json()["items"][0]["closed"]
-
-
-def test_closing_compiles_no_statement_anew(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[object] = []
-    compile_statement = prepared._compile
-
-    def counted(statement: Any, *others: Any) -> Any:
-        compiled.append(statement)
-        return compile_statement(statement, *others)
-
-    sender = start_run(http)
-    # More than the newest states that are kept: later steps use the same statements.
-    for step in range(2 * NEWEST_STATES):
-        sender.put_shard(step, encode_rollouts(make_batch(seed=step))).raise_for_status()
-    monkeypatch.setattr(prepared, "_compile", counted)
-    for step in range(2 * NEWEST_STATES, 2 * NEWEST_STATES + 3):
-        assert sender.put_shard(step, encode_rollouts(make_batch(seed=step))).json()["step_closed"]
-    assert not compiled
