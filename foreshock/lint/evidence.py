@@ -132,11 +132,7 @@ class LintEvidence:
 
     def to_bytes(self) -> bytes:
         """Return all but the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
-        return self.to_blob().to_bytes()
-
-    def to_blob(self) -> blob.Blob:
-        """Return the blob of `to_bytes` before compression."""
-        return blob.blob_of(
+        return blob.pack(
             _KIND,
             {
                 "counts": self.counts,

@@ -135,10 +135,6 @@ class ComparisonStatistics(ComparisonSums):
 
     def to_bytes(self) -> bytes:
         """Return the statistics as a blob for `from_bytes`, with the 512 token ids of the largest Σ k3."""
-        return self.to_blob().to_bytes()
-
-    def to_blob(self) -> blob.Blob:
-        """Return the blob of `to_bytes` before compression."""
         return store_comparison(self)
 
     @classmethod

@@ -148,11 +148,7 @@ class StepStatistics:
 
     def to_bytes(self) -> bytes:
         """Return the statistics as a blob for `from_bytes`: a JSON header and raw arrays."""
-        return self.to_blob().to_bytes()
-
-    def to_blob(self) -> blob.Blob:
-        """Return the blob of `to_bytes` before compression."""
-        return blob.blob_of(
+        return blob.pack(
             _KIND,
             {
                 "counts": self.counts,

@@ -13,7 +13,6 @@ import math
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,14 +22,13 @@ from numpy.typing import NDArray
 from foreshock.digests import canonical_json
 from foreshock.errors import StatisticsError
 
-__all__ = ["COMPRESSION_LEVEL", "STATISTICS_VERSION", "Blob", "blob_of", "pack", "unpack"]
+__all__ = ["STATISTICS_VERSION", "pack", "unpack"]
 
 # Increase it if the meaning of a stored number changes; blobs of two versions never mix.
 STATISTICS_VERSION = 3
 
-COMPRESSION_LEVEL = 1
-"""Level of zlib, with which equal arrays give equal bytes."""
-
+# Of zlib: equal arrays give equal bytes.
+_COMPRESSION_LEVEL = 1
 _MAGIC = b"FSST"
 _IS_LITTLE = sys.byteorder == "little"
 # Larger than any checksum of 32 bits, and than any size of an array.
@@ -39,30 +37,13 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_ARRAY_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """A blob before compression: everything up to the arrays, and all arrays, one after the other."""
-
-    head: bytes
-    payload: bytes
-
-    def to_bytes(self) -> bytes:
-        """Return the blob."""
-        return self.head + zlib.compress(self.payload, COMPRESSION_LEVEL)
-
-
 def pack(kind: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return `arrays` (int64, uint64 or float64) as one blob; equal arrays give equal bytes under one zlib version."""
-    return blob_of(kind, arrays).to_bytes()
-
-
-def blob_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Blob:
-    """Return the blob of `pack` before compression."""
     names = sorted(arrays)
     payload = b"".join([_little(arrays[name]).tobytes() for name in names])
     start, end = _around_checksum(kind, tuple((name, arrays[name].dtype.str, arrays[name].shape) for name in names))
     header = b"%b%d%b" % (start, zlib.crc32(payload), end)
-    return Blob(_MAGIC + len(header).to_bytes(4, "little") + header, payload)
+    return _MAGIC + len(header).to_bytes(4, "little") + header + zlib.compress(payload, _COMPRESSION_LEVEL)
 
 
 def _little(array: NDArray[Any]) -> NDArray[Any]:

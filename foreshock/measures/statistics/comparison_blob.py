@@ -59,7 +59,7 @@ def _layout() -> dict[str, tuple[str, tuple[int | None, ...]]]:
 _LAYOUT = _layout()
 
 
-def store_comparison(sums: ComparisonSums) -> blob.Blob:
+def store_comparison(sums: ComparisonSums) -> bytes:
     """Return the sums as a blob; of the token ids, only the KEPT_TOKEN_IDS with the largest Σ k3."""
     weights = (sums.token_weights, sums.turn_weights, sums.sequence_weights)
     token_ids = sums.token_ids.kept()
@@ -89,7 +89,7 @@ def store_comparison(sums: ComparisonSums) -> blob.Blob:
         arrays[f"{name}_tokens"] = buckets.tokens
         arrays[f"{name}_sums"] = buckets.sums.to_array()
         arrays[f"{name}_max"] = buckets.max_abs_d
-    return blob.blob_of(_KIND, arrays)
+    return blob.pack(_KIND, arrays)
 
 
 def read_comparison(data: bytes) -> ComparisonSums:

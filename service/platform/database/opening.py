@@ -16,10 +16,18 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, Operationa
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
-from foreshock_service.platform.database.schema import current_revision, known_revisions, newest_revision, upgrade
+from foreshock_service.platform.database.schema import (
+    EARLIER,
+    OLDEST_CONVERTED,
+    current_revision,
+    known_revisions,
+    newest_revision,
+    upgrade,
+)
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
 
+_LAST_WITH_EVERY_MIGRATION = "Foreshock 0.1.0 at commit edd6602"
 # A host that drops packets answers never; the operating system would wait for minutes.
 _CONNECT_SECONDS = "10"
 
@@ -70,6 +78,8 @@ def _check(database_url: str) -> str | None:
             revision = current_revision(connection)
             if revision is None:
                 _check_empty(connection, database_url)
+            elif revision in EARLIER:
+                _check_convertible(revision, database_url)
             elif revision not in known_revisions():
                 raise ConfigurationError(
                     f"the database {shown(database_url)} has revision {revision}, and this release knows revisions up "
@@ -90,6 +100,14 @@ def _check_writable(connection: Connection, engine: Engine) -> None:
         raise ConfigurationError(
             "the PostgreSQL server is read-only (a standby, or default_transaction_read_only): "
             "FORESHOCK_DATABASE_URL must name the primary"
+        )
+
+
+def _check_convertible(revision: str, database_url: str) -> None:
+    if revision < OLDEST_CONVERTED:
+        raise ConfigurationError(
+            f"the database {shown(database_url)} has revision {revision}, and this release converts databases from "
+            f"revision {OLDEST_CONVERTED} on: run `foreshock upgrade` with {_LAST_WITH_EVERY_MIGRATION} first"
         )
 
 

@@ -17,7 +17,6 @@ from foreshock.lint.evidence import examples_from_json
 from foreshock.lint.sampling import sums_for_run
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.platform.database.packing import Packed
 
 WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
 """The checks that are also made over a window of steps: a padding id is sampled in few responses of a step."""
@@ -29,7 +28,7 @@ class Evidence(Protocol):
     """Contribution of a shard to the lint of its step: a database row, or the result of a decoder."""
 
     @property
-    def evidence(self) -> bytes | Packed:
+    def evidence(self) -> bytes:
         """Mergeable evidence."""
 
     @property
@@ -41,13 +40,13 @@ class Evidence(Protocol):
 class LintPart:
     """Evidence that a shard adds to the lint of its step: mergeable bytes, and examples by check."""
 
-    evidence: Packed
+    evidence: bytes
     examples: dict[str, Any]
 
     @classmethod
     def of(cls, evidence: LintEvidence) -> LintPart:
         """Return the evidence of a shard as it is stored."""
-        return cls(Packed.of(evidence.to_blob()), evidence.examples_to_json())
+        return cls(evidence.to_bytes(), evidence.examples_to_json())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def _readable(shards: Sequence[Evidence]) -> list[LintEvidence]:
     parts = []
     for shard in shards:
         try:
-            parts.append(LintEvidence.from_bytes(bytes(shard.evidence), shard.examples))
+            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
         except StatisticsError as error:
             _logger.warning("the lint's evidence of a shard cannot be read: %s", error)
     return parts

@@ -19,10 +19,6 @@ from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.step_statistics import StepStatistics
-from foreshock_service.platform.database.packing import Packed
-
-# Rows of summaries beyond which zstd, which begins anew for each column, is worth its time; packing compresses as well.
-_LEAST_COMPRESSED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +31,8 @@ class FoldedStatistics:
     comparison: str
     measures: Mapping[str, float]
     statistics_version: int
-    statistics: bytes | Packed
-    summaries: bytes | Packed | None
+    statistics: bytes
+    summaries: bytes | None
     from_sample: bool = False
     buckets: bytes | None = None
     """Tokens, then mean k3, float64, of each bucket of probability; of TRAINER_ROLLOUT only."""
@@ -54,11 +50,11 @@ class Part(Protocol):
         """Version of both blobs."""
 
     @property
-    def statistics(self) -> bytes | Packed:
+    def statistics(self) -> bytes:
         """Mergeable statistics."""
 
     @property
-    def summaries(self) -> bytes | Packed | None:
+    def summaries(self) -> bytes | None:
         """Rollout summaries, a row per rollout; None if this is not a comparison of two scores."""
 
 
@@ -80,27 +76,22 @@ def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:
 
 def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
     if comparison == STEP_ROW:
-        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(bytes(part.statistics)) for part in parts))
+        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(part.statistics) for part in parts))
         return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)
     statistics = reduce(
-        ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(bytes(part.statistics)) for part in parts)
+        ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(part.statistics) for part in parts)
     )
     summaries = RolloutSummaries.concat(
-        [RolloutSummaries.from_bytes(bytes(part.summaries)) for part in parts if part.summaries is not None]
+        [RolloutSummaries.from_bytes(part.summaries) for part in parts if part.summaries is not None]
     )
     return FoldedStatistics(
         comparison,
         Comparison(statistics, summaries).measures(),
         statistics.statistics_version,
         statistics.to_bytes(),
-        pack_summaries(summaries),
+        summaries.to_bytes(),
         buckets=bucket_bytes(comparison, statistics),
     )
-
-
-def pack_summaries(summaries: RolloutSummaries) -> Packed:
-    """Return the summaries of a shard or step, packed for the database."""
-    return Packed.of(summaries.to_bytes(compressed=summaries.num_rollouts > _LEAST_COMPRESSED))
 
 
 def bucket_bytes(comparison: str, statistics: ComparisonStatistics) -> bytes | None:

@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
+from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.store.reading import TokensPurged
 from foreshock_service.runs.lint.service import add_evidence, replace_evidence
 from foreshock_service.runs.rollouts import repository
 from foreshock_service.runs.rollouts.repository import StoredPart, StoredTokens
-from foreshock_service.runs.rollouts.shards import MeasuredShard, PackedPart
+from foreshock_service.runs.rollouts.shards import MeasuredShard
 from foreshock_service.runs.step_key import StepKey
 
 Stored = TypeVar("Stored", Shard, StoredTokens)
@@ -101,7 +102,7 @@ def _present(key: StepKey, shards: Sequence[Stored]) -> list[Stored]:
     return present
 
 
-def _statistics_rows(key: StepKey, shard: int, parts: Sequence[PackedPart]) -> list[dict[str, Any]]:
+def _statistics_rows(key: StepKey, shard: int, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
     return [
         {
             **key._asdict(),

@@ -17,14 +17,13 @@ from foreshock.lint import LintEvidence
 from foreshock.measures.comparison import StepMeasurement, measure_step
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
-from foreshock.statistics_shards import ShardPart
-from foreshock_service.platform.database.packing import Packed
+from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.temporaries import write_private
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs.changes.setups import StoredSetup, setup_of
 from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
-from foreshock_service.runs.measurements.folding import FoldedStatistics, bucket_bytes, pack_summaries
+from foreshock_service.runs.measurements.folding import FoldedStatistics, bucket_bytes
 from foreshock_service.runs.step_key import StepKey
 
 # Modules that a decoder process imports when it starts.
@@ -41,22 +40,6 @@ class FullCount:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPart:
-    """A shard's contribution to one comparison of its step, as `ShardPart`, packed for the database."""
-
-    comparison: str
-    statistics_version: int
-    statistics: Packed
-    summaries: Packed | None
-
-    @classmethod
-    def of(cls, part: ShardPart) -> PackedPart:
-        """Pack a part that was sent as bytes."""
-        summaries = None if part.summaries is None else Packed.of(part.summaries)
-        return cls(part.comparison, part.statistics_version, Packed.of(part.statistics), summaries)
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredShard:
     """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence.
 
@@ -67,7 +50,7 @@ class MeasuredShard:
     rollouts: int
     tokens: int
     rollout_set_digest: str
-    parts: tuple[PackedPart, ...]
+    parts: tuple[ShardPart, ...]
     lint: LintPart
     setup: StoredSetup
     full: FullCount | None = None
@@ -143,22 +126,8 @@ def is_intact(stored: StoredFile) -> bool:
 def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvidence) -> MeasuredShard:
     digest = rollout_set_digest(batch.sample_ids)
     setup = setup_of(batch.attributes)
-    parts = _packed_parts(measurement)
+    parts = statistics_of_shard(measurement)
     return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, LintPart.of(evidence), setup)
-
-
-def _packed_parts(measurement: StepMeasurement) -> tuple[PackedPart, ...]:
-    """Return what `statistics_of_shard` does, packed here for the writer."""
-    step = measurement.step
-    return PackedPart(STEP_ROW, step.statistics_version, Packed.of(step.to_blob()), None), *(
-        PackedPart(
-            name,
-            pair.statistics.statistics_version,
-            Packed.of(pair.statistics.to_blob()),
-            pack_summaries(pair.summaries),
-        )
-        for name, pair in sorted(measurement.comparisons.items())
-    )
 
 
 def fold_whole_step(

@@ -27,7 +27,6 @@ from foreshock_service.runs.rollouts.shards import (
     DecodedShard,
     FullCount,
     MeasuredShard,
-    PackedPart,
     fold_whole_step,
     memory_limit,
 )
@@ -64,7 +63,7 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
         shard.rollouts,
         shard.tokens,
         shard.rollout_set_digest,
-        tuple(PackedPart.of(part) for part in shard.statistics),
+        shard.statistics,
         LintPart.of(evidence),
         setup_of(batch.attributes),
         FullCount(batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else None,

@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from foreshock_service.platform.database.tables.base import Base
-from foreshock_service.platform.database.tables.packed_columns import PackedBytes
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes
 
 
 class Alert(Base):
@@ -66,4 +65,4 @@ class DetectorSnapshot(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     configuration_digest: Mapped[str]
     milestone: Mapped[bool]
-    state: Mapped[bytes] = mapped_column(PackedBytes)
+    state: Mapped[bytes] = mapped_column(CompressedBytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index
+from sqlalchemy import Connection, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock_service.platform.database.tables.base import Base, JsonColumn
@@ -33,3 +33,22 @@ class AuditEntry(Base):
     before: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     after: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     request_id: Mapped[str | None]
+
+
+def make_append_only(connection: Connection) -> None:
+    """Make the triggers that refuse to change or delete an entry; part of the first migration."""
+    if connection.dialect.name == "sqlite":
+        for change in ("UPDATE", "DELETE"):
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER audit_entries_no_{change.lower()} BEFORE {change} ON audit_entries "
+                "BEGIN SELECT RAISE(ABORT, 'the audit is append-only'); END"
+            )
+        return
+    connection.exec_driver_sql(
+        "CREATE FUNCTION audit_is_append_only() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'the audit is append-only'; END $$"
+    )
+    connection.exec_driver_sql(
+        "CREATE TRIGGER audit_entries_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_entries "
+        "FOR EACH STATEMENT EXECUTE FUNCTION audit_is_append_only()"
+    )

@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKeyConstraint, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from foreshock_service.platform.database.tables.base import Base
-from foreshock_service.platform.database.tables.packed_columns import PackedBytes, PackedJson
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes, CompressedJson
 
 
 class ShardLint(Base):
@@ -27,7 +26,7 @@ class ShardLint(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     statistics_version: Mapped[int]
-    evidence: Mapped[bytes] = mapped_column(PackedBytes)
+    evidence: Mapped[bytes] = mapped_column(CompressedBytes)
     examples: Mapped[dict[str, Any]]
 
 
@@ -46,7 +45,7 @@ class StepLint(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     severity: Mapped[str | None]
     warnings: Mapped[dict[str, Any]]
-    report: Mapped[dict[str, Any]] = mapped_column(PackedJson)
+    report: Mapped[dict[str, Any]] = mapped_column(CompressedJson)
     surprisal_tokens: Mapped[int]
     surprisal: Mapped[float]
     entropy: Mapped[float]

@@ -6,8 +6,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKeyConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.measures.registry import MEASURES
-from foreshock_service.platform.database.tables.base import Base
-from foreshock_service.platform.database.tables.packed_columns import PackedBytes
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes
 
 MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
 
@@ -38,8 +37,8 @@ class MeasurementStatistics(Base):
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
-    statistics: Mapped[bytes] = mapped_column(PackedBytes)
-    summaries: Mapped[bytes | None] = mapped_column(PackedBytes)
+    statistics: Mapped[bytes] = mapped_column(CompressedBytes)
+    summaries: Mapped[bytes | None] = mapped_column(CompressedBytes)
 
 
 class NewestMeasurement(Base):

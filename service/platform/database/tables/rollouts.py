@@ -5,8 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKeyConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from foreshock_service.platform.database.tables.base import Base
-from foreshock_service.platform.database.tables.packed_columns import PackedBytes
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes
 
 _UNFOLDED = text("folded_shards < received_shards")
 _INCOMPLETE = text("closed_at_us IS NOT NULL AND received_shards < expected_shards")
@@ -113,5 +112,5 @@ class ShardStatistics(Base):
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     comparison: Mapped[str] = mapped_column(primary_key=True)
     statistics_version: Mapped[int]
-    statistics: Mapped[bytes | None] = mapped_column(PackedBytes)
-    summaries: Mapped[bytes | None] = mapped_column(PackedBytes)
+    statistics: Mapped[bytes | None] = mapped_column(CompressedBytes)
+    summaries: Mapped[bytes | None] = mapped_column(CompressedBytes)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import numpy as np
 import pytest
 
-from foreshock.measures.statistics.blob import blob_of, pack, unpack
+from foreshock.measures.statistics.blob import pack, unpack
 
 
 @pytest.mark.parametrize("dtype", ["<f8", "<i8", "<u8", "<i4", "<f4", ">f8"])
 def test_header_names_the_stored_type_of_an_array(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype)
-    blob = blob_of("test", {"array": array})
+    blob = pack("test", {"array": array})
     little = dtype.replace(">", "<")
-    assert json.loads(blob.head[8:])["arrays"] == {"array": [little, [2, 3]]}
-    assert blob.payload == array.astype(little).tobytes()
+    end = 8 + int.from_bytes(blob[4:8], "little")
+    assert json.loads(blob[8:end])["arrays"] == {"array": [little, [2, 3]]}
+    assert zlib.decompress(blob[end:]) == array.astype(little).tobytes()
 
 
 def test_arrays_of_one_size_and_other_values_are_told_apart() -> None:

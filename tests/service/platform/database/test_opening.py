@@ -66,25 +66,37 @@ def test_newer_revision_is_refused_and_left_as_it_is(tmp_path: Path, words: tupl
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_older_revision_names_the_command_that_migrates(tmp_path: Path, words: tuple[str, ...]) -> None:
     url = f"sqlite:///{tmp_path}/foreshock.db"
-    upgrade(url, "0015")
+    upgrade(url)
+    set_revision(url, "0015")
     refused = refusal_of(foreshock(tmp_path, *words, FORESHOCK_UPGRADE_AT_START="false"))
     assert f"has revision 0015 and this release requires {newest_revision()}" in refused
     assert "run `foreshock upgrade`" in refused
     assert revision_of(url) == "0015"
 
 
-def test_upgrade_migrates_to_the_newest_and_back_to_a_named_revision(
+def test_upgrade_migrates_to_the_newest_or_a_named_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"sqlite:///{tmp_path}/foreshock.db"
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", url)
-    words = iter(("new database", "database", "database"))
-    for revision, expected in ((None, newest_revision()), ("0016", "0016"), (None, newest_revision())):
+    words = iter(("new database", "database"))
+    for revision, expected in ((None, newest_revision()), ("0039", "0039")):
         upgrade_command(revision)
         assert revision_of(url) == expected
         assert capsys.readouterr().out == f"the {next(words)} {tmp_path}/foreshock.db has revision {expected}\n"
     with existing_database(url) as database:
         database.ping()
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_schema_that_is_too_old_names_the_release_that_migrates_it(tmp_path: Path, words: tuple[str, ...]) -> None:
+    url = f"sqlite:///{tmp_path}/foreshock.db"
+    upgrade(url)
+    set_revision(url, "0002")
+    refused = refusal_of(foreshock(tmp_path, *words))
+    assert "has revision 0002, and this release converts databases from revision 0003 on" in refused
+    assert "run `foreshock upgrade` with Foreshock 0.1.0 at commit edd6602 first" in refused
+    assert revision_of(url) == "0002"
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -1,0 +1,227 @@
+"""Convert a database of the schemas 0003 to 0038, which unreleased versions made, to the newest schema, in place.
+
+Alembic compares the database with the declared tables, and its operations make what differs: tables, columns, indexes.
+What this file holds is what a comparison cannot know. If a table changes:
+
+- a new column that is not NULL and has no `server_default`: its value in old rows goes into `_NEW_VALUES`;
+- a value that follows from others, or moves to another table or column: a statement in `_BEFORE` (runs before the
+  operations, while the old columns are there), or in `_AFTER` (runs after them);
+- a column whose stored form changes: a conversion of its rows in pages, as in `_convert_blobs`.
+
+Detector states are not converted: the detectors derive them again from the measurements (`_derive_detectors_again`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.autogenerate import produce_migrations
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.operations.ops import AddColumnOp, MigrateOperation, ModifyTableOps
+from alembic.util import load_python_file
+
+from foreshock_service.platform.database.tables import Base
+from foreshock_service.platform.database.tables.audit import make_append_only
+from foreshock_service.platform.database.tables.base import JsonColumn
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_ROWS_AT_A_TIME = 500
+_STEP = ("run_id", "attempt", "step")
+_BLOBS = (
+    ("shard_statistics", (*_STEP, "shard", "comparison"), "statistics"),
+    ("shard_statistics", (*_STEP, "shard", "comparison"), "summaries"),
+    ("measurement_statistics", (*_STEP, "comparison"), "statistics"),
+    ("measurement_statistics", (*_STEP, "comparison"), "summaries"),
+    ("shard_lint", (*_STEP, "shard"), "evidence"),
+    ("step_lint", _STEP, "report"),
+)
+
+_NEW_VALUES: dict[tuple[str, str], str] = {
+    ("api_keys", "sessions_from_us"): "0",
+    ("detector_snapshots", "identity"): "0",
+    ("probe_jobs", "environments"): "''",
+    ("probe_jobs", "environment_required"): "false",
+    ("probe_jobs", "exact_pairs"): "'[]'",
+    ("probe_jobs", "priority"): "'normal'",
+    ("probe_jobs", "rank_us"): "0",
+    ("probes", "exact_pairs"): "'[]'",
+    ("steps", "folded_shards"): "0",
+    ("workers", "environments"): "'[]'",
+    ("workers", "exact_pairs"): "'[]'",
+    ("due_replays", "through_step"): "0",
+}
+_BEFORE: tuple[tuple[str, str], ...] = ()
+# Each with the first revision that needs it no more.
+_AFTER = (
+    ("0006", "UPDATE alerts SET severity = 'warning' WHERE severity = 'look'"),
+    ("0006", "UPDATE alerts SET severity = 'critical' WHERE severity = 'bad'"),
+    ("0006", "UPDATE alerts SET rule = replace(rule, '_look', '_warning') WHERE rule LIKE '%\\_look' ESCAPE '\\'"),
+    ("0006", "UPDATE alerts SET rule = replace(rule, '_bad', '_critical') WHERE rule LIKE '%\\_bad' ESCAPE '\\'"),
+    ("0007", "UPDATE steps SET folded_shards = received_shards WHERE closed_at_us IS NOT NULL"),
+    # They are computed again, with the environments of their scores.
+    ("0010", "UPDATE attributions SET stale = true"),
+    (
+        "0022",
+        (
+            "UPDATE runs SET rollouts = COALESCE((SELECT SUM(rollouts) FROM steps WHERE steps.run_id = runs.id), 0), "
+            "tokens = COALESCE((SELECT SUM(tokens) FROM steps WHERE steps.run_id = runs.id), 0), "
+            "last_shard_at_us = (SELECT MAX(last_shard_at_us) FROM steps WHERE steps.run_id = runs.id)"
+        ),
+    ),
+    (
+        "0022",
+        (
+            "INSERT INTO newest_measurements (run_id, comparison, attempt, step, revision, rewritten, buckets) "
+            "SELECT run_id, comparison, attempt, MAX(step), 1, 1, NULL FROM measurements AS m WHERE attempt = "
+            "(SELECT MAX(attempt) FROM measurements AS o WHERE o.run_id = m.run_id AND o.comparison = m.comparison) "
+            "GROUP BY run_id, comparison, attempt"
+        ),
+    ),
+    # The head start of the priority `normal`: a day.
+    ("0032", "UPDATE probe_jobs SET rank_us = queued_at_us - 86400000000"),
+    (
+        "0037",
+        (
+            "INSERT INTO due_findings (run_id, source, changes) "
+            "SELECT DISTINCT run_id, 'lint', 1 FROM step_lint WHERE severity IS NOT NULL"
+        ),
+    ),
+    (
+        "0037",
+        (
+            "INSERT INTO due_findings (run_id, source, changes) "
+            "SELECT DISTINCT run_id, 'attribution', 1 FROM attributions WHERE computed_at_us IS NOT NULL"
+        ),
+    ),
+)
+_RENAMED_SEVERITIES = {"look": "warning", "bad": "critical"}
+
+
+def convert(connection: sa.Connection, revision: str) -> None:
+    """Give a database of this revision the declared tables; the caller notes its new revision."""
+    _convert_lint_reports(connection, revision)
+    for needless_from, statement in _BEFORE:
+        if revision < needless_from:
+            connection.execute(sa.text(statement))
+    runs = connection.execute(sa.text("SELECT DISTINCT run_id FROM detector_snapshots")).scalars().all()
+    connection.execute(sa.text("DELETE FROM detector_snapshots"))
+    _make_declared_tables(connection)
+    for needless_from, statement in _AFTER:
+        if revision < needless_from:
+            connection.execute(sa.text(statement))
+    if revision < "0017":
+        make_append_only(connection)
+    _convert_blobs(connection)
+    _derive_detectors_again(connection, runs)
+    if connection.dialect.name == "sqlite" and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
+        raise RuntimeError(f"rows of the converted database point to rows that do not exist: {broken[:3]}")
+
+
+def _make_declared_tables(connection: sa.Connection) -> None:
+    """Run the operations by which the database gets the declared tables."""
+    context = MigrationContext.configure(connection, opts={"compare_type": True})
+    operations = Operations(context)
+    for table_name, operation in _flat(produce_migrations(context, Base.metadata).upgrade_ops):
+        if isinstance(operation, AddColumnOp):
+            column, default = operation.column, operation.column.server_default
+            if not column.nullable and default is None:
+                default = sa.DefaultClause(sa.text(_NEW_VALUES[operation.table_name, column.name]))
+            # Not the declared column itself, which belongs to its table.
+            operation.column = sa.Column(column.name, column.type, nullable=column.nullable, server_default=default)
+        if table_name is None:
+            operations.invoke(operation)
+        else:
+            with operations.batch_alter_table(table_name) as batch:
+                batch.invoke(operation)
+
+
+def _flat(operations: Any, table_name: str | None = None) -> Iterator[tuple[str | None, MigrateOperation]]:
+    for operation in operations.ops:
+        if isinstance(operation, ModifyTableOps):
+            yield from _flat(operation, operation.table_name)
+        else:
+            yield table_name, operation
+
+
+def _convert_lint_reports(connection: sa.Connection, revision: str) -> None:
+    """Make the JSON column `report` of old lint verdicts one of bytes, which `_convert_blobs` compresses."""
+    if not "0005" <= revision < "0023":
+        return
+    connection.execute(sa.text("ALTER TABLE step_lint RENAME COLUMN report TO old_report"))
+    kind = "BLOB" if connection.dialect.name == "sqlite" else "BYTEA"
+    connection.execute(sa.text(f"ALTER TABLE step_lint ADD COLUMN report {kind}"))
+    table = sa.table(
+        "step_lint",
+        *(sa.column(name) for name in (*_STEP, "severity", "report")),
+        sa.column("warnings", JsonColumn),
+        sa.column("old_report", JsonColumn),
+    )
+    for rows in _pages(connection, table, _STEP, ("severity", "warnings", "old_report")):
+        for row in rows:
+            report = row.old_report
+            for warning in report["warnings"]:
+                warning["severity"] = _renamed(warning["severity"])
+            values = {
+                "severity": _renamed(row.severity),
+                "warnings": {name: _renamed(severity) for name, severity in row.warnings.items()},
+                "report": json.dumps(report, ensure_ascii=False, separators=(",", ":")).encode(),
+            }
+            connection.execute(sa.update(table).where(*_is_row(table, _STEP, row)).values(values))
+
+
+def _renamed(severity: str | None) -> str | None:
+    return severity if severity is None else _RENAMED_SEVERITIES.get(severity, severity)
+
+
+def _convert_blobs(connection: sa.Connection) -> None:
+    """Unpack what is packed, and compress it as the declared tables do."""
+    unpack: Callable[[bytes], bytes] = load_python_file(str(Path(__file__).parent), "unpacking.py").unpack
+    for name, key, column in _BLOBS:
+        table = sa.table(name, *map(sa.column, key), sa.column(column, sa.LargeBinary()))
+        of_key = [table.c[each] == sa.bindparam(f"key_{each}") for each in key]
+        update = sa.update(table).where(*of_key).values({column: sa.bindparam("compressed")})
+        for rows in _pages(connection, table, key, (column,)):
+            changed = [
+                {
+                    **{f"key_{each}": getattr(row, each) for each in key},
+                    "compressed": zstd.compress(unpack(bytes(getattr(row, column)))),
+                }
+                for row in rows
+                if getattr(row, column) is not None
+            ]
+            if changed:
+                connection.execute(update, changed)
+
+
+def _derive_detectors_again(connection: sa.Connection, runs: Sequence[str]) -> None:
+    connection.execute(sa.text("DELETE FROM due_replays"))
+    statement = sa.text("INSERT INTO due_replays (run_id, from_step, through_step, changes) VALUES (:run, 0, :last, 1)")
+    for run in runs:
+        connection.execute(statement, {"run": run, "last": 2**62})
+
+
+def _pages(
+    connection: sa.Connection, table: sa.TableClause, key: Sequence[str], columns: Sequence[str]
+) -> Iterator[Sequence[Any]]:
+    """Yield the rows of a table in pages, however many there are, by its key."""
+    of_key = [table.c[name] for name in key]
+    query = sa.select(*of_key, *(table.c[name] for name in columns)).order_by(*of_key).limit(_ROWS_AT_A_TIME)
+    rows = connection.execute(query).all()
+    while rows:
+        yield rows
+        after = sa.tuple_(*of_key) > sa.tuple_(*(sa.literal(getattr(rows[-1], name)) for name in key))
+        rows = connection.execute(query.where(after)).all()
+
+
+def _is_row(table: sa.TableClause, key: Sequence[str], row: Any) -> list[sa.ColumnElement[bool]]:
+    return [table.c[name] == getattr(row, name) for name in key]
