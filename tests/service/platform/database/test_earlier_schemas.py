@@ -155,7 +155,7 @@ def test_pages_and_answers_of_the_run_are_there(run: Sender, app: FastAPI, capsy
     advice = run.get("lr-advice", step=61).raise_for_status().json()
     assert (advice["attempt"], advice["mode"], advice["schedule"]["factor"]) == (2, "apply", 0.5)
     assert advice["scale"] <= 0.5
-    for path in ("measurements", "alerts", "lint", "steps", "steps/45", "scalars"):
+    for path in ("measurements", "alerts", "lint", "steps", "scalars"):
         assert run.get(path).status_code == 200, (path, run.get(path).text)
     severities = {alert["severity"] for alert in run.get("alerts").json()["items"]}
     assert severities
