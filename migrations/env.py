@@ -8,14 +8,16 @@ from alembic import context
 from alembic.autogenerate.api import AutogenContext
 
 from foreshock_service.platform.database.tables import Base
-from foreshock_service.platform.database.tables.base import JsonColumn
+from foreshock_service.platform.database.tables.base import CompressedBytes, CompressedJson, JsonColumn
 
 
 def render_item(kind: str, item: Any, autogenerate: AutogenContext) -> str | Literal[False]:
-    """Return the text of a JSON column's type in a drafted migration; False: Alembic's own."""
+    """Return the text of a type of ours in a drafted migration; False: Alembic's own."""
     if kind == "type" and item is JsonColumn:
         autogenerate.imports.add("from sqlalchemy.dialects import postgresql")
         return 'sa.JSON().with_variant(postgresql.JSONB(), "postgresql")'
+    if kind == "type" and isinstance(item, CompressedBytes | CompressedJson):
+        return "sa.LargeBinary()"
     return False
 
 

@@ -345,7 +345,7 @@ def upgrade() -> None:
     sa.Column('configuration_digest', sa.String(), nullable=False),
     sa.Column('milestone', sa.Boolean(), nullable=False),
     sa.Column('identity', sa.BigInteger(), nullable=False),
-    sa.Column('state', foreshock_service.platform.database.tables.base.CompressedBytes(), nullable=True),
+    sa.Column('state', sa.LargeBinary(), nullable=True),
     sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name='fk_detector_snapshots_run_id_attempt_attempts'),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', name='pk_detector_snapshots')
     )
@@ -358,8 +358,8 @@ def upgrade() -> None:
     sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('comparison', sa.String(), nullable=False),
     sa.Column('statistics_version', sa.BigInteger(), nullable=False),
-    sa.Column('statistics', foreshock_service.platform.database.tables.base.CompressedBytes(), nullable=False),
-    sa.Column('summaries', foreshock_service.platform.database.tables.base.CompressedBytes(), nullable=True),
+    sa.Column('statistics', sa.LargeBinary(), nullable=False),
+    sa.Column('summaries', sa.LargeBinary(), nullable=True),
     sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name='fk_measurement_statistics_run_id_attempt_attempts'),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'comparison', name='pk_measurement_statistics')
     )
@@ -621,7 +621,7 @@ def upgrade() -> None:
     sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('severity', sa.String(), nullable=True),
     sa.Column('warnings', JSON, nullable=False),
-    sa.Column('report', foreshock_service.platform.database.tables.base.CompressedJson(), nullable=False),
+    sa.Column('report', sa.LargeBinary(), nullable=False),
     sa.Column('surprisal_tokens', sa.BigInteger(), nullable=False),
     sa.Column('surprisal', sa.Double(), nullable=False),
     sa.Column('entropy', sa.Double(), nullable=False),
@@ -681,7 +681,7 @@ def upgrade() -> None:
     sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('shard', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('statistics_version', sa.BigInteger(), nullable=False),
-    sa.Column('evidence', foreshock_service.platform.database.tables.base.CompressedBytes(), nullable=False),
+    sa.Column('evidence', sa.LargeBinary(), nullable=False),
     sa.Column('examples', JSON, nullable=False),
     sa.ForeignKeyConstraint(['run_id', 'attempt', 'step', 'shard'], ['shards.run_id', 'shards.attempt', 'shards.step', 'shards.shard'], name='fk_shard_lint_run_id_attempt_step_shard_shards'),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'shard', name='pk_shard_lint')
@@ -693,8 +693,8 @@ def upgrade() -> None:
     sa.Column('shard', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('comparison', sa.String(), nullable=False),
     sa.Column('statistics_version', sa.BigInteger(), nullable=False),
-    sa.Column('statistics', foreshock_service.platform.database.tables.base.CompressedBytes(), nullable=True),
-    sa.Column('summaries', foreshock_service.platform.database.tables.base.CompressedBytes(), nullable=True),
+    sa.Column('statistics', sa.LargeBinary(), nullable=True),
+    sa.Column('summaries', sa.LargeBinary(), nullable=True),
     sa.ForeignKeyConstraint(['run_id', 'attempt', 'step', 'shard'], ['shards.run_id', 'shards.attempt', 'shards.step', 'shards.shard'], name='fk_shard_statistics_run_id_attempt_step_shard_shards'),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', 'shard', 'comparison', name='pk_shard_statistics')
     )
