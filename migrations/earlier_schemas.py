@@ -1,4 +1,4 @@
-"""Convert a database of the schemas 0003 to 0038, which unreleased versions made, to the newest schema, in place.
+"""Convert a database of the schemas 0003 to 0039, which unreleased versions made, to the newest schema, in place.
 
 Alembic compares the database with the declared tables, and its operations make what differs: tables, columns, indexes.
 What this file holds is what a comparison cannot know. If a table changes:
@@ -8,7 +8,8 @@ What this file holds is what a comparison cannot know. If a table changes:
   operations, while the old columns are there), or in `_AFTER` (runs after them);
 - a column whose stored form changes: a conversion of its rows in pages, as in `_convert_blobs`.
 
-Detector states are not converted: the detectors derive them again from the measurements (`_derive_detectors_again`).
+States of the detectors that do not fit this release are derived again when the service starts; revision 0038 kept
+the newest ones in memory only, which are noted as due here.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from alembic.operations.ops import AddColumnOp, MigrateOperation, ModifyTableOps
 from alembic.util import load_python_file
 
 from foreshock_service.platform.database.tables import Base
-from foreshock_service.platform.database.tables.audit import make_append_only
 from foreshock_service.platform.database.tables.base import JsonColumn
+from foreshock_service.platform.database.tables.platform import make_append_only
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -44,11 +45,11 @@ _BLOBS = (
     ("measurement_statistics", (*_STEP, "comparison"), "summaries"),
     ("shard_lint", (*_STEP, "shard"), "evidence"),
     ("step_lint", _STEP, "report"),
+    ("detector_snapshots", _STEP, "state"),
 )
 
 _NEW_VALUES: dict[tuple[str, str], str] = {
     ("api_keys", "sessions_from_us"): "0",
-    ("detector_snapshots", "identity"): "0",
     ("probe_jobs", "environments"): "''",
     ("probe_jobs", "environment_required"): "false",
     ("probe_jobs", "exact_pairs"): "'[]'",
@@ -58,11 +59,12 @@ _NEW_VALUES: dict[tuple[str, str], str] = {
     ("steps", "folded_shards"): "0",
     ("workers", "environments"): "'[]'",
     ("workers", "exact_pairs"): "'[]'",
-    ("due_replays", "through_step"): "0",
+    ("due_replays", "changed_step"): "0",
 }
-_BEFORE: tuple[tuple[str, str], ...] = ()
 # Each with the first revision that needs it no more.
+_BEFORE = (("0039", "DELETE FROM detector_snapshots WHERE state IS NULL"),)
 _AFTER = (
+    ("0039", "UPDATE due_replays SET changed_step = from_step"),
     ("0006", "UPDATE alerts SET severity = 'warning' WHERE severity = 'look'"),
     ("0006", "UPDATE alerts SET severity = 'critical' WHERE severity = 'bad'"),
     ("0006", "UPDATE alerts SET rule = replace(rule, '_look', '_warning') WHERE rule LIKE '%\\_look' ESCAPE '\\'"),
@@ -104,17 +106,20 @@ _AFTER = (
         ),
     ),
 )
+_STATES_IN_MEMORY = sa.text("SELECT run_id, MIN(step) FROM detector_snapshots WHERE state IS NULL GROUP BY run_id")
+_NOTE_DUE = sa.text(
+    "INSERT INTO due_replays (run_id, from_step, changed_step) VALUES (:run_id, :step, :step) ON CONFLICT DO NOTHING"
+)
 _RENAMED_SEVERITIES = {"look": "warning", "bad": "critical"}
 
 
 def convert(connection: sa.Connection, revision: str) -> None:
     """Give a database of this revision the declared tables; the caller notes its new revision."""
     _convert_lint_reports(connection, revision)
+    in_memory = connection.execute(_STATES_IN_MEMORY).all()
     for needless_from, statement in _BEFORE:
         if revision < needless_from:
             connection.execute(sa.text(statement))
-    runs = connection.execute(sa.text("SELECT DISTINCT run_id FROM detector_snapshots")).scalars().all()
-    connection.execute(sa.text("DELETE FROM detector_snapshots"))
     _make_declared_tables(connection)
     for needless_from, statement in _AFTER:
         if revision < needless_from:
@@ -122,7 +127,8 @@ def convert(connection: sa.Connection, revision: str) -> None:
     if revision < "0017":
         make_append_only(connection)
     _convert_blobs(connection)
-    _derive_detectors_again(connection, runs)
+    for run_id, step in in_memory:
+        connection.execute(_NOTE_DUE, {"run_id": run_id, "step": step})
     if connection.dialect.name == "sqlite" and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").all()):
         raise RuntimeError(f"rows of the converted database point to rows that do not exist: {broken[:3]}")
 
@@ -201,13 +207,6 @@ def _convert_blobs(connection: sa.Connection) -> None:
             ]
             if changed:
                 connection.execute(update, changed)
-
-
-def _derive_detectors_again(connection: sa.Connection, runs: Sequence[str]) -> None:
-    connection.execute(sa.text("DELETE FROM due_replays"))
-    statement = sa.text("INSERT INTO due_replays (run_id, from_step, through_step, changes) VALUES (:run, 0, :last, 1)")
-    for run in runs:
-        connection.execute(statement, {"run": run, "last": 2**62})
 
 
 def _pages(

@@ -1,4 +1,4 @@
-"""Read what revisions 0023 to 0038 packed into columns of the database. Nothing is packed so any more.
+"""Read what revisions 0023 to 0039 packed into columns of the database. Nothing is packed so any more.
 
 The packings are told apart by a mark and a byte; what has no mark was stored as it is.
 

@@ -13,8 +13,7 @@ from foreshock.commands.text import Progress
 from foreshock_service.maintenance.context import maintenance_context
 from foreshock_service.maintenance.fsck.service import Report, Request, check_store
 from foreshock_service.platform.database.tables import Shard
-from foreshock_service.platform.database.tables.exact import ExactShard
-from foreshock_service.platform.database.tables.probes import ScoreShard
+from foreshock_service.platform.database.tables.probes import ExactShard, ScoreShard
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import load_settings
 

@@ -11,8 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run, Shard
-from foreshock_service.platform.database.tables.exact import ExactShard
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.database.tables.probes import ExactShard, Probe, ProbeJob, ScoreShard
 
 _ROWS_AT_ONCE = 5_000
 

@@ -4,7 +4,7 @@ A new table or column: change the classes in `service/platform/database/tables`,
 `python -m foreshock_service.platform.database.schema draft "what changes"`, from the difference between an empty,
 migrated SQLite database and the classes. A test compares the migrated database with these classes.
 
-Until release 0.1 the first migration (0039) is changed instead. Databases of the schemas before it (0003 to 0038) are
+Until release 0.1 the first migration (0040) is changed instead. Databases of the schemas before it (0003 to 0039) are
 converted by `migrations/earlier_schemas.py`, whose docstring says what to add there.
 """
 
@@ -26,7 +26,7 @@ from foreshock_service.platform.database.engine import make_engine
 _SERVICE = Path(__file__).parents[2]
 # A wheel carries them inside the package `service`; in a checkout they are at the top of the repository.
 MIGRATIONS = next(path for path in (_SERVICE / "migrations", _SERVICE.parent / "migrations") if path.is_dir())
-EARLIER = tuple(f"{number:04d}" for number in range(1, 39))
+EARLIER = tuple(f"{number:04d}" for number in range(1, 40))
 """Revisions before the first migration, which only databases of unreleased versions have."""
 
 OLDEST_CONVERTED = "0003"

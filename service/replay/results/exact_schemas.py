@@ -11,7 +11,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
 from foreshock.scorers import EXACT_PAIRS, ExactPair
-from foreshock_service.platform.database.tables.exact import ExactDivergence
+from foreshock_service.platform.database.tables.probes import ExactDivergence
 
 
 class MeanRead(BaseModel):

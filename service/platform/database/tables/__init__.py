@@ -7,43 +7,64 @@ A new table: a module here, an import below, then
 
 from __future__ import annotations
 
-from foreshock_service.platform.database.tables.advice import AdviceAcknowledgement, AdviceDecision, TrainerProgress
-from foreshock_service.platform.database.tables.alerts import Alert, DetectorSnapshot
-from foreshock_service.platform.database.tables.audit import AuditEntry
 from foreshock_service.platform.database.tables.base import Base
-from foreshock_service.platform.database.tables.changes import AnnouncedChange, RunSetup
-from foreshock_service.platform.database.tables.checkpoints import Checkpoint
-from foreshock_service.platform.database.tables.detection import DueReplay, RulesVersion, ScalarTail
-from foreshock_service.platform.database.tables.exact import ExactDivergence, ExactShard
-from foreshock_service.platform.database.tables.findings import DueFindings, StoredFinding
-from foreshock_service.platform.database.tables.jobs import BackgroundJob
-from foreshock_service.platform.database.tables.keys import ApiKey, EndedSession, RetiredSecret
-from foreshock_service.platform.database.tables.lint import ShardLint, StepLint
 from foreshock_service.platform.database.tables.measurements import (
+    DueFindings,
     MeasurementStatistics,
     NewestMeasurement,
+    Scalar,
+    ShardLint,
+    StepLint,
+    StoredFinding,
     measurements,
 )
-from foreshock_service.platform.database.tables.notifications import Notification
-from foreshock_service.platform.database.tables.policies import PolicyProbe, ProbePolicy
-from foreshock_service.platform.database.tables.probe_results import (
-    StoredLayerComparison,
-    StoredRouting,
-    StoredWeightsSearch,
+from foreshock_service.platform.database.tables.platform import (
+    ApiKey,
+    AuditEntry,
+    BackgroundJob,
+    EndedSession,
+    RetiredSecret,
 )
 from foreshock_service.platform.database.tables.probes import (
     Attribution,
+    ExactDivergence,
+    ExactShard,
     Lease,
+    PolicyProbe,
     Probe,
     ProbeJob,
+    ProbePolicy,
     Score,
     ScoreShard,
+    StoredLayerComparison,
+    StoredRouting,
+    StoredWeightsSearch,
     Worker,
 )
-from foreshock_service.platform.database.tables.removals import Deletion, FileRemoval
-from foreshock_service.platform.database.tables.rollouts import Shard, ShardStatistics, Step
-from foreshock_service.platform.database.tables.runs import Attempt, AttemptClient, Run
-from foreshock_service.platform.database.tables.scalars import Scalar
+from foreshock_service.platform.database.tables.runs import (
+    AnnouncedChange,
+    Attempt,
+    AttemptClient,
+    Checkpoint,
+    Deletion,
+    FileRemoval,
+    Run,
+    RunSetup,
+    Shard,
+    ShardStatistics,
+    Step,
+)
+from foreshock_service.platform.database.tables.watch import (
+    AdviceAcknowledgement,
+    AdviceDecision,
+    Alert,
+    DetectorSnapshot,
+    DueReplay,
+    Notification,
+    RulesVersion,
+    ScalarTail,
+    TrainerProgress,
+)
 
 __all__ = [
     "AdviceAcknowledgement",

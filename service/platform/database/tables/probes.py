@@ -1,11 +1,11 @@
-"""Probes, their jobs and leases, their scores, and the known workers."""
+"""Probes, their jobs and leases, their results, the known workers, and policies of automatic probes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
 from foreshock_service.platform.database.tables.base import Base, JsonColumn
 
@@ -192,3 +192,135 @@ class Attribution(Base):
     changed_at_us: Mapped[int]
     document: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     computed_at_us: Mapped[int | None]
+
+
+class ExactShard(Base):
+    """The catalogue of uploaded divergences: a row here is an upload's commit point. `file` is relative to the store.
+
+    `pair` is the comparison `target/behaviour`. Shards belong to the try (`token`) that sent them; they count once that
+    try completed its job.
+    """
+
+    __tablename__ = "exact_shards"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
+    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    pair: Mapped[str] = mapped_column(primary_key=True)
+    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    body_bytes: Mapped[int]
+    file: Mapped[str]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    target_fingerprint_digest: Mapped[str]
+    target_fingerprint: Mapped[dict[str, Any]]
+    behaviour_fingerprint_digest: Mapped[str]
+    behaviour_fingerprint: Mapped[dict[str, Any]]
+    received_at_us: Mapped[int]
+
+
+class ExactDivergence(Base):
+    """The finished divergences of a pair at a step: the job and try that made them, and their measures.
+
+    `measures` is an `ExactMeasuresRead` of `service/replay/results/exact_schemas.py`.
+    """
+
+    __tablename__ = "exact_divergences"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        Index(None, "job_id"),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    rollout_set_digest: Mapped[str] = mapped_column(primary_key=True)
+    pair: Mapped[str] = mapped_column(primary_key=True)
+    target_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    behaviour_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    target_fingerprint: Mapped[dict[str, Any]]
+    behaviour_fingerprint: Mapped[dict[str, Any]]
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"))
+    token: Mapped[int]
+    accelerator: Mapped[str]
+    device_name: Mapped[str]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    from_sample: Mapped[bool]
+    measures: Mapped[dict[str, Any]]
+    published_at_us: Mapped[int]
+
+
+class StoredResult(Base):
+    """The result that one try of a job sent; it counts once that try completed its job."""
+
+    __abstract__ = True
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return (
+            ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+            Index(None, "run_id", "attempt", "step", "published_at_us"),
+        )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
+    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    run_id: Mapped[str]
+    attempt: Mapped[int]
+    step: Mapped[int]
+    document: Mapped[dict[str, Any]]
+    published_at_us: Mapped[int | None]
+
+
+class StoredWeightsSearch(StoredResult):
+    """A weights search."""
+
+    __tablename__ = "weights_searches"
+
+
+class StoredLayerComparison(StoredResult):
+    """A comparison by layer: a `foreshock.layer_divergence.LayerComparison`; `pair` is `compared/reference`."""
+
+    __tablename__ = "layer_comparisons"
+
+    pair: Mapped[str]
+
+
+class StoredRouting(StoredResult):
+    """A comparison of routed experts: a `RoutingBody` of `service/replay/results`; `pair` is `target/behaviour`."""
+
+    __tablename__ = "routing_comparisons"
+
+    pair: Mapped[str]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    from_sample: Mapped[bool]
+
+
+class ProbePolicy(Base):
+    """Which steps of a run are probed automatically, as it was sent; a run without a row has no automatic probes."""
+
+    __tablename__ = "probe_policies"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    policy: Mapped[dict[str, Any]]
+    changed_at_us: Mapped[int]
+
+
+class PolicyProbe(Base):
+    """A step for which the policy made a probe, once. `cause` is `step` or `alert`.
+
+    `problem` is set if the step could not be probed (`probe_id` None), or if the budget ended its queued jobs.
+    """
+
+    __tablename__ = "policy_probes"
+    __table_args__ = (Index(None, "probe_id"),)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    cause: Mapped[str]
+    probe_id: Mapped[str | None] = mapped_column(ForeignKey("probes.id"))
+    problem: Mapped[str | None]
+    made_at_us: Mapped[int]

@@ -1,14 +1,14 @@
-"""Runs and their attempts."""
+"""Runs, attempts and their setups, steps and the catalogue of their shards, checkpoints, and what was deleted."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
-from foreshock_service.platform.database.tables.base import Base, JsonColumn
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes, JsonColumn
 
 
 class Run(Base):
@@ -100,3 +100,196 @@ class AttemptClient(Base):
     invalid: Mapped[int]
     reason: Mapped[str | None]
     seen_at_us: Mapped[int]
+
+
+class RunSetup(Base):
+    """A setup that shards of a run name, as JSON. `steps.setups` lists the numbers, which count from 1."""
+
+    __tablename__ = "run_setups"
+    __table_args__ = (UniqueConstraint("run_id", "digest"),)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    setup: Mapped[str]
+
+
+class AnnouncedChange(Base):
+    """A change that the trainer announced; `values` has `before` and `after`, as far as it gave them."""
+
+    __tablename__ = "announced_changes"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    note: Mapped[str | None]
+    values: Mapped[dict[str, Any]]
+    announced_at_us: Mapped[int]
+
+
+class Checkpoint(Base):
+    """Weights under a root that the worker's own configuration names; `path` is relative to it."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    root: Mapped[str]
+    path: Mapped[str]
+    format: Mapped[str]
+    digest: Mapped[str]
+    model_kind: Mapped[str | None]
+    weights_version: Mapped[int | None]
+    expires_at_us: Mapped[int | None]
+    announced_at_us: Mapped[int]
+
+
+_UNFOLDED = text("folded_shards < received_shards")
+_INCOMPLETE = text("closed_at_us IS NOT NULL AND received_shards < expected_shards")
+_SENT_AS_STATISTICS = text("full_rollouts IS NOT NULL")
+
+
+class Step(Base):
+    """All rollouts of one training step in one attempt; `closed_at_us` is set once it is folded.
+
+    `folded_shards` is the number of shards that its measurements are of. While it is below `received_shards` the step
+    is open, or a late shard waits to be folded.
+    """
+
+    __tablename__ = "steps"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        Index("ix_steps_unfolded", "last_shard_at_us", sqlite_where=_UNFOLDED, postgresql_where=_UNFOLDED),
+        # Few steps are in these; each answer with curves says which.
+        Index(
+            "ix_steps_incomplete", "run_id", "attempt", "step", sqlite_where=_INCOMPLETE, postgresql_where=_INCOMPLETE
+        ),
+        Index(
+            "ix_steps_sent_as_statistics",
+            "run_id",
+            "attempt",
+            "step",
+            sqlite_where=_SENT_AS_STATISTICS,
+            postgresql_where=_SENT_AS_STATISTICS,
+        ),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    expected_shards: Mapped[int]
+    received_shards: Mapped[int]
+    folded_shards: Mapped[int]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    # NULL: all rollouts of the step are stored in full; otherwise those that are, and their response tokens.
+    full_rollouts: Mapped[int | None]
+    full_tokens: Mapped[int | None]
+    # Numbers of the shards' setups, ascending, with commas; NULL: no shard names one.
+    setups: Mapped[str | None]
+    first_shard_at_us: Mapped[int]
+    last_shard_at_us: Mapped[int]
+    closed_at_us: Mapped[int | None]
+    # Set by retention: the tokens of all its shards are purged.
+    tokens_purged_at_us: Mapped[int | None]
+
+
+class Shard(Base):
+    """The catalogue: a row here is the commit point of an upload. `file` is relative to the token store.
+
+    `tokens_removed` is why `file` is no longer in the store, `retention` or `deletion`; NULL: it is. `deleted_rollouts`
+    counts the rollouts that were deleted, `tokens_changed_at_us` is when the tokens last became fewer.
+    """
+
+    __tablename__ = "shards"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+    body_bytes: Mapped[int]
+    file: Mapped[str]
+    file_bytes: Mapped[int]
+    rollouts: Mapped[int]
+    tokens: Mapped[int]
+    # NULL: `file` holds all rollouts; otherwise those that it holds, beside statistics that the client sent. The first
+    # `sampled_rollouts` of them are an unbiased sample.
+    full_rollouts: Mapped[int | None]
+    full_tokens: Mapped[int | None]
+    sampled_rollouts: Mapped[int | None]
+    deleted_rollouts: Mapped[int | None]
+    tokens_removed: Mapped[str | None]
+    tokens_changed_at_us: Mapped[int | None]
+    rollout_set_digest: Mapped[str]
+    received_at_us: Mapped[int]
+
+
+class ShardStatistics(Base):
+    """Statistics of one shard: one row per comparison (`rollout` for lengths, rewards and the like).
+
+    A shard that is the whole step has no rows: the step's `measurement_statistics` holds the same bytes. Older steps
+    have rows for it, with `statistics` NULL.
+    """
+
+    __tablename__ = "shard_statistics"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["run_id", "attempt", "step", "shard"],
+            ["shards.run_id", "shards.attempt", "shards.step", "shards.shard"],
+        ),
+    )
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    comparison: Mapped[str] = mapped_column(primary_key=True)
+    statistics_version: Mapped[int]
+    statistics: Mapped[bytes | None] = mapped_column(CompressedBytes)
+    summaries: Mapped[bytes | None] = mapped_column(CompressedBytes)
+
+
+class FileRemoval(Base):
+    """A file of the token store that no other row names, removed once `due_at_us` is past.
+
+    It outlives its run: a run's rows may be deleted before its files.
+    """
+
+    __tablename__ = "file_removals"
+    __table_args__ = (Index(None, "due_at_us"),)
+
+    file: Mapped[str] = mapped_column(primary_key=True)
+    file_bytes: Mapped[int]
+    reason: Mapped[str]
+    due_at_us: Mapped[int]
+
+
+class Deletion(Base):
+    """A request to delete rollouts of a run by their ids. It stays in force for rollouts that arrive later.
+
+    The ids themselves are not kept, only their digests. Until `finished_at_us` is set the stored steps beyond
+    (`attempt`, `step`) are not searched yet.
+    """
+
+    __tablename__ = "deletions"
+    __table_args__ = (Index(None, "run_id", "requested_at_us"), Index(None, "finished_at_us"))
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    sample_digests: Mapped[list[str]]
+    group_digests: Mapped[list[str]]
+    attempt: Mapped[int]
+    step: Mapped[int]
+    steps: Mapped[int]
+    rollouts: Mapped[int]
+    files: Mapped[int]
+    requested_at_us: Mapped[int]
+    finished_at_us: Mapped[int | None]

@@ -29,7 +29,7 @@ from foreshock_service.platform.database.opening import prepare_database
 from foreshock_service.platform.database.schema import EARLIER, current_revision, newest_revision
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base, MeasurementStatistics, measurements
-from foreshock_service.watch.detection.late_replays import make_due_replays
+from foreshock_service.watch.detection.background import derive_due, note_outdated
 from tests.service.sending import Sender, make_batch
 
 if sys.version_info >= (3, 14):
@@ -98,6 +98,12 @@ def connected(url: str) -> Iterator[sa.Connection]:
         engine.dispose()
 
 
+def derive_what_is_due(app: FastAPI) -> None:
+    """Do what the service does in the background after its start."""
+    note_outdated(app.state.context.database)
+    derive_due(app.state.context.events, app.state.context.database)
+
+
 def rows_of(url: str, table: str) -> list[dict[str, Any]]:
     """Return every row of a table, in an order of their own."""
     with connected(url) as connection:
@@ -151,7 +157,7 @@ def test_statistics_are_those_of_the_stored_measures(database_url: str) -> None:
 
 
 def test_pages_and_answers_of_the_run_are_there(run: Sender, app: FastAPI, capsys: pytest.CaptureFixture[str]) -> None:
-    make_due_replays(app.state.context)
+    derive_what_is_due(app)
     advice = run.get("lr-advice", step=61).raise_for_status().json()
     assert (advice["attempt"], advice["mode"], advice["schedule"]["factor"]) == (2, "apply", 0.5)
     assert advice["scale"] <= 0.5
@@ -169,7 +175,7 @@ def test_pages_and_answers_of_the_run_are_there(run: Sender, app: FastAPI, capsy
 def test_states_that_are_derived_again_give_the_same_alerts_and_decisions(
     request: pytest.FixtureRequest, database_url: str, before: dict[str, list[dict[str, Any]]], app: FastAPI
 ) -> None:
-    make_due_replays(app.state.context)
+    derive_what_is_due(app)
     assert rows_of(database_url, "due_replays") == []
     assert len(rows_of(database_url, "detector_snapshots")) > 0
     decisions = [row["decision"] for row in before["advice_decisions"]]
@@ -184,7 +190,7 @@ def test_the_run_goes_on(run: Sender, app: FastAPI) -> None:
     assert run.put_scalars(61, {"reward": 0.2}).status_code == 204
     late = run.put_shard(58, make_batch(seed=5), shard=0)
     assert late.status_code == 409
-    make_due_replays(app.state.context)
+    derive_what_is_due(app)
     assert run.get("lr-advice", step=62).json()["observed_step"] == 61
 
 

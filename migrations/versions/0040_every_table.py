@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from foreshock_service.platform.database.tables.audit import make_append_only
+from foreshock_service.platform.database.tables.platform import make_append_only
 
-revision = '0039'
+revision = '0040'
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -192,8 +192,7 @@ def upgrade() -> None:
     op.create_table('due_replays',
     sa.Column('run_id', sa.String(), nullable=False),
     sa.Column('from_step', sa.BigInteger(), nullable=False),
-    sa.Column('through_step', sa.BigInteger(), nullable=False),
-    sa.Column('changes', sa.BigInteger(), nullable=False),
+    sa.Column('changed_step', sa.BigInteger(), nullable=False),
     sa.ForeignKeyConstraint(['run_id'], ['runs.id'], name='fk_due_replays_run_id_runs'),
     sa.PrimaryKeyConstraint('run_id', name='pk_due_replays')
     )
@@ -344,8 +343,7 @@ def upgrade() -> None:
     sa.Column('step', sa.BigInteger(), autoincrement=False, nullable=False),
     sa.Column('configuration_digest', sa.String(), nullable=False),
     sa.Column('milestone', sa.Boolean(), nullable=False),
-    sa.Column('identity', sa.BigInteger(), nullable=False),
-    sa.Column('state', sa.LargeBinary(), nullable=True),
+    sa.Column('state', sa.LargeBinary(), nullable=False),
     sa.ForeignKeyConstraint(['run_id', 'attempt'], ['attempts.run_id', 'attempts.attempt'], name='fk_detector_snapshots_run_id_attempt_attempts'),
     sa.PrimaryKeyConstraint('run_id', 'attempt', 'step', name='pk_detector_snapshots')
     )
