@@ -200,7 +200,8 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         version=_version(),
         lifespan=_lifespan,
     )
-    app.state.context = _make_context(settings, decoders)
+    app.state.context = context = _make_context(settings, decoders)
+    context.events.subscribe_after_commit(ScoresPublished, partial(attribute_published_scores, context))
     app.state.owns_decoders = decoders is None
     app.state.long_polls = LongPolls(app.state.context.database)
     install_problem_handlers(app)
@@ -255,7 +256,6 @@ def subscribe_handlers(events: EventBus) -> EventBus:
         events.subscribe(reread, partial(derive_all, events))
     events.subscribe(ScoresPublished, mark_attribution_stale)
     events.subscribe(RunRemoved, cancel_jobs_of_run)
-    events.subscribe_after_commit(ScoresPublished, attribute_published_scores)
     return events
 
 

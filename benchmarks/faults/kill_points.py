@@ -47,10 +47,10 @@ SERVICE_POINTS = {
     "steps.before-commit": KillPoint(_STEPS, "_store", "after"),
     "scores.before-transaction": KillPoint(_SHARDS, "_check", "after"),
     "scores.before-commit": KillPoint(_SCORES, "publish_job", "after"),
-    "scores.published": KillPoint("foreshock_service.platform.events", "EventBus.publish_after_commit", "before"),
+    "scores.published": KillPoint("foreshock_service.replay.attribution.service", "try_to_compute", "before"),
     # Any transaction of the service.
     "database.before-commit": KillPoint(_DATABASE, "Database.write", "inside"),
-    "database.after-commit": KillPoint(_DATABASE, "run_in_caller", "before"),
+    "database.after-commit": KillPoint(_DATABASE, "_run_callbacks", "before"),
 }
 CLIENT_POINTS = {
     # In the order of a delivery.

@@ -2,19 +2,21 @@
 
 `app.py` subscribes the handlers. A handler runs inside the transaction of the publisher, in the order of subscription;
 what it writes is committed with the publisher's work, and an error rolls both back. Work that takes long is done by a
-handler of the second kind, which runs after the commit in the publisher's thread.
+handler of the second kind, which runs after the commit (`after_commit` in `platform/database/session.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
+from foreshock_service.platform.database.session import after_commit
+
 EventType = TypeVar("EventType")
-ContextType = TypeVar("ContextType")
 
 
 class EventBus:
@@ -22,7 +24,7 @@ class EventBus:
 
     def __init__(self) -> None:
         self._handlers: defaultdict[type, list[Callable[[Session, Any], object]]] = defaultdict(list)
-        self._after_commit: defaultdict[type, list[Callable[[Any, Any], object]]] = defaultdict(list)
+        self._after_commit: defaultdict[type, list[Callable[[Any], object]]] = defaultdict(list)
 
     def subscribe(self, event_type: type[EventType], handler: Callable[[Session, EventType], object]) -> None:
         """Call `handler(session, event)` for each published event of exactly this type."""
@@ -32,17 +34,9 @@ class EventBus:
         """Call the handlers of this event's type, one after the other; raises what a handler raises."""
         for handler in self._handlers.get(type(event), ()):
             handler(session, event)
+        for later in self._after_commit.get(type(event), ()):
+            after_commit(session, partial(later, event))
 
-    def subscribe_after_commit(
-        self, event_type: type[EventType], handler: Callable[[ContextType, EventType], object]
-    ) -> None:
-        """Call `handler(context, event)` for each event of exactly this type whose transaction has committed."""
+    def subscribe_after_commit(self, event_type: type[EventType], handler: Callable[[EventType], object]) -> None:
+        """Call `handler(event)` for each event of exactly this type, once its transaction has committed."""
         self._after_commit[event_type].append(handler)
-
-    def publish_after_commit(self, context: object, event: object) -> None:
-        """Call the after-commit handlers of this event's type. Call it outside a transaction, after `Database.write`.
-
-        A crash may come between the commit and this call: a handler may only do early what a periodic task also does.
-        """
-        for handler in self._after_commit.get(type(event), ()):
-            handler(context, event)

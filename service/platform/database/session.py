@@ -1,23 +1,30 @@
-"""Sessions: `read` gives a read-only session, `write` runs a unit of work in a transaction. No other code commits."""
+"""Sessions: `read` gives a read-only session, `write` runs a unit of work in a transaction. No other code commits.
+
+On SQLite one thread writes: it runs the queued units of work and commits those that wait together. A caller gets its
+result after the commit, so the result is durable. `after_commit` is the one place for what follows a commit.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
 from foreshock.retry import Backoff, retry
 from foreshock_service.platform.database.dialect import is_retryable
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
-from foreshock_service.platform.database.hooks import run_after_commit
-from foreshock_service.platform.database.writer import GroupCommitWriter
 from foreshock_service.platform.logs import span
 
 Result = TypeVar("Result")
@@ -26,6 +33,18 @@ _REMEMBERED_WRITES = 1000
 # A deadlock's other transaction takes milliseconds; jitter keeps the two from meeting again.
 _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
+_LARGEST_BATCH = 64
+_CALLBACKS = "foreshock.after_commit"
+_logger = logging.getLogger(__name__)
+
+
+def after_commit(session: Session, callback: Callable[[], object]) -> None:
+    """Call `callback` once the session's transaction is committed, before `Database.write` returns, in its thread.
+
+    Dropped if the transaction rolls back. A crash may come before it: it may only do early what a periodic task also
+    does, such as waking a long poll.
+    """
+    session.info.setdefault(_CALLBACKS, []).append(callback)
 
 
 class Database:
@@ -66,11 +85,8 @@ class Database:
                 # The connection was lost, and the caller went on.
                 session.rollback()
 
-    def write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None = None) -> Result:
+    def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
-
-        On SQLite `on_queued` is called as soon as every later call of `write` is sure to run after this one. PostgreSQL
-        has no such queue: there it is never called.
 
         `work` may run again: if PostgreSQL aborts it for a deadlock, or if another unit of its transaction raises on
         SQLite. So it changes nothing but the session.
@@ -79,13 +95,15 @@ class Database:
         begin = time.perf_counter()
         try:
             with span("database.write"):
-                return self._write(work, on_queued)
+                result, session = self._write(work)
         finally:
             self.write_seconds.append(time.perf_counter() - begin)
+        _run_callbacks(session)
+        return result
 
-    def _write(self, work: Callable[[Session], Result], on_queued: Callable[[], None] | None) -> Result:
+    def _write(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
         if self._writer is not None:
-            return self._writer.run(work, on_queued)
+            return self._writer.run(work)
         return retry(
             lambda: self._write_directly(work),
             Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
@@ -139,9 +157,135 @@ class Database:
         self._write_engine.dispose()
         self._read_engine.dispose()
 
-    def _write_directly(self, work: Callable[[Session], Result]) -> Result:
-        with Session(self._write_engine, expire_on_commit=False) as session:
-            with session.begin():
-                result = work(session)
-            run_after_commit(session)
-        return result
+    def _write_directly(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
+        with Session(self._write_engine, expire_on_commit=False) as session, session.begin():
+            result = work(session)
+        return result, session
+
+
+def _run_callbacks(session: Session) -> None:
+    """Run what `after_commit` registered; an error is logged, because the data is already committed."""
+    for callback in session.info.pop(_CALLBACKS, []):
+        try:
+            callback()
+        except Exception:
+            _logger.exception("an after-commit callback failed")
+
+
+@dataclass(eq=False, slots=True)
+class _Unit:
+    work: Callable[[Session], Any]
+    future: Future[Any] = field(default_factory=Future)
+    result: Any = None
+    error: Exception | None = None
+    session: Session | None = None
+
+    def settle(self) -> None:
+        """Let the caller go on, with the error if there is one."""
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(None)
+
+
+class GroupCommitWriter:
+    """The one writer of SQLite; `run` may be called from any thread but the writer's own.
+
+    A unit that raises is rolled back alone: the others of its transaction run again, each in a savepoint.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: queue.SimpleQueue[_Unit | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="foreshock-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Return how many units of work wait."""
+        return self._queue.qsize()
+
+    def run(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
+        """Run a unit of work, and return its result and session once it is committed; raises what the unit raised."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a unit of work must not start another one: pass it the session instead")
+        unit = _Unit(work)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the database is closed")
+            self._queue.put(unit)
+        unit.future.result()
+        assert unit.session is not None
+        return unit.result, unit.session
+
+    def close(self) -> None:
+        """Run the queued units of work, then stop."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (unit := self._queue.get()) is not None:
+            batch, last = [unit], False
+            while len(batch) < _LARGEST_BATCH and not self._queue.empty():
+                following = self._queue.get()
+                if following is None:
+                    last = True
+                    break
+                batch.append(following)
+            self._commit(batch)
+            if last:
+                return
+
+    def _commit(self, batch: list[_Unit]) -> None:
+        try:
+            if len(batch) == 1:
+                self._run_alone(batch[0])
+            elif not self._run_together(batch):
+                self._run_in_savepoints(batch)
+        except Exception as error:
+            for unit in batch:
+                unit.error = unit.error or error
+        for unit in batch:
+            unit.settle()
+
+    def _run_alone(self, unit: _Unit) -> None:
+        # Without a savepoint: the transaction is the unit's own.
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            unit.result = unit.work(session)
+        unit.session = session
+
+    def _run_together(self, batch: list[_Unit]) -> bool:
+        """Run the units and commit them, without savepoints, which copy each page; False if one raised."""
+        # Closing the connection rolls back what was not committed.
+        with self._engine.connect() as connection:
+            transaction = connection.begin()
+            for unit in batch:
+                session = Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+                try:
+                    with session, session.begin():
+                        unit.result = unit.work(session)
+                except Exception:
+                    # It runs again, and may not raise then.
+                    return False
+                unit.session = session
+            transaction.commit()
+        return True
+
+    def _run_in_savepoints(self, batch: list[_Unit]) -> None:
+        with self._engine.begin() as connection:
+            for unit in batch:
+                self._run_in_savepoint(connection, unit)
+
+    def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
+        session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        try:
+            with session, session.begin():
+                unit.result = unit.work(session)
+            unit.session = session
+        except Exception as error:
+            unit.error = error

@@ -64,9 +64,9 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     write = Database.write
 
-    def counted(self: Database, work: Callable[[Session], Any], on_queued: Callable[[], None] | None = None) -> Any:
+    def counted(self: Database, work: Callable[[Session], Any]) -> Any:
         seen.append("write")
-        return write(self, work, on_queued)
+        return write(self, work)
 
     monkeypatch.setattr(Database, "write", counted)
     return seen
