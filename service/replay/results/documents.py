@@ -17,8 +17,13 @@ from foreshock.api.runs import FindingSource
 from foreshock.probe_kinds import ProbeKind
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import upsert
-from foreshock_service.platform.database.tables.probe_results import StoredLayerComparison, StoredResult, StoredRouting
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables.probes import (
+    Probe,
+    ProbeJob,
+    StoredLayerComparison,
+    StoredResult,
+    StoredRouting,
+)
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold

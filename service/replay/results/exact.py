@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.dialect import table_of
-from foreshock_service.platform.database.tables.exact import ExactDivergence, ExactShard
+from foreshock_service.platform.database.tables.probes import ExactDivergence, ExactShard
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Principal, Reader, Worker

@@ -10,8 +10,7 @@ from foreshock.comparisons import comparison_name
 from foreshock.layer_divergence import LayerComparison
 from foreshock.probe_kinds import LAYERS as LAYERS_PROBE
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probe_results import StoredLayerComparison
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredLayerComparison
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker

@@ -45,11 +45,7 @@ def complete_job(context: ServiceContext, principal: Principal, lease_id: str, t
     Raises LeaseNotFound, LeaseLost unless the token is the newest, and the error of a kind of which some are missing.
     """
     measured = measure_job(context, principal, lease_id, token)
-    published = context.database.write(
-        lambda session: publish_job(session, context, principal, lease_id, token, measured)
-    )
-    if published is not None:
-        context.events.publish_after_commit(context, published)
+    context.database.write(lambda session: publish_job(session, context, principal, lease_id, token, measured))
 
 
 def publish_job(
@@ -59,14 +55,14 @@ def publish_job(
     lease_id: str,
     token: int,
     measured: Mapping[str, MeasuredPair],
-) -> ScoresPublished | None:
-    """Publish the job's results in this transaction; None if no score was published.
+) -> None:
+    """Publish the job's results in this transaction.
 
     `measured` are the measures of the exact pairs. A try that has published before publishes nothing.
     """
     lease, job, probe = find_lease(session, principal, lease_id)
     if is_completed(lease, token):
-        return None
+        return
     lease, job, probe = hold(session, principal, lease_id, token)
     for kind in (SCORES, EXACT):
         sent: Mapping[Any, Any] = kind.shards_of_try(session, job.id, token)
@@ -78,10 +74,7 @@ def publish_job(
         EXACT.publish(session, lease, job, probe, now, measures)
     if probe.kind in DOCUMENTS:
         DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
-    published = None
     # Configurations of a matrix, which the run does not have, are no part of its chain.
     if PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
-        published = ScoresPublished(probe.run_id, probe.attempt, probe.step, now)
-        context.events.publish(session, published)
+        context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
     transitions.complete(job, lease, now)
-    return published

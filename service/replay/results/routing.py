@@ -8,8 +8,7 @@ from foreshock.comparisons import comparison_name
 from foreshock.probe_kinds import ROUTING as ROUTING_PROBE
 from foreshock.scorers import score_name
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probe_results import StoredRouting
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredRouting
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker

@@ -21,8 +21,15 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import insert_if_absent, table_of, upsert
-from foreshock_service.platform.database.tables.exact import ExactDivergence, ExactShard
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score, ScoreShard
+from foreshock_service.platform.database.tables.probes import (
+    ExactDivergence,
+    ExactShard,
+    Lease,
+    Probe,
+    ProbeJob,
+    Score,
+    ScoreShard,
+)
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal

@@ -8,8 +8,7 @@ from sqlalchemy.orm import Session
 from foreshock.probe_kinds import WEIGHTS
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probe_results import StoredWeightsSearch
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredWeightsSearch
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker
