@@ -34,7 +34,6 @@ from foreshock_service.runs.steps.closing import store_fold
 from foreshock_service.runs.steps.service import is_closed
 
 _TRIES = 5
-_COUNTS = tuple(each.column for each in MEASURES if (each.kind, each.unit) == ("comparison", "count"))
 
 
 @dataclass(frozen=True, slots=True)

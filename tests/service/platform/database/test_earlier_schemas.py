@@ -173,9 +173,14 @@ def test_pages_and_answers_of_the_run_are_there(run: Sender, app: FastAPI, capsy
 
 
 def test_states_that_are_derived_again_give_the_same_alerts_and_decisions(
-    request: pytest.FixtureRequest, database_url: str, before: dict[str, list[dict[str, Any]]], app: FastAPI
+    request: pytest.FixtureRequest,
+    database_url: str,
+    before: dict[str, list[dict[str, Any]]],
+    run: Sender,
+    app: FastAPI,
 ) -> None:
     derive_what_is_due(app)
+    assert run.get("alerts").status_code == 200
     assert rows_of(database_url, "due_replays") == []
     assert len(rows_of(database_url, "detector_snapshots")) > 0
     decisions = [row["decision"] for row in before["advice_decisions"]]
