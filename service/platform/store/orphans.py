@@ -24,8 +24,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard
-from foreshock_service.platform.database.tables.exact import ExactShard
-from foreshock_service.platform.database.tables.probes import ScoreShard
+from foreshock_service.platform.database.tables.probes import ExactShard, ScoreShard
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.names import FileName, parse_name
 from foreshock_service.platform.store.removals import files_waiting
