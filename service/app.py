@@ -23,7 +23,7 @@ from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions
 from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
 from foreshock_service.maintenance.retention.endpoints import router as retention
 from foreshock_service.maintenance.retention.service import RetentionTask
-from foreshock_service.platform.audit.endpoints import router as audit
+from foreshock_service.platform.audit import router as audit
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -32,7 +32,7 @@ from foreshock_service.platform.guards import RequestGuard
 from foreshock_service.platform.health.endpoints import router as health
 from foreshock_service.platform.health.figures import ServiceFigures
 from foreshock_service.platform.jobs.runner import Job, JobRunner
-from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.keys import KeyLimits
 from foreshock_service.platform.logs import RequestIds, add_tracing, stop_tracing
 from foreshock_service.platform.openapi import document_problems
 from foreshock_service.platform.parameters import refuse_unknown_parameters

@@ -43,15 +43,15 @@ class UpgradeCommand:
         parser.add_argument(
             "--to",
             metavar="REVISION",
-            help="migrate to this revision, such as 0016, also back to an older one: its newer tables and columns are "
+            help="migrate to this revision, such as 0040, also back to an older one: its newer tables and columns are "
             "deleted (default: the newest)",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Migrate; raises ConfigurationError if the database cannot be used or there is no such revision."""
-        from foreshock_service.platform.database.console import upgrade
+        from foreshock_service.platform.database.opening import upgrade_command
 
-        upgrade(arguments.to)
+        upgrade_command(arguments.to)
         return 0
 
 

@@ -18,13 +18,12 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform.audit.service import BY_SERVICE, record
+from foreshock_service.platform.audit import BY_SERVICE, record
 from foreshock_service.platform.database.engine import parse_database_url
-from foreshock_service.platform.database.only_service import only_service
-from foreshock_service.platform.database.opening import prepare_database
+from foreshock_service.platform.database.opening import only_service, prepare_database
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.garbage_collection import spare_collections
-from foreshock_service.platform.keys.service import Scope, create_key, describe, keys_exist, was_ever_a_secret
+from foreshock_service.platform.keys import Scope, create_key, describe, keys_exist, was_ever_a_secret
 from foreshock_service.platform.logs import log_configuration
 from foreshock_service.platform.parent_process import end_with_parent
 from foreshock_service.platform.settings import Settings, load_settings

@@ -17,8 +17,7 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.ingest_rate import IngestRate
-from foreshock_service.platform.keys.limits import KeyLimits
-from foreshock_service.platform.keys.uses import KeyUses
+from foreshock_service.platform.keys import KeyLimits, KeyUses
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.stopping import Stopping
 from foreshock_service.platform.store.tokens import TokenStore

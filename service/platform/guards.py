@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock.errors import HOST_NOT_ALLOWED
-from foreshock_service.platform.keys.limits import KeyLimits
+from foreshock_service.platform.keys import KeyLimits
 from foreshock_service.platform.parameters import keep_encoded_slashes
 from foreshock_service.platform.problem import InternalError, ProblemError, problem_response
 from foreshock_service.platform.request_bodies import (

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import ApiKey
-from foreshock_service.platform.keys.service import (
+from foreshock_service.platform.keys import (
     Scope,
     find_key,
     find_key_by_secret,

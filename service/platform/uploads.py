@@ -20,7 +20,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform.keys.limits import TooManyRequests
+from foreshock_service.platform.keys import TooManyRequests
 from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
 from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE, media_type_of
 from foreshock_service.platform.settings import Settings

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.runs import DeletionRecord
 from foreshock.clock import now_us
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion
 from foreshock_service.platform.identifiers import new_identifier

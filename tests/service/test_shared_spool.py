@@ -8,7 +8,7 @@ import pytest
 
 from foreshock import Client
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret, revoke_key
+from foreshock_service.platform.keys import Scope, create_key, new_secret, revoke_key
 from tests.ports import free_port
 from tests.service.server import RunningServer
 

@@ -16,7 +16,7 @@ from foreshock_service.maintenance.run_names import run_called
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
 from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.replay.probes.service import cancel_jobs_of_run

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.audit.service import Actor, record
+from foreshock_service.platform.audit import Actor, record
 from foreshock_service.platform.database.opening import existing_database, is_missing, prepare_database, shown
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey
-from foreshock_service.platform.keys.service import (
+from foreshock_service.platform.keys import (
     Scope,
     create_key,
     describe,

@@ -20,7 +20,7 @@ from foreshock_service.maintenance.retention import repository
 from foreshock_service.maintenance.retention.repository import RunRow
 from foreshock_service.maintenance.retention.rules import RetentionRules, purged_steps
 from foreshock_service.maintenance.retention.schemas import RetentionRulesBody
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.settings import Settings

@@ -1,10 +1,13 @@
-"""Check a database before it is used: that it answers, can be written, and has a schema that this release knows.
+"""Open a database: check that it answers, can be written, and has a schema that this release knows; then migrate it.
 
 Whatever is wrong becomes a ConfigurationError that says what was found and which command or setting helps.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +29,11 @@ from foreshock_service.platform.database.schema import (
 )
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
+from foreshock_service.platform.settings import load_settings
 
 _LAST_WITH_EVERY_MIGRATION = "Foreshock 0.1.0 at commit edd6602"
+# Of file systems that have no locks; a service on one starts all the same.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 # A host that drops packets answers never; the operating system would wait for minutes.
 _CONNECT_SECONDS = "10"
 
@@ -67,6 +73,62 @@ def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS)
         yield database
     finally:
         database.close()
+
+
+def upgrade_command(revision: str | None) -> None:
+    """`foreshock upgrade`: migrate the database of the settings to a revision (None: the newest), and print which one.
+
+    Raises ConfigurationError.
+    """
+    if revision is not None and revision not in known_revisions():
+        raise ConfigurationError(f"there is no revision {revision}; revisions: {', '.join(sorted(known_revisions()))}")
+    url = load_settings().database_url
+    missing = is_missing(url)
+    prepare_database(url, revision=revision or "head")
+    print(f"the {'new ' if missing else ''}database {shown(url)} has revision {revision or newest_revision()}")
+
+
+@contextmanager
+def only_service(database_url: str) -> Iterator[None]:
+    """Hold a SQLite file for this service during a `with` block; PostgreSQL takes any number of services.
+
+    Two would both do each background job. The lock ends with the process, and its decoders do not inherit it. Commands
+    that run beside a service take none. Raises ConfigurationError if another service holds the file.
+    """
+    url = parse_database_url(database_url)
+    if url.get_backend_name() != "sqlite":
+        yield
+        return
+    path = f"{url.database}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file {path} cannot be opened ({error.strerror}): give this user write access to it and its folder, "
+            "or delete it, if another user made it and no service runs"
+        ) from None
+    try:
+        _lock(descriptor, str(url.database))
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, database: str) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace") or "unknown"
+        raise ConfigurationError(
+            f"another service (process {holder}) uses the database {database}: stop it first, give this one a database "
+            "of its own with FORESHOCK_DATABASE_URL, or use PostgreSQL, which several services may share"
+        ) from None
 
 
 def _check(database_url: str) -> str | None:

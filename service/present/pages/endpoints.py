@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from foreshock.page_addresses import run_page_path
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.health.endpoints import FiguresOfApp, service_state
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.pagination import Cursor
 from foreshock_service.platform.parameters import SEGMENT_PATTERN, decoded_segment
 from foreshock_service.platform.schemas import NO_NUL, StepPath

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.keys.service import Scope, end_session
+from foreshock_service.platform.keys import Scope, end_session
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import (
     SESSION_COOKIE,

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import InvalidRolloutsError
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.tables import ProbePolicy

@@ -9,7 +9,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import database_now_us
 from foreshock_service.platform.database.tables import Run, Shard

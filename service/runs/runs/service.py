@@ -12,7 +12,7 @@ from foreshock.api.runs import RunRecord
 from foreshock.clock import now_us
 from foreshock.errors import RUN_NOT_FOUND
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.dialect import insert_if_absent
 from foreshock_service.platform.database.tables import Run

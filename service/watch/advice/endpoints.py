@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.watch import DecisionRecord
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader

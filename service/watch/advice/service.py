@@ -27,7 +27,7 @@ from foreshock.learning_rate.decisions import (
     set_mode,
 )
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.pagination import Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError

@@ -15,7 +15,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of

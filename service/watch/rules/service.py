@@ -22,7 +22,7 @@ from foreshock.diagnosis.detectors import RulesFromStep, WarningConfiguration
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.diagnosis.rule_files import InvalidRules, RuleChanges, changes_to_toml, parse_rules, to_toml
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform.audit.service import record
+from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.problem import ProblemError

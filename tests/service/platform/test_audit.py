@@ -9,10 +9,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
-from foreshock_service.platform.audit.service import Actor, record
+from foreshock_service.platform.audit import Actor, record
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert, AuditEntry
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 
 
 def make_key(database: Database, *scopes: Scope, project: str | None = None) -> tuple[str, dict[str, str]]:

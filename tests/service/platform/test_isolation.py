@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 
 from foreshock_service.app import api_routes
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from tests.service.sending import make_batch, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe

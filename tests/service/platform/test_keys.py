@@ -16,9 +16,10 @@ from foreshock_service.app import create_app
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey, RetiredSecret
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.keys.limits import KeyLimits, TooManyRequests
-from foreshock_service.platform.keys.service import (
+from foreshock_service.platform.keys import (
+    KeyLimits,
     Scope,
+    TooManyRequests,
     create_key,
     new_secret,
     revoke_key,

@@ -16,7 +16,7 @@ from foreshock.rollouts import DecodeLimits
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey
 from foreshock_service.platform.decoding.worker import decode_limits
-from foreshock_service.platform.keys.service import Scope, create_key, hash_secret, new_secret, revoke_key
+from foreshock_service.platform.keys import Scope, create_key, hash_secret, new_secret, revoke_key
 from foreshock_service.platform.security import (
     SESSION_COOKIE,
 )

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.database.only_service import only_service
+from foreshock_service.platform.database.opening import only_service
 from tests.paths import REPOSITORY
 from tests.service.operation.processes import service_process
 
 HOLDER = """
 import sys, time
-from foreshock_service.platform.database.only_service import only_service
+from foreshock_service.platform.database.opening import only_service
 with only_service(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)

@@ -14,9 +14,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from foreshock_service.platform.database.console import upgrade as upgrade_command
 from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.opening import existing_database
+from foreshock_service.platform.database.opening import existing_database, upgrade_command
 from foreshock_service.platform.database.schema import current_revision, newest_revision, upgrade
 from tests.ports import free_port
 from tests.service.postgres import PostgresCluster

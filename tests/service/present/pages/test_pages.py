@@ -12,7 +12,7 @@ import pytest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.platform.security import SESSION_COOKIE
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS, STEP_PLOTS
 from foreshock_service.present.pages.rendering import with_code

@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.rule import ThresholdRule
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from foreshock_service.present.pages.presenters.advice import threshold_in_words
 from tests.service.keys import make_key
 from tests.service.present.pages.browsing import Visit

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from foreshock_service.platform.database.schema import newest_revision
 from foreshock_service.platform.health.endpoints import ServiceRead, Space
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.present.pages.presenters.service import bytes_in_words, service_page
 from tests.service.present.pages.conftest import Site
 from tests.service.sending import make_batch, start_run

@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe

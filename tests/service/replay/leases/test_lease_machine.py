@@ -30,7 +30,7 @@ from foreshock_service.platform.database.dialect import insert_if_absent
 from foreshock_service.platform.database.tables import Attempt, Run, Step
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score, ScoreShard
 from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import service as leases
 from foreshock_service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from tests.service.replay.leases.test_access import client_with_key
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer

@@ -16,7 +16,7 @@ from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import default_scorers
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import Scope
 from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
 from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.replay.leases.test_access import client_with_key

@@ -16,7 +16,7 @@ from foreshock.severity import Severity
 from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.maintenance.remeasure.service import remeasure_step
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import rebuild_due_findings, replace_findings
 from foreshock_service.runs.lint.judging import LintPart, judge_step, lint_shard

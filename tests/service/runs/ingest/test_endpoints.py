@@ -14,8 +14,7 @@ from sqlalchemy import event, select
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard
-from foreshock_service.platform.keys.limits import KeyLimits
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import KeyLimits, Scope, create_key, new_secret
 from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
 from tests.service.sending import make_batch, start_run
 

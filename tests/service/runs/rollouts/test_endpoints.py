@@ -7,8 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.limits import KeyLimits
-from foreshock_service.platform.keys.service import Scope
+from foreshock_service.platform.keys import KeyLimits, Scope
 from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, start_run
 

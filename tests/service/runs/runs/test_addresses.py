@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys.service import Scope, create_key, new_secret
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from tests.service.sending import Sender, make_batch, start_run
 
 KEYS = ("nightly", "team/run 7", "100%", "a%2Fb", "größe", "r?x=1#y", "run_1")

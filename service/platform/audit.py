@@ -1,21 +1,28 @@
-"""Record and list what people and keys changed. Callers pass names and states, never secrets or rollouts."""
+"""The audit: an append-only record of who changed advice, alerts, runs and keys.
+
+Callers pass names and states, never secrets or rollouts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
+from fastapi import APIRouter, Query
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
 from foreshock.api.service import AuditRecord
 from foreshock.clock import now_us
-from foreshock_service.platform.audit import repository
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.dialect import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry
 from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.pagination import Cursor, CursorKey, Limit, Page, decode_cursor, page_of
+from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.security import Administrator
 
 
 class Author(Protocol):
@@ -73,9 +80,45 @@ def list_entries(
 ) -> Page[AuditRecord]:
     """Return one page of entries, newest first; `project`: those of one project alone."""
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    rows = repository.newest_first(session, project, filters, after, limit + 1)
+    rows = _newest_first(session, project, filters, after, limit + 1)
     return page_of([from_attributes(AuditRecord, row) for row in rows], limit, _key_of)
 
 
 def _key_of(entry: AuditRecord) -> CursorKey:
     return (entry.at_us, entry.id)
+
+
+def _newest_first(
+    session: Session,
+    project: str | None,
+    filters: Mapping[str, str | None],
+    after: tuple[int, str] | None,
+    limit: int,
+) -> Sequence[AuditEntry]:
+    """Return up to `limit` entries older than `after`; `filters` by column, None: any."""
+    query = select(AuditEntry)
+    if project is not None:
+        query = query.where(AuditEntry.project == project)
+    query = query.filter_by(**{name: value for name, value in filters.items() if value is not None})
+    if after is not None:
+        query = query.where(tuple_(AuditEntry.at_us, AuditEntry.id) < after)
+    return session.scalars(query.order_by(AuditEntry.at_us.desc(), AuditEntry.id.desc()).limit(limit)).all()
+
+
+router = APIRouter(prefix="/v1/audit", tags=["audit"])
+
+
+@router.get("")
+def list_audit(
+    context: Context,
+    principal: Administrator,
+    actor: Annotated[Name | None, Query(description="only changes by this key or actor")] = None,
+    action: Annotated[Name | None, Query(description="only this action")] = None,
+    run: Annotated[Name | None, Query(description="only changes of the run with this id")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Page[AuditRecord]:
+    """List who changed advice, alerts, runs and keys, newest first; for a key of one project, of that project."""
+    filters = {"actor": actor, "action": action, "run_id": run}
+    with context.database.read() as session:
+        return list_entries(session, principal.project, filters, cursor, limit)

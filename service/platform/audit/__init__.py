@@ -1,1 +1,0 @@
-"""The audit: an append-only record of who changed advice, alerts, runs and keys."""

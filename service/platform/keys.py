@@ -1,0 +1,281 @@
+"""API keys: what they are, their scopes, their limits and their last use. Only the hash of a key is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import delete, or_, select, update
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.errors import ConfigurationError
+from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret
+from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.problem import ProblemError
+
+KEY_PREFIX = "fsk_"
+
+
+class Scope(StrEnum):
+    """Permission of a key; `admin` includes the others."""
+
+    INGEST = "ingest"
+    READ = "read"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+def new_secret() -> str:
+    """Return a new API key: the prefix that secret scanners look for, then 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_secret(secret: str) -> str:
+    """Return the SHA-256 that is stored of a key; its 256 random bits make a slow hash unnecessary."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def create_key(
+    session: Session,
+    secret: str,
+    name: str,
+    project: str | None,
+    scopes: Collection[Scope],
+    *,
+    expires_at_us: int | None = None,
+) -> ApiKey:
+    """Store the hash of `secret` with its project and scopes; an equal secret keeps the row it has."""
+    if not scopes:
+        raise ConfigurationError("a key needs at least one scope: ingest, read, worker or admin")
+    row = {
+        "id": new_identifier("key"),
+        "name": name,
+        "project": project,
+        "scopes": sorted(scope.value for scope in scopes),
+        "secret_hash": hash_secret(secret),
+        "created_at_us": now_us(),
+        "revoked_at_us": None,
+        "expires_at_us": expires_at_us,
+        "last_used_at_us": None,
+        "sessions_from_us": 0,
+    }
+    insert_if_absent(session, ApiKey, row)
+    key = _find_by_hash(session, hash_secret(secret))
+    assert key is not None
+    return key
+
+
+def find_key(session: Session, key_id: str) -> ApiKey | None:
+    """Return the key with this id, revoked or not."""
+    return session.get(ApiKey, key_id)
+
+
+def find_key_by_secret(session: Session, secret: str) -> ApiKey | None:
+    """Return the key with this secret, revoked or not; also by a secret that a rotation still keeps valid.
+
+    Hashes are compared in constant time.
+    """
+    secret_hash = hash_secret(secret)
+    key = _find_by_hash(session, secret_hash)
+    if key is not None:
+        return key if hmac.compare_digest(key.secret_hash, secret_hash) else None
+    retired = session.get(RetiredSecret, secret_hash)
+    if retired is None or not hmac.compare_digest(retired.secret_hash, secret_hash):
+        return None
+    return session.get(ApiKey, retired.key_id) if now_us() < retired.valid_until_us else None
+
+
+def was_ever_a_secret(session: Session, secret: str) -> bool:
+    """Return whether a key has or had this secret, valid or not."""
+    secret_hash = hash_secret(secret)
+    found = _find_by_hash(session, secret_hash) or session.get(RetiredSecret, secret_hash)
+    return found is not None
+
+
+def is_valid(key: ApiKey) -> bool:
+    """Return whether the key is neither revoked nor expired."""
+    return key.revoked_at_us is None and (key.expires_at_us is None or now_us() < key.expires_at_us)
+
+
+def describe(key: ApiKey) -> dict[str, Any]:
+    """Return what the audit says of a key: its name, project, scopes and expiry."""
+    return {"name": key.name, "project": key.project, "scopes": list(key.scopes), "expires_at_us": key.expires_at_us}
+
+
+def keys_exist(session: Session) -> bool:
+    """Return whether a key was ever made, revoked ones included: then requests without a key are refused."""
+    return session.scalar(select(ApiKey.id).limit(1)) is not None
+
+
+def list_keys(session: Session) -> Sequence[ApiKey]:
+    """Return every key, revoked ones included, oldest first."""
+    return session.scalars(select(ApiKey).order_by(ApiKey.created_at_us, ApiKey.id)).all()
+
+
+def rotate_key(session: Session, key_id: str, secret: str, overlap_seconds: float) -> ApiKey | None:
+    """Give a key another secret; None if there is no such key.
+
+    The replaced secret stays valid for `overlap_seconds`, page sessions made before end at once.
+    """
+    key = session.get(ApiKey, key_id)
+    if key is None:
+        return None
+    if not is_valid(key):
+        raise ConfigurationError(f"{key_id} is revoked or expired: make another key with `foreshock keys create`")
+    now = now_us()
+    _retire(session, key, now + int(overlap_seconds * 1e6))
+    key.secret_hash = hash_secret(secret)
+    key.sessions_from_us = now
+    return key
+
+
+def revoke_key(session: Session, key_id: str) -> ApiKey | None:
+    """Revoke a key for good, with every secret it had; None if there is no such key."""
+    key = session.get(ApiKey, key_id)
+    if key is not None:
+        key.revoked_at_us = key.revoked_at_us or now_us()
+    return key
+
+
+def end_session(session: Session, session_hash: str, lifetime_seconds: float) -> None:
+    """End a page session for good; the note of it is kept for the lifetime of a session."""
+    row = {"session_hash": session_hash, "expires_at_us": now_us() + int(lifetime_seconds * 1e6)}
+    insert_if_absent(session, EndedSession, row)
+
+
+def has_session_ended(session: Session, session_hash: str) -> bool:
+    """Return whether a page session was ended by logging out."""
+    return session.get(EndedSession, session_hash) is not None
+
+
+def _find_by_hash(session: Session, secret_hash: str) -> ApiKey | None:
+    """Return the key whose secret has this hash."""
+    return session.scalar(select(ApiKey).where(ApiKey.secret_hash == secret_hash))
+
+
+def _retire(session: Session, key: ApiKey, valid_until_us: int) -> None:
+    """Make the key's secret a retired one, and end the earlier retired ones no later."""
+    earlier = update(RetiredSecret).where(RetiredSecret.key_id == key.id, RetiredSecret.valid_until_us > valid_until_us)
+    session.execute(earlier.values(valid_until_us=valid_until_us))
+    row = {"secret_hash": key.secret_hash, "key_id": key.id, "valid_until_us": valid_until_us}
+    insert_if_absent(session, RetiredSecret, row)
+
+
+def _note_use(session: Session, key_id: str, used_at_us: int, least_apart_us: int) -> None:
+    """Note the last use of a key, unless one less than `least_apart_us` before is noted."""
+    before = ApiKey.last_used_at_us <= used_at_us - least_apart_us
+    statement = update(ApiKey).where(ApiKey.id == key_id, or_(ApiKey.last_used_at_us.is_(None), before))
+    session.execute(statement.values(last_used_at_us=used_at_us))
+
+
+_LEAST_APART_US = 60_000_000
+
+
+class KeyUses:
+    """The uses of one process. Thread-safe: single operations on a dict are atomic."""
+
+    def __init__(self) -> None:
+        self._noted: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+
+    def note(self, key_id: str) -> None:
+        """Note that the key was used now."""
+        self._noted[key_id] = now_us()
+
+    def write(self, database: Database) -> None:
+        """Write the noted uses that are a minute after the last ones written, and forget expired sessions."""
+        due = {
+            key_id: used
+            for key_id, used in list(self._noted.items())
+            if used - self._written.get(key_id, -_LEAST_APART_US) >= _LEAST_APART_US
+        }
+        if not due:
+            return
+
+        def write(session: Session) -> None:
+            for key_id, used in due.items():
+                _note_use(session, key_id, used, _LEAST_APART_US)
+            session.execute(delete(EndedSession).where(EndedSession.expires_at_us < now_us()))
+
+        database.write(write)
+        self._written |= due
+
+
+# A key may save up this many seconds of its rate: a thousand trainers that are woken at once ask again at once.
+BURST_SECONDS = 5.0
+
+
+class TooManyRequests(ProblemError):
+    """A key beyond its limit of requests, bytes or uploads; the same request succeeds after Retry-After."""
+
+    status = 429
+    problem_type = "too-many-requests"
+
+
+@dataclass(slots=True)
+class _Buckets:
+    """What is left of requests and bytes, as of `at`."""
+
+    requests: float
+    bytes: float
+    at: float
+
+
+class KeyLimits:
+    """The buckets of every key that was used. A rate of 0 is no limit. Thread-safe."""
+
+    def __init__(
+        self,
+        requests_per_second: float = 0.0,
+        bytes_per_second: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rates = (requests_per_second or math.inf, bytes_per_second or math.inf)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: dict[str, _Buckets] = {}
+
+    def admit(self, key_id: str) -> None:
+        """Count a request of the key; raises TooManyRequests with the seconds until the next one is admitted."""
+        with self._lock:
+            buckets = self._refilled(key_id)
+            for name, left, rate, least in (
+                ("requests", buckets.requests, self._rates[0], 1.0),
+                ("bytes", buckets.bytes, self._rates[1], 0.0),
+            ):
+                if left < least:
+                    seconds = max(1, math.ceil((least - left) / rate))
+                    raise TooManyRequests(
+                        f"this key is limited to {rate:,.0f} {name} per second: try again in {seconds} s "
+                        f"(FORESHOCK_KEY_{name.upper()}_PER_SECOND of the service)",
+                        headers={"Retry-After": str(seconds)},
+                    )
+            buckets.requests -= 1.0
+
+    def charge(self, key_id: str, size: int) -> None:
+        """Charge the bytes of a body to its key."""
+        with self._lock:
+            self._refilled(key_id).bytes -= size
+
+    def _refilled(self, key_id: str) -> _Buckets:
+        now = self._clock()
+        # At least one request, so that a rate below one in five seconds admits any.
+        most_requests, most_bytes = max(1.0, self._rates[0] * BURST_SECONDS), self._rates[1] * BURST_SECONDS
+        buckets = self._keys.setdefault(key_id, _Buckets(most_requests, most_bytes, now))
+        passed = now - buckets.at
+        if passed > 0.0:
+            buckets.requests = min(most_requests, buckets.requests + passed * self._rates[0])
+            buckets.bytes = min(most_bytes, buckets.bytes + passed * self._rates[1])
+            buckets.at = now
+        return buckets

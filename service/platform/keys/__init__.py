@@ -1,1 +1,0 @@
-"""API keys: what they are, their limits and their last use."""
