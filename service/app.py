@@ -21,8 +21,8 @@ from starlette.routing import BaseRoute
 from foreshock.clock import now_us
 from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions
 from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
-from foreshock_service.maintenance.retention.endpoints import router as retention
-from foreshock_service.maintenance.retention.service import RetentionTask
+from foreshock_service.maintenance.retention import RetentionTask
+from foreshock_service.maintenance.retention_endpoints import router as retention
 from foreshock_service.platform.audit import router as audit
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database

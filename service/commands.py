@@ -88,16 +88,16 @@ class KeysCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the action; raises ConfigurationError if the key or the database does not exist."""
-        from foreshock_service.maintenance.keys import console
+        from foreshock_service.maintenance import keys
 
         if arguments.action == "create":
-            console.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"], arguments.expires)
+            keys.create(arguments.name, arguments.project, arguments.scope or ["ingest", "read"], arguments.expires)
         elif arguments.action == "list":
-            console.show()
+            keys.show()
         elif arguments.action == "rotate":
-            console.rotate(arguments.key, arguments.overlap)
+            keys.rotate(arguments.key, arguments.overlap)
         else:
-            console.revoke(arguments.key)
+            keys.revoke(arguments.key)
         return 0
 
 
@@ -139,7 +139,7 @@ class RemeasureCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Measure again; return 1 if something was left unchanged. May run beside the service, and repeatedly."""
-        from foreshock_service.maintenance.remeasure.console import Request, remeasure
+        from foreshock_service.maintenance.remeasure import Request, remeasure
 
         return remeasure(
             Request(arguments.run, arguments.attempt, arguments.step, arguments.everything, arguments.dry_run)
@@ -159,8 +159,7 @@ class FsckCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Check; return 1 if something is left to repair. May run beside the service."""
-        from foreshock_service.maintenance.fsck.console import fsck
-        from foreshock_service.maintenance.fsck.service import Request
+        from foreshock_service.maintenance.fsck import Request, fsck
 
         return fsck(Request(arguments.repair, arguments.quick), as_json=arguments.json)
 
@@ -223,7 +222,7 @@ class RetentionCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Purge; may run beside the service, and repeatedly. Raises ConfigurationError without a rule."""
-        from foreshock_service.maintenance.retention.console import retention
+        from foreshock_service.maintenance.retention import retention
 
         retention(arguments.run, dry_run=arguments.dry_run)
         return 0

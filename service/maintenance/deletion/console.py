@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.maintenance.context import maintenance_context
+from foreshock_service.maintenance.command_context import maintenance_context, run_called
 from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions, steps_beyond, strip_step
 from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
-from foreshock_service.maintenance.run_names import run_called
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
 from foreshock_service.platform.events import EventBus

@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from foreshock_service.app import create_app
-from foreshock_service.maintenance.retention.service import purge
+from foreshock_service.maintenance.retention import purge
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.opening import existing_database
 from foreshock_service.platform.database.tables import Shard

@@ -13,7 +13,7 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import decode_rollouts, decode_scores
 from foreshock_service.maintenance.deletion.console import delete_rollouts, delete_whole_run
 from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions
-from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import (
     Deletion,

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.rollouts import encode_rollouts
-from foreshock_service.maintenance.fsck.console import fsck
-from foreshock_service.maintenance.fsck.service import Request
+from foreshock_service.maintenance.fsck import Request, fsck
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.names import score_file_name

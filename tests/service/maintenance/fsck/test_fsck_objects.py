@@ -11,8 +11,7 @@ import pytest
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
-from foreshock_service.maintenance.fsck.console import fsck
-from foreshock_service.maintenance.fsck.service import Request
+from foreshock_service.maintenance.fsck import Request, fsck
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.names import shard_file_name

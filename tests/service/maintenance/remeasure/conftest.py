@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from foreshock_service.maintenance.remeasure.console import Request, remeasure
+from foreshock_service.maintenance.remeasure import Request, remeasure
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings

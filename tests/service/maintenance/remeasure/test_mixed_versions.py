@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from foreshock.commands.main import main
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard

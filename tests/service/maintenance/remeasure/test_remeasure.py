@@ -13,8 +13,7 @@ from fastapi import FastAPI
 from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.maintenance.remeasure.console import Request, remeasure
-from foreshock_service.maintenance.remeasure.service import StepReport, remeasure_step
+from foreshock_service.maintenance.remeasure import Request, StepReport, remeasure, remeasure_step
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.schema import upgrade
 from foreshock_service.platform.database.session import Database
@@ -256,7 +255,7 @@ def test_interrupted_command_resumes_with_the_remaining_steps(
         return remeasure_step(context, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr("foreshock_service.maintenance.remeasure.console.remeasure_step", interrupted)
+        patch.setattr("foreshock_service.maintenance.remeasure.remeasure_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             command(Request())
     assert "of 4 steps: run it again to continue" in capsys.readouterr().err

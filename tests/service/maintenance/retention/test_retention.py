@@ -6,9 +6,8 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from foreshock_service.maintenance.remeasure.service import check_step, remeasure_step
-from foreshock_service.maintenance.retention.console import retention
-from foreshock_service.maintenance.retention.service import RetentionTask, purge
+from foreshock_service.maintenance.remeasure import check_step, remeasure_step
+from foreshock_service.maintenance.retention import RetentionTask, purge, retention
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Alert, Attribution
 from foreshock_service.platform.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock_service.maintenance.retention.rules import RetentionRules, purged_steps
+from foreshock_service.maintenance.retention import RetentionRules, purged_steps
 
 STEPS = st.lists(st.integers(0, 300), unique=True, max_size=120).map(sorted)
 RULES = st.builds(

@@ -15,7 +15,7 @@ from sqlalchemy import update
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact, encode_exact
 from foreshock_service.app import create_app
-from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.tables import ExactDivergence
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings

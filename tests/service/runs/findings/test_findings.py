@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from foreshock.rollouts import RolloutBatch
 from foreshock.severity import Severity
 from foreshock_service.app import FINDING_SOURCES
-from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps

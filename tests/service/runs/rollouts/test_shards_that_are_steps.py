@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.maintenance.remeasure.service import remeasure_step
+from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import MeasurementStatistics, ShardStatistics
 from foreshock_service.runs.rollouts.repository import StoredPart

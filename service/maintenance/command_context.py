@@ -1,12 +1,17 @@
-"""The parts of a service that commands need, on the data of a service that exists."""
+"""What commands need on the data of a service that exists: its parts, and runs as an operator names them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from foreshock.errors import ConfigurationError
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.opening import existing_database
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.opening import open_store
@@ -30,3 +35,14 @@ def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -
             if shared is None:
                 decoders.close()
             store.close()
+
+
+def run_called(session: Session, name: str) -> Run:
+    """Return the only run with this id, key or name that was not deleted; raises ConfigurationError."""
+    called = or_(Run.id == name, Run.key == name, Run.name == name)
+    runs = session.scalars(select(Run).where(called, Run.deleted_at_us.is_(None)).order_by(Run.created_at_us)).all()
+    if not runs:
+        raise ConfigurationError(f"there is no run {name}")
+    if len(runs) > 1:
+        raise ConfigurationError(f"more than one run is called {name}: {', '.join(run.id for run in runs)}")
+    return runs[0]

@@ -6,18 +6,28 @@ files in flight are no orphans.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+from sqlalchemy import Row, Select, func, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from foreshock.commands.text import Progress
 from foreshock.errors import RolloutsError
-from foreshock_service.maintenance.fsck.contents import read_contents
-from foreshock_service.maintenance.fsck.repository import CataloguedFile, catalogued_files
+from foreshock_service.maintenance.command_context import maintenance_context
+from foreshock_service.maintenance.file_contents import read_contents
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Run, Shard
+from foreshock_service.platform.database.tables.probes import ExactShard, Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.names import FileName, parse_name
 from foreshock_service.platform.store.orphans import find_orphans
 from foreshock_service.platform.store.tokens import ListedFile
@@ -180,3 +190,159 @@ def _orphan_findings(context: ServiceContext, orphans: list[ListedFile], *, repa
 def _place(name: FileName) -> tuple[object, ...]:
     """Return what two files share that were written from the same bytes for the same row."""
     return name.run_id, name.attempt, name.step, name.shard, name.job_id, name.digest
+
+
+_ROWS_AT_ONCE = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class CataloguedFile:
+    """A file that a row names, and what the row says of it; None: it does not say.
+
+    `key` is that of a shard of rollouts: run, attempt, step, shard. `purged`: the run was deleted or retention purged
+    the tokens, so that the file may be gone.
+    """
+
+    kind: str
+    name: str
+    owner: str
+    digest: str
+    rollouts: int | None
+    tokens: int | None
+    size: int | None
+    rollout_set_digest: str | None
+    purged: bool
+    key: tuple[str, int, int, int] | None = None
+
+
+def catalogued_files(database: Database) -> Iterator[list[CataloguedFile]]:
+    """Yield the files of all rows: shards of rollouts, then scores, then exact divergences."""
+    shard = (Shard.run_id, Shard.attempt, Shard.step, Shard.shard)
+    of_runs = select(Shard, Run.deleted_at_us).join(Run, Run.id == Shard.run_id)
+    yield from _pages(database, of_runs, shard, _of_shard)
+    score = (ScoreShard.job_id, ScoreShard.token, ScoreShard.scorer, ScoreShard.variant, ScoreShard.shard)
+    yield from _pages(database, _with_run(ScoreShard), score, _of_score)
+    exact = (ExactShard.job_id, ExactShard.token, ExactShard.pair, ExactShard.shard)
+    yield from _pages(database, _with_run(ExactShard), exact, _of_exact)
+
+
+def _with_run(table: type[ScoreShard] | type[ExactShard]) -> Select[*tuple[Any, ...]]:
+    query = select(table, Run.deleted_at_us, Probe.run_id, Probe.attempt, Probe.step)
+    query = query.join(ProbeJob, ProbeJob.id == table.job_id).join(Probe, Probe.id == ProbeJob.probe_id)
+    return query.join(Run, Run.id == Probe.run_id)
+
+
+def _pages(
+    database: Database,
+    query: Select[*tuple[Any, ...]],
+    key: Sequence[InstrumentedAttribute[Any]],
+    read: Callable[[Row[Any]], CataloguedFile],
+) -> Iterator[list[CataloguedFile]]:
+    names = [column.key for column in key]
+    after: tuple[Any, ...] | None = None
+    while True:
+        chosen = query if after is None else query.where(tuple_(*key) > after)
+        with database.read() as session:
+            rows = session.execute(chosen.order_by(*key).limit(_ROWS_AT_ONCE)).all()
+            page = [read(row) for row in rows]
+        if not page:
+            return
+        after = tuple(getattr(rows[-1][0], name) for name in names)
+        yield page
+
+
+def _of_shard(row: Row[Any]) -> CataloguedFile:
+    shard: Shard = row[0]
+    in_full = shard.full_rollouts is None
+    return CataloguedFile(
+        kind="rollouts",
+        name=shard.file,
+        owner=f"run {shard.run_id}, attempt {shard.attempt}, step {shard.step}, shard {shard.shard}",
+        digest=shard.digest,
+        # The row keeps the numbers of the upload if rollouts of it were deleted.
+        rollouts=None if shard.deleted_rollouts else (shard.rollouts if in_full else shard.full_rollouts),
+        tokens=None if shard.deleted_rollouts else (shard.tokens if in_full else shard.full_tokens),
+        size=shard.file_bytes,
+        rollout_set_digest=shard.rollout_set_digest if in_full and not shard.deleted_rollouts else None,
+        purged=row.deleted_at_us is not None or shard.tokens_removed is not None,
+        key=(shard.run_id, shard.attempt, shard.step, shard.shard),
+    )
+
+
+def _of_score(row: Row[Any]) -> CataloguedFile:
+    return _of_job(row, "scores", f"{row[0].scorer} {row[0].variant}".strip())
+
+
+def _of_exact(row: Row[Any]) -> CataloguedFile:
+    return _of_job(row, "exact", row[0].pair)
+
+
+def _of_job(row: Row[Any], kind: str, what: str) -> CataloguedFile:
+    shard: ScoreShard | ExactShard = row[0]
+    return CataloguedFile(
+        kind=kind,
+        name=shard.file,
+        owner=f"run {row.run_id}, attempt {row.attempt}, step {row.step}, {what}, shard {shard.shard}",
+        digest=shard.digest,
+        rollouts=shard.rollouts,
+        tokens=shard.tokens,
+        size=None,
+        rollout_set_digest=None,
+        purged=row.deleted_at_us is not None,
+    )
+
+
+def fsck(request: Request, *, as_json: bool, decoders: DecoderPool | None = None) -> int:
+    """Check the store and print the report; return 0 if nothing is left to repair, else 1. Raises ConfigurationError.
+
+    `decoders` lets a process that has a pool share it.
+    """
+    # Nothing is measured, so nothing needs to be compiled.
+    settings = load_settings().model_copy(update={"token_pass": "numpy"})
+    with maintenance_context(settings, decoders) as context:
+        with context.database.read() as session:
+            progress = Progress("checking files", _count(session))
+        report = check_store(context, request, progress.show)
+    if as_json:
+        print(json.dumps(_document(report), indent=2, ensure_ascii=False))
+    else:
+        _show(report, request)
+    return 0 if report.is_sound else 1
+
+
+def _document(report: Report) -> dict[str, object]:
+    return {
+        "sound": report.is_sound,
+        "checked": dict(report.checked),
+        "purged": report.purged,
+        "foreign": report.foreign,
+        "findings": [asdict(finding) | {"to_do": finding.to_do} for finding in report.findings],
+    }
+
+
+def _show(report: Report, request: Request) -> None:
+    checked = ", ".join(f"{count:,} of {kind}" for kind, count in sorted(report.checked.items())) or "none"
+    how = "names and sizes" if request.quick else "names, sizes and contents"
+    print(f"files checked by {how}: {checked}")
+    if report.purged:
+        print(f"purged by retention or with their runs: {report.purged:,}")
+    if report.foreign:
+        print(f"not written by the service, and left: {report.foreign:,}")
+    counts = Counter((finding.problem, finding.repaired is not None) for finding in report.findings)
+    if not counts:
+        print("the catalogue and the files agree")
+        return
+    print(f"{'problem':<12}{'found':>8}{'repaired':>10}")
+    for problem in dict.fromkeys(finding.problem for finding in report.findings):
+        repaired = counts[problem, True]
+        print(f"{problem:<12}{repaired + counts[problem, False]:>8,}{repaired:>10,}")
+    for finding in report.findings:
+        whose = f" ({finding.owner})" if finding.owner else ""
+        print(f"\n{finding.problem}: {finding.file}{whose}\n  {finding.detail}")
+        print(f"  repaired: {finding.repaired}" if finding.repaired else f"  to do: {finding.to_do}")
+
+
+def _count(session: Session) -> int:
+    return sum(
+        session.scalar(select(func.count()).select_from(table)) or 0 for table in (Shard, ScoreShard, ExactShard)
+    )

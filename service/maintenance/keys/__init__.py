@@ -1,1 +1,0 @@
-"""API keys: made, listed, rotated and revoked by `foreshock keys`."""

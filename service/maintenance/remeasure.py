@@ -1,0 +1,332 @@
+"""Measure a stored step again: its shards from their token files, its replayed scores from theirs.
+
+Everything is computed before the transaction that replaces it, one for a step; that transaction checks that nothing
+has arrived since. So it may run beside the service, twice at once, and may be interrupted: each step is as it was or as
+it is measured now. SQLite serialises its transactions with the service's own, which wait for milliseconds.
+
+The same token files give the same statistics. What alerts and advice made of the values when they were new stays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import ColumnElement, exists, func, or_, select
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from foreshock.commands.text import Progress
+from foreshock.errors import ConfigurationError, ForeshockError
+from foreshock.measures.registry import COMPARISON_MEASURES
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock_service.maintenance.command_context import maintenance_context, run_called
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import (
+    MeasurementStatistics,
+    Run,
+    Shard,
+    ShardStatistics,
+    Step,
+    measurements,
+)
+from foreshock_service.platform.decoding.pool import DecoderPool
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
+from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
+from foreshock_service.replay.results.exact import remeasure_exact
+from foreshock_service.runs.lint.judging import judge_step
+from foreshock_service.runs.measurements.folding import fold_step
+from foreshock_service.runs.rollouts.remeasuring import TokenFile, measure_file
+from foreshock_service.runs.rollouts.service import replace_shards, shards_of_step
+from foreshock_service.runs.rollouts.shards import FoldedStep, MeasuredShard
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.steps.closing import store_fold
+from foreshock_service.runs.steps.service import is_closed
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The outcome of a step; `left` is the reason why a part was left unchanged, None if no part was."""
+
+    key: StepKey
+    left: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A step as it is stored: the files of its shards in order, and its scores."""
+
+    files: tuple[TokenFile, ...]
+    # None if tokens were removed: then nothing is measured again.
+    scored: AttributionInputs | None
+
+    @classmethod
+    def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
+        files = tuple(TokenFile.of(shard) for shard in shards_of_step(session, key))
+        whole = all(file.tokens_removed is None for file in files)
+        return cls(files, attribution_inputs(context, session, key) if whole else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A step as it is measured now: its shards, their folds, and the attribution of its scores (None: not replaced)."""
+
+    stored: _Stored
+    shards: tuple[MeasuredShard, ...]
+    folded: FoldedStep
+    attribution: AttributionResult | None
+
+
+def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
+    """Measure a step again and replace its stored measures; what cannot be measured is left unchanged and reported."""
+    try:
+        for _ in range(_TRIES):
+            with context.database.read() as session:
+                stored = _Stored.read(context, session, key)
+            gone = _removed(stored.files) or gone_files(context, stored.files)
+            if gone:
+                return StepReport(key, gone)
+            measured, gone = _measure(context, key, stored)
+            if context.database.write(partial(_replace, context, key, measured)):
+                return StepReport(key, gone or _still_old(context, key) or remeasure_exact(context, key))
+        return StepReport(key, "rollouts or scores of it kept arriving: run it again")
+    except OSError as error:
+        return StepReport(key, f"a file of it cannot be read: {error}")
+    except MemoryError:
+        return StepReport(key, "it needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows")
+    except (ForeshockError, ProblemError) as error:
+        return StepReport(key, str(error))
+    except OperationalError as error:
+        return StepReport(key, f"the database refused the transaction: {error.orig}; run it again")
+
+
+def check_step(context: ServiceContext, key: StepKey) -> StepReport:
+    """Return the report of `remeasure_step` on the step's files, without measuring."""
+    with context.database.read() as session:
+        stored = _Stored.read(context, session, key)
+    return StepReport(key, _removed(stored.files) or gone_files(context, stored.files) or _gone_scores(stored.scored))
+
+
+def _removed(files: Sequence[TokenFile]) -> str | None:
+    """Return why a step cannot be measured again although nothing is missing; None if it can."""
+    removed = [why for file in files if (why := file.removed_in_words()) is not None]
+    return f"{removed[0]}; its measures stay" if removed else None
+
+
+def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
+    """Describe the missing token files; None if all exist."""
+    gone = [file for file in files if not context.store.file(file.name).exists()]
+    if not gone:
+        return None
+    return f"{len(gone)} of its {len(files)} token files are missing, such as {gone[0].name}"
+
+
+def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
+    """Return the step as it is measured now, and a description of missing scores."""
+    measured = tuple(measure_file(context, file) for file in stored.files)
+    measurements = fold_step(part for shard in measured for part in shard.parts)
+    folded = FoldedStep(measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured]))
+    gone = _gone_scores(stored.scored)
+    attribution = None
+    scored = stored.scored
+    if scored is not None and scored.scores and gone is None:
+        attribution = context.decoders.run(attribute_step, scored.rollouts, scored.scores, scored.attempt_fingerprint)
+    return _Measured(stored, measured, folded, attribution), gone
+
+
+def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
+    """Replace everything in this transaction; False if the step has changed since it was measured."""
+    if lock_run_for_background(session, key.run_id) is None:
+        return True
+    if _Stored.read(context, session, key) != measured.stored:
+        return False
+    numbers = [file.shard for file in measured.stored.files]
+    replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
+    if is_closed(session, key):
+        store_fold(session, key, measured.folded, again=True)
+    if measured.attribution is not None and measured.stored.scored is not None:
+        store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
+    return True
+
+
+def _gone_scores(scored: AttributionInputs | None) -> str | None:
+    if scored is None:
+        return None
+    gone = [file.name for score in scored.scores for file in score.files if not file.exists()]
+    if not gone:
+        return None
+    return f"{len(gone)} files of its replayed scores are missing, such as {gone[0]}; their measures are unchanged"
+
+
+def _still_old(context: ServiceContext, key: StepKey) -> str | None:
+    """Describe the comparisons that can no longer be computed from stored data."""
+    with context.database.read() as session:
+        old = old_comparisons(session, key)
+    return f"its scores no longer give {', '.join(old)}" if old else None
+
+
+_COUNTS = [measure.column for measure in COMPARISON_MEASURES if measure.column_type == "integer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Selection of steps; None: every run, every attempt, every step. `everything`: also those that are up to date."""
+
+    run_id: str | None = None
+    attempt: int | None = None
+    step: int | None = None
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Amount of data of a step: shards and bytes."""
+
+    shards: int
+    file_bytes: int
+
+
+def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
+    """Return the selected steps, in order."""
+    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
+    query = query.where(Run.deleted_at_us.is_(None))
+    for column, wanted in ((Step.run_id, choice.run_id), (Step.attempt, choice.attempt), (Step.step, choice.step)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if not choice.everything:
+        old = _of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics)
+        query = query.where(old | _without_newest_measures())
+    ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
+    return [StepKey(*row) for row in session.execute(ordered)]
+
+
+def extent_of(session: Session, key: StepKey) -> Extent:
+    """Return the number of a step's shards and the bytes of their files together."""
+    query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
+    chosen = query.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
+    shards, file_bytes = session.execute(chosen).one()
+    return Extent(int(shards), int(file_bytes))
+
+
+def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
+    """Return the comparisons of a step whose measurement is of another version."""
+    table = MeasurementStatistics
+    query = select(table.comparison).where(
+        table.run_id == key.run_id,
+        table.attempt == key.attempt,
+        table.step == key.step,
+        table.statistics_version != STATISTICS_VERSION,
+    )
+    return session.scalars(query.order_by(table.comparison)).all()
+
+
+def _without_newest_measures() -> ColumnElement[bool]:
+    """Whether a step has a comparison that was measured before a column existed: a measured count is never NULL.
+
+    A new measure without a count of its own is not found: `--everything` computes it for older steps.
+    """
+    columns = measurements.c
+    return exists().where(
+        columns.run_id == Step.run_id,
+        columns.attempt == Step.attempt,
+        columns.step == Step.step,
+        columns.tokens.is_not(None),
+        or_(*(columns[name].is_(None) for name in _COUNTS)),
+    )
+
+
+def _of_another_version(table: type[ShardStatistics] | type[MeasurementStatistics]) -> ColumnElement[bool]:
+    return exists().where(
+        table.run_id == Step.run_id,
+        table.attempt == Step.attempt,
+        table.step == Step.step,
+        table.statistics_version != STATISTICS_VERSION,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arguments: a run by id, key or name (None: all), and a selection of its steps."""
+
+    run: str | None = None
+    attempt: int | None = None
+    step: int | None = None
+    everything: bool = False
+    dry_run: bool = False
+
+
+def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
+    """Measure the requested steps again; return 0 if nothing was left unchanged, else 1. Raises ConfigurationError.
+
+    `decoders` lets a process that has a pool share it.
+    """
+    with maintenance_context(load_settings(), decoders) as context:
+        keys = _chosen(context, request)
+        if not keys:
+            print(f"nothing to do: all statistics are of version {STATISTICS_VERSION}, which this release reads")
+            return 0
+        print(_extent(context, keys), flush=True)
+        if request.dry_run:
+            left = [report for report in map(partial(check_step, context), keys) if report.left is not None]
+            _show(left)
+            print(f"{len(keys) - len(left)} of {len(keys)} steps would be measured again; nothing was changed")
+        else:
+            left = _measure_all(context, keys)
+            print(f"{len(keys) - len(left)} of {len(keys)} steps were measured again")
+    return 1 if left else 0
+
+
+def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepReport]:
+    """Measure the steps again, as many at once as there are decoders; return the reports of incomplete ones."""
+    progress = Progress("measuring again", len(keys))
+    if not context.decoders.is_warm:
+        context.decoders.warm_up()
+    left: list[StepReport] = []
+    with ThreadPoolExecutor(context.settings.decode_processes) as threads:
+        done = 0
+        try:
+            for report in threads.map(partial(remeasure_step, context), keys):
+                done += 1
+                progress.show(done)
+                if report.left is not None:
+                    left.append(report)
+        except BaseException:
+            # Interrupted: finish the running steps, start no other.
+            threads.shutdown(cancel_futures=True)
+            print(f"\nended early, after {done} of {len(keys)} steps: run it again to continue", file=sys.stderr)
+            raise
+    _show(left)
+    return left
+
+
+def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
+    with context.database.read() as session:
+        run_id = run_called(session, request.run).id if request.run is not None else None
+        keys = steps_to_measure(session, Choice(run_id, request.attempt, request.step, request.everything))
+        if not keys and request.step is not None:
+            everything = Choice(run_id, request.attempt, request.step, everything=True)
+            if not steps_to_measure(session, everything):
+                raise ConfigurationError(f"there is no step {request.step}")
+    return keys
+
+
+def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:
+    with context.database.read() as session:
+        extents = [extent_of(session, key) for key in keys]
+    runs, files = len({key.run_id for key in keys}), sum(each.shards for each in extents)
+    megabytes = sum(each.file_bytes for each in extents) / 1e6
+    return f"{len(keys)} steps of {runs} runs, {files} token files of {megabytes:,.1f} MB together"
+
+
+def _show(left: Iterable[StepReport]) -> None:
+    for report in left:
+        run_id, attempt, step = report.key
+        print(f"left: run {run_id}, attempt {attempt}, step {step}: {report.left}", file=sys.stderr)

@@ -1,0 +1,344 @@
+"""Purge the tokens that the rules of retention do not keep. Aggregates, curves and rollout summaries stay for ever.
+
+A step is purged in one short transaction that checks again that nothing waits for its tokens; its files are removed
+after the grace. So it may run beside the service, twice at once, and may be interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Select, and_, delete, exists, or_, select, update
+from sqlalchemy.orm import Session
+
+from foreshock.api.runs import RetentionRecord
+from foreshock.clock import now_us
+from foreshock.errors import ConfigurationError
+from foreshock_service.maintenance.command_context import maintenance_context, run_called
+from foreshock_service.platform.audit import record
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import (
+    Alert,
+    Attribution,
+    ExactShard,
+    Probe,
+    ProbeJob,
+    Run,
+    ScoreShard,
+    Shard,
+    Step,
+)
+from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.platform.store.removals import give_up_files
+from foreshock_service.replay.probes.jobs import ENDED
+from foreshock_service.runs.runs.service import get_run, lock_run, lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """Tokens of the newest `last_steps` steps, of each `every_steps`-th one, and of those around alerts are kept.
+
+    `last_steps` None: all tokens are kept. `every_steps` None: none is kept for its number. `alert_steps` before and
+    after the step of an alert are kept, and that step itself.
+    """
+
+    last_steps: int | None = None
+    every_steps: int | None = None
+    alert_steps: int = 2
+
+    def keeps(self, step: int, newest: int, alert_steps: Iterable[int]) -> bool:
+        """Return whether the tokens of `step` are kept in a run whose newest step is `newest`."""
+        if self.last_steps is None or step > newest - self.last_steps:
+            return True
+        if self.every_steps is not None and step % self.every_steps == 0:
+            return True
+        return any(abs(step - alert) <= self.alert_steps for alert in alert_steps)
+
+
+def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], rules: RetentionRules) -> list[int]:
+    """Return those of the steps whose tokens are not kept, in their order."""
+    near = sorted({alert + offset for alert in alerts for offset in range(-rules.alert_steps, rules.alert_steps + 1)})
+    kept = frozenset(near)
+    return [step for step in steps if step not in kept and not rules.keeps(step, newest, ())]
+
+
+class RetentionRulesBody(BaseModel):
+    """Rules of retention: which steps of a run keep their tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    last_steps: int | None = Field(
+        default=None, ge=1, le=LARGEST_STEP, description="tokens of the newest so many steps; null: of all steps"
+    )
+    every_steps: int | None = Field(default=None, ge=1, le=LARGEST_STEP, description="tokens of each such step too")
+    alert_steps: int = Field(
+        default=2, ge=0, le=10_000, description="tokens of so many steps before and after each alert too"
+    )
+
+
+_STEPS_AT_ONCE = 1_000
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunReport:
+    """What was purged of a run, or would be."""
+
+    run: RunRow
+    rules: RetentionRules
+    steps: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    first_step: int | None = field(default=None)
+    last_step: int | None = field(default=None)
+
+    def count(self, key: StepKey, files: list[tuple[str, int]]) -> None:
+        """Count a step with these files, given as (name, bytes)."""
+        self.steps += 1
+        self.files += len(files)
+        self.file_bytes += sum(size for _, size in files)
+        self.first_step = key.step if self.first_step is None else min(self.first_step, key.step)
+        self.last_step = key.step if self.last_step is None else max(self.last_step, key.step)
+
+
+def rules_of(settings: Settings, run: RunRow) -> RetentionRules:
+    """Return the rules of a run: its own, else those of the settings."""
+    if run.retention is not None:
+        return RetentionRules(**run.retention)
+    return RetentionRules(settings.retention_last_steps, settings.retention_every_steps, settings.retention_alert_steps)
+
+
+def read_rules(session: Session, settings: Settings, principal: Principal, run_id: str) -> RetentionRecord:
+    """Return the rules of a run. Raises RunNotFound, RunDeleted."""
+    run = get_run(session, principal, run_id)
+    rules = rules_of(settings, RunRow(run.id, run.project, run.key, run.retention))
+    return RetentionRecord(**asdict(rules), source="settings" if run.retention is None else "run")
+
+
+def set_rules(session: Session, principal: Principal, run_id: str, rules: RetentionRulesBody | None) -> None:
+    """Set the run's own rules, or remove them. Raises RunNotFound, RunDeleted."""
+    run = lock_run(session, principal, run_id)
+    before = run.retention
+    run.retention = None if rules is None else rules.model_dump()
+    run.updated_at_us = now_us()
+    action = "retention.set" if rules is not None else "retention.remove"
+    record(session, principal, action, run.id, project=run.project, run_id=run.id, before=before, after=run.retention)
+
+
+def purge(
+    context: ServiceContext,
+    run_id: str | None = None,
+    *,
+    dry_run: bool = False,
+    go_on: Callable[[], bool] = lambda: True,
+) -> Iterator[RunReport]:
+    """Purge all runs or one of them, and yield a report for each with rules; with `dry_run` change nothing."""
+    with context.database.read() as session:
+        runs = _runs(session, run_id)
+    for run in runs:
+        rules = rules_of(context.settings, run)
+        if rules.last_steps is not None:
+            yield _purge_run(context, run, rules, dry_run, go_on)
+
+
+class RetentionTask:
+    """The periodic purge: at the first call, then once in FORESHOCK_RETENTION_INTERVAL_SECONDS."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._due = 0.0
+
+    def run_if_due(self, go_on: Callable[[], bool] = lambda: True) -> int:
+        """Purge every run if the interval is over; return the number of purged steps."""
+        if time.monotonic() < self._due:
+            return 0
+        self._due = time.monotonic() + self._context.settings.retention_interval_seconds
+        steps = 0
+        for report in purge(self._context, go_on=go_on):
+            if report.steps:
+                _logger.info(
+                    "retention: purged the tokens of %d steps of run %s, %d files of %.1f MB",
+                    *(report.steps, report.run.id, report.files, report.file_bytes / 1e6),
+                )
+            steps += report.steps
+        return steps
+
+
+def _purge_run(
+    context: ServiceContext, run: RunRow, rules: RetentionRules, dry_run: bool, go_on: Callable[[], bool]
+) -> RunReport:
+    report = RunReport(run, rules)
+    with context.database.read() as session:
+        newest = _newest_step(session, run.id)
+        alerts = _alert_steps(session, run.id)
+    if newest is None or rules.last_steps is None:
+        return report
+    after, steps = (0, -1), [StepKey(run.id, 0, -1)]
+    while steps and go_on():
+        with context.database.read() as session:
+            steps = _settled_steps(session, run.id, newest - rules.last_steps, after, _STEPS_AT_ONCE)
+            chosen = set(purged_steps({key.step for key in steps}, newest, alerts, rules))
+            found = [(key, _files_of_step(session, key)) for key in steps if key.step in chosen]
+        for key, files in found:
+            if not go_on():
+                break
+            if dry_run or context.database.write(partial(_purge_step, context, key, files)):
+                report.count(key, files)
+        after = (steps[-1].attempt, steps[-1].step) if steps else after
+    return report
+
+
+def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, int]], session: Session) -> bool:
+    """Purge a step in this transaction; False if something waits for its tokens now, or its files are others."""
+    if lock_run_for_background(session, key.run_id) is None or not _is_settled(session, key):
+        return False
+    if _files_of_step(session, key) != files:
+        return False
+    give_up_files(session, files, "retention", context.settings.removal_grace_seconds)
+    _mark_purged(session, key, now_us())
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as retention sees it; `retention` has its own rules."""
+
+    id: str
+    project: str
+    key: str
+    retention: dict[str, Any] | None
+
+
+def _runs(session: Session, run_id: str | None) -> list[RunRow]:
+    """Return the runs that are not deleted, or one of them, oldest first."""
+    query = select(Run.id, Run.project, Run.key, Run.retention).where(Run.deleted_at_us.is_(None))
+    if run_id is not None:
+        query = query.where(Run.id == run_id)
+    return [RunRow(*row) for row in session.execute(query.order_by(Run.created_at_us, Run.id))]
+
+
+def _newest_step(session: Session, run_id: str) -> int | None:
+    """Return the newest step of the run's active history: that of its newest attempt with rollouts."""
+    query = select(Step.step).where(Step.run_id == run_id)
+    return session.scalar(query.order_by(Step.attempt.desc(), Step.step.desc()).limit(1))
+
+
+def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, int], limit: int) -> list[StepKey]:
+    """Return up to `limit` steps beyond `after` (attempt, step) that have tokens and wait for nothing.
+
+    Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out.
+    """
+    probed = exists().where(
+        Probe.run_id == Step.run_id,
+        Probe.attempt == Step.attempt,
+        Probe.step == Step.step,
+        ProbeJob.probe_id == Probe.id,
+        ProbeJob.state.not_in(sorted(ENDED)),
+    )
+    attributed = exists().where(
+        Attribution.run_id == Step.run_id,
+        Attribution.attempt == Step.attempt,
+        Attribution.step == Step.step,
+        Attribution.stale,
+    )
+    query = select(Step.run_id, Step.attempt, Step.step).where(
+        Step.run_id == run_id,
+        Step.step <= up_to,
+        or_(Step.attempt > after[0], and_(Step.attempt == after[0], Step.step > after[1])),
+        Step.closed_at_us.is_not(None),
+        Step.folded_shards >= Step.received_shards,
+        Step.tokens_purged_at_us.is_(None),
+        ~probed,
+        ~attributed,
+    )
+    rows = session.execute(query.order_by(Step.attempt, Step.step).limit(limit))
+    return [StepKey(*row) for row in rows]
+
+
+def _alert_steps(session: Session, run_id: str) -> set[int]:
+    """Return the steps at which alerts of the run fired, but those that were retracted."""
+    query = select(Alert.step).where(Alert.run_id == run_id, Alert.state != "retracted")
+    return set(session.scalars(query.distinct()))
+
+
+def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
+    """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
+    own = select(Shard.file, Shard.file_bytes).where(
+        Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step, Shard.tokens_removed.is_(None)
+    )
+    found = [(name, size) for name, size in session.execute(own)]
+    for table in (ScoreShard, ExactShard):
+        of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(_jobs_of(key)))
+        found += [(name, size) for name, size in session.execute(of_jobs)]
+    return sorted(set(found))
+
+
+def _is_settled(session: Session, key: StepKey) -> bool:
+    """Return whether the step may still be purged, as `_settled_steps` has it."""
+    return key in _settled_steps(session, key.run_id, key.step, (key.attempt, key.step - 1), 1)
+
+
+def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:
+    """Mark the tokens of a step as purged: its shards keep their rows, its scores and exact divergences theirs."""
+    of_step = (Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
+    session.execute(
+        update(Shard)
+        .where(*of_step, Shard.tokens_removed.is_(None))
+        .values(
+            tokens_removed="retention", tokens_changed_at_us=at_us, full_rollouts=0, full_tokens=0, sampled_rollouts=0
+        )
+    )
+    session.execute(
+        update(Step)
+        .where(Step.run_id == key.run_id, Step.attempt == key.attempt, Step.step == key.step)
+        .values(tokens_purged_at_us=at_us, full_rollouts=0, full_tokens=0)
+    )
+    for table in (ScoreShard, ExactShard):
+        session.execute(delete(table).where(table.job_id.in_(_jobs_of(key))))
+
+
+def _jobs_of(key: StepKey) -> Select[str]:
+    query = select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id)
+    return query.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
+
+
+def retention(run: str | None, *, dry_run: bool) -> None:
+    """Purge the tokens that the rules do not keep, and print what was purged of each run, or would be."""
+    settings = load_settings()
+    with maintenance_context(settings) as context:
+        run_id = None
+        if run is not None:
+            with context.database.read() as session:
+                run_id = run_called(session, run).id
+        steps = size = reported = 0
+        for report in purge(context, run_id, dry_run=dry_run):
+            reported += 1
+            steps, size = steps + report.steps, size + report.file_bytes
+            span = f" ({report.first_step} to {report.last_step})" if report.steps else ""
+            print(
+                f"{report.run.id}\t{report.run.project}/{report.run.key}\t{report.steps} steps{span}\t"
+                f"{report.files} files\t{report.file_bytes / 1e6:,.1f} MB\tkept: {_in_words(report.rules)}"
+            )
+        if not reported:
+            raise ConfigurationError(
+                "no rule says which tokens to keep: set FORESHOCK_RETENTION_LAST_STEPS, or the `retention` of a run"
+            )
+        if dry_run:
+            print(f"the tokens of {steps} steps would be purged, {size / 1e6:,.1f} MB; nothing was changed")
+        else:
+            hours = settings.removal_grace_seconds / 3600
+            print(f"the tokens of {steps} steps are purged; {size / 1e6:,.1f} MB are freed after {hours:g} h")
+
+
+def _in_words(rules: RetentionRules) -> str:
+    every = f", each {rules.every_steps}th" if rules.every_steps is not None else ""
+    return f"the last {rules.last_steps}{every}, {rules.alert_steps} before and after alerts"

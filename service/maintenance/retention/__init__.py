@@ -1,1 +1,0 @@
-"""Retention: which steps keep their tokens, and the purge of the others."""
