@@ -78,7 +78,8 @@ class Reader(_Methods, Caller):
     has `timeout_seconds`.
 
     Lists are iterators that ask for the next page when they need it. Every failure is a ServiceError.
-    The newest answers are kept, at most 16 MiB of them: one that has not changed is not sent again.
+    The newest answers with an ETag (curves, advice, alerts) are kept, at most 16 MiB of them: unchanged ones are not
+    sent again.
     """
 
 

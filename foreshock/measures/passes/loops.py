@@ -1,12 +1,8 @@
 """The loops of the compiled pass, for numba: the only module that imports it when it is imported itself.
 
-A rollout is summed a block of tokens at a time. Each loop over a block does few operations on rows that fit into the
-first-level cache, so that the compiler can vectorise it; sums by bucket are loops of their own. One machine code serves
-all batches: columns are float64, and one that was not logged is empty.
-
-Everything that is built into the machine code is in this file: numba's cache on disk detects its edits, not those of
-other files. `reassoc` and `contract` allow vectorised sums and fused multiply-adds. Nothing may assume that there are
-no NaNs or infinities.
+A rollout is summed a block of tokens at a time, in loops that the compiler can vectorise. One machine code serves all
+batches: columns are float64, and one that was not logged is empty. Everything that is built into the machine code is in
+this file, because numba's cache on disk detects no edits of other files.
 """
 
 from __future__ import annotations
@@ -21,12 +17,11 @@ from numpy.typing import NDArray
 
 __all__ = ["ENTRY_OPTIONS", "SUMS", "Layout", "Totals", "add_rollouts", "new_totals"]
 
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
-
+Float64, Int64 = NDArray[np.float64], NDArray[np.int64]
 ENTRY_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 _compiled: Callable[[_Loop], _Loop] = numba.njit(**ENTRY_OPTIONS)
+# Vectorised sums and fused multiply-adds, but NaN and infinity as IEEE 754 has them.
 _reduction: Callable[[_Loop], _Loop] = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 
 BLOCK = 512

@@ -243,7 +243,7 @@ def test_lint_corrections_and_theory(reader: Any) -> None:
         reader.exact_tokens("my-run", 20, count=3)
 
 
-def test_answers_that_have_not_changed_are_not_sent_again(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_that_have_not_changed_are_not_sent_again(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[int] = []
     original = RememberedAnswers.body
 
@@ -252,13 +252,9 @@ def test_answers_that_have_not_changed_are_not_sent_again(reader: Any, monkeypat
         return original(held, request, response)
 
     monkeypatch.setattr(RememberedAnswers, "body", noted)
-    first = reader.lint("my-run", 20)
-    assert reader.lint("my-run", 20) == first
-    assert reader.lint("my-run", 21) != first
     curve, again = (reader.measurements("my-run", measures=["k3_kl"]).columns["k3_kl"] for _ in range(2))
     assert np.array_equal(curve, again, equal_nan=True)
-    assert [run.key for run in reader.runs()] == [run.key for run in reader.runs()]
-    assert statuses == [200, 304, 200, 200, 304, 200, 304]
+    assert statuses == [200, 304]
 
 
 def test_long_polls_end_at_a_change_or_after_the_time(made: Made, open_reader: Callable[..., Any]) -> None:
