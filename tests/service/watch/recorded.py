@@ -73,7 +73,7 @@ class RecordedRun:
         def work(session: Session) -> None:
             key = {"run_id": self.run, "attempt": number, "step": step}
             if session.get(Step, (self.run, number, step)) is None:
-                columns = ("expected_shards", "received_shards", "rollouts", "tokens")
+                columns = ("expected_shards", "received_shards", "folded_shards", "rollouts", "tokens")
                 times = ("first_shard_at_us", "last_shard_at_us", "closed_at_us")
                 session.execute(insert(Step), [{**key, **dict.fromkeys((*columns, *times), 1)}])
             for name, value in values.items():
