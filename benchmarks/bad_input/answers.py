@@ -30,8 +30,16 @@ def problem_types(responses: Mapping[str, Any], status: int) -> list[str]:
     return []
 
 
+_NO_HTTP = b"Invalid HTTP request received."
+
+
 def is_known(status: int, headers: Mapping[str, str], body: bytes) -> bool:
-    """Return whether an error is a problem document of a documented type and of the status that the type has."""
+    """Return whether an error is a problem document of a documented type and of the status that the type has.
+
+    Bytes that are no HTTP never reach the application: the server below it refuses them with a line of text.
+    """
+    if (status, body) == (400, _NO_HTTP):
+        return True
     if _media_type(headers) != PROBLEM:
         return False
     # An answer to HEAD has no body.

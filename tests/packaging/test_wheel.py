@@ -49,7 +49,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "examples",
         "scripts",
     ):
-        ignored = shutil.ignore_patterns("__pycache__", "recorded", "results")
+        # Recorded data of benchmarks and examples is large; `results` is a noun of the service, too.
+        data = () if package.startswith("foreshock") else ("recorded", "results")
+        ignored = shutil.ignore_patterns("__pycache__", *data)
         shutil.copytree(REPOSITORY / package, folder / package, ignore=ignored)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / file, folder / file)
