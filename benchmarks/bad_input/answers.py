@@ -38,7 +38,7 @@ def is_known(status: int, headers: Mapping[str, str], body: bytes) -> bool:
 
     Bytes that are no HTTP never reach the application: the server below it refuses them with a line of text.
     """
-    if (status, body) == (400, _NO_HTTP):
+    if status == 400 and body in (b"", _NO_HTTP) and _media_type(headers) == "text/plain":
         return True
     if _media_type(headers) != PROBLEM:
         return False

@@ -51,7 +51,8 @@ def _judge(
     tally.requests += 1
     if answer is None:
         tally.statuses[0] += 1
-        if request.is_whole:
+        # The server closes the connection of a request that has no end; its answer may be lost with it.
+        if request.is_whole and not request.repeated:
             tally.note(f"{request.kind}: no answer", example)
         return
     tally.statuses[answer.status] += 1
@@ -63,7 +64,10 @@ def _judge(
 
 
 def _answer(address: tuple[str, int], request: RawRequest) -> tuple[http.client.HTTPResponse | None, bytes]:
-    """Return the first final answer, and its body; None if the connection ends, or is left, without one."""
+    """Return the first final answer, and its body; None if the connection ends, or is left, without one.
+
+    Raises TimeoutError if a request without an end is neither answered nor refused by the end of the connection.
+    """
     with socket.create_connection(address, timeout=_ANSWER_SECONDS) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(request.sent)
@@ -76,6 +80,10 @@ def _answer(address: tuple[str, int], request: RawRequest) -> tuple[http.client.
             try:
                 answer.begin()
                 return answer, answer.read()
+            except TimeoutError:
+                if request.repeated:
+                    raise
+                return None, b""
             except (OSError, http.client.HTTPException):
                 return None, b""
 
