@@ -1,8 +1,8 @@
 """The loops of the compiled pass, for numba: the only module that imports it when it is imported itself.
 
 A rollout is summed a block of tokens at a time, in loops that the compiler can vectorise. One machine code serves all
-batches: columns are float64, and one that was not logged is empty. Everything that is built into the machine code is in
-this file, because numba's cache on disk detects no edits of other files.
+batches: columns are float64, and one that was not logged is empty. All of it is in this file, because numba's cache on
+disk detects no edits of other files.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 __all__ = ["ENTRY_OPTIONS", "SUMS", "Layout", "Totals", "add_rollouts", "new_totals"]
 
-Float64, Int64 = NDArray[np.float64], NDArray[np.int64]
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
 ENTRY_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 _compiled: Callable[[_Loop], _Loop] = numba.njit(**ENTRY_OPTIONS)
-# Vectorised sums and fused multiply-adds, but NaN and infinity as IEEE 754 has them.
+# Vectorised sums and fused multiply-adds; NaN and infinity as IEEE 754 has them.
 _reduction: Callable[[_Loop], _Loop] = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
 
 BLOCK = 512
-# Blocks between two flushes of plain sums into compensated sums.
-_BLOCKS_BETWEEN_FLUSHES = 16
+_BLOCKS_BETWEEN_FLUSHES = 16  # of plain sums into compensated sums
 
 # The sums of a rollout, in this order.
 SUMS = (
