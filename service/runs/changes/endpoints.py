@@ -11,7 +11,7 @@ from foreshock_service.platform.pagination import Cursor, Limit, Page
 from foreshock_service.platform.schemas import AttemptQuery, StepPath
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.changes import service
-from foreshock_service.runs.changes.schemas import ChangePut
+from foreshock_service.runs.changes.service import ChangePut
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.step_key import StepKey
 

@@ -1,16 +1,16 @@
 """Changes within a run: announced by its trainer, or read from the setups that its shards name.
 
 Changes of the setup are derived when they are asked for: whatever order the shards arrived in, the answer is
-the same. A run that names one setup only, which is the common case, costs one query.
-"""
+the same. A run that names one setup only, which is the common case, costs one query."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Annotated, cast
 
+from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy.orm import Session
 
 from foreshock.api.runs import ChangeRecord, DifferenceRecord
@@ -21,16 +21,27 @@ from foreshock_service.platform.database.tables import AnnouncedChange as Stored
 from foreshock_service.platform.database.tables import Step
 from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.schemas import NO_NUL
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, active_ranges
 from foreshock_service.runs.attempts.service import attempts_of_run, check_attempt, fingerprints_of_attempts
 from foreshock_service.runs.changes import repository
 from foreshock_service.runs.changes.repository import Chosen
-from foreshock_service.runs.changes.schemas import ChangePut
 from foreshock_service.runs.changes.setups import Setup, StoredSetup, differences
 from foreshock_service.runs.events import ChangeAnnounced
 from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.runs.step_key import StepKey
+
+Text = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
+
+
+class ChangePut(BaseModel):
+    """A change that the trainer announces; the baselines of the detectors begin anew at its step."""
+
+    note: Text | None = Field(default=None, description="what changed, in words")
+    before: Text | float | None = Field(default=None, description="such as the old length cap")
+    after: Text | float | None = None
+
 
 MOST_SETUPS = 100
 """Setups of a run that are told apart: a run whose shards name more is taken to name none from there on."""

@@ -15,7 +15,7 @@ from foreshock_service.platform.schemas import LARGEST_STEP, AttemptQuery, StepP
 from foreshock_service.platform.security import Ingester, Principal
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, received_upload
 from foreshock_service.runs.ingest import service
-from foreshock_service.runs.ingest.schemas import ShardAddress
+from foreshock_service.runs.ingest.service import ShardAddress
 from foreshock_service.runs.runs.addresses import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])

@@ -1,8 +1,7 @@
 """Ingest an uploaded shard: decode and measure it in another process, store its tokens, commit it, close its step.
 
 The catalogue row is the commit point. A crash before it leaves at most a file that no row names. After it the shard
-counts, and the sweeper closes the step if the request did not. Every part can be repeated safely.
-"""
+counts, and the sweeper closes the step if the request did not. Every part can be repeated safely."""
 
 from __future__ import annotations
 
@@ -25,7 +24,6 @@ from foreshock_service.runs.attempts.service import check_attempt
 from foreshock_service.runs.changes.service import note_setup
 from foreshock_service.runs.deletions import search_step_again
 from foreshock_service.runs.events import StepClosed
-from foreshock_service.runs.ingest.schemas import ShardAddress
 from foreshock_service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
 from foreshock_service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
 from foreshock_service.runs.rollouts.statistics_shards import decode_statistics
@@ -41,6 +39,23 @@ from foreshock_service.runs.steps.service import (
     open_step,
     store_step,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """Shard `shard` of `shards`, of a step in an attempt of a run, sent as tokens or as statistics."""
+
+    run_id: str
+    attempt: int
+    step: int
+    shard: int
+    shards: int
+    as_statistics: bool = False
+
+    @property
+    def step_key(self) -> StepKey:
+        """Return the key of the step."""
+        return StepKey(self.run_id, self.attempt, self.step)
 
 
 class ShardConflict(ProblemError):

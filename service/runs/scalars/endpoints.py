@@ -21,7 +21,7 @@ from foreshock_service.platform.schemas import (
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.scalars import service
-from foreshock_service.runs.scalars.schemas import ScalarsPut, ScalarsRead
+from foreshock_service.runs.scalars.service import ScalarsPut, ScalarsRead
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
 

@@ -1,7 +1,6 @@
 """Scalars, stored per source.
 
-Scalars that arrive after their step closed publish ScalarsChanged, those of a run without rollouts ScalarsLogged.
-"""
+Scalars that arrive after their step closed publish ScalarsChanged, those of a run without rollouts ScalarsLogged."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -17,7 +17,7 @@ from foreshock_service.platform.columnar.table import ColumnTable, check_answer,
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.parameters import check_step_range
-from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.schemas import LARGEST_STEP, Name
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active
@@ -26,9 +26,34 @@ from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged
 from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.runs.scalars import repository
 from foreshock_service.runs.scalars.repository import ReportedValue
-from foreshock_service.runs.scalars.schemas import ScalarsPut
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.runs.steps.service import is_closed
+
+
+class ScalarsPut(BaseModel):
+    """Values of one source for one step. Existing names are overwritten; other names of the source stay."""
+
+    source: Name = "trainer"
+    values: dict[Name, float | None] = Field(
+        min_length=1, max_length=1000, description="null: the source computed a value that is not finite"
+    )
+
+
+class ScalarColumns(BaseModel):
+    """Columns of scalars: lists of equal length."""
+
+    step: list[int] = Field(default_factory=list)
+    attempt: list[int] = Field(default_factory=list)
+    source: list[str] = Field(default_factory=list)
+    name: list[str] = Field(default_factory=list)
+    value: list[float | None] = Field(default_factory=list)
+
+
+class ScalarsRead(BaseModel):
+    """Scalars by column, ordered by name, source and step."""
+
+    columns: ScalarColumns
+
 
 FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""

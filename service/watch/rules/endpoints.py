@@ -14,7 +14,7 @@ from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Administrator, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.rules import service
-from foreshock_service.watch.rules.schemas import RulesPut
+from foreshock_service.watch.rules.service import RulesPut
 
 router = APIRouter(prefix="/v1/runs/{run}/rules", tags=["rules"])
 

@@ -2,8 +2,7 @@
 
 A change is a file of rules (`foreshock.diagnosis.rule_files`) over the default rules. Versions are kept for ever; at a
 step the newest version holds whose first step it is not before. The detectors are derived again with a new version, so
-alerts change; the advice is a log of decisions, so the learning rate never rises by it.
-"""
+alerts change; the advice is a log of decisions, so the learning rate never rises by it."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,14 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import RulesFromStep, WarningConfiguration
 from foreshock.diagnosis.rule import ThresholdRule
-from foreshock.diagnosis.rule_files import InvalidRules, RuleChanges, changes_to_toml, parse_rules, to_toml
+from foreshock.diagnosis.rule_files import (
+    LARGEST_TEXT,
+    InvalidRules,
+    RuleChanges,
+    changes_to_toml,
+    parse_rules,
+    to_toml,
+)
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.tables import RulesVersion, Run
@@ -29,6 +36,15 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
+
+
+class RulesPut(BaseModel):
+    """A file of rules."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    toml: str = Field(max_length=LARGEST_TEXT, description="changes of the default rules; see docs/early-warning.md")
+
 
 SPLIT_RANKS = "split_ranks"
 INCOMPLETE_STEP = "incomplete_step"

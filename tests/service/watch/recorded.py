@@ -19,13 +19,11 @@ from foreshock_service.platform.events import EventBus
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.attempts.schemas import AttemptCreate
 from foreshock_service.runs.attempts.service import get_or_create_attempt
-from foreshock_service.runs.changes.schemas import ChangePut
-from foreshock_service.runs.changes.service import announce_change
+from foreshock_service.runs.changes.service import ChangePut, announce_change
 from foreshock_service.runs.events import StepClosed
 from foreshock_service.runs.runs.schemas import RunCreate
 from foreshock_service.runs.runs.service import get_or_create_run
-from foreshock_service.runs.scalars.schemas import ScalarsPut
-from foreshock_service.runs.scalars.service import put_scalars
+from foreshock_service.runs.scalars.service import ScalarsPut, put_scalars
 from foreshock_service.runs.step_key import StepKey
 from foreshock_service.watch.advice import repository as advice
 from foreshock_service.watch.detection import states
