@@ -11,7 +11,6 @@ form that is stored. Nothing in a body is executed, and every part is checked by
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.digests import canonical_json, rollout_set_digest
 from foreshock.errors import StatisticsError
 from foreshock.measures.comparison import StepMeasurement, measure_step
-from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.measures.statistics.blob import STATISTICS_VERSION, read_header
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import encode_rollouts_view
 from foreshock.rollouts.sampling import select_rollouts
@@ -107,7 +106,7 @@ class StatisticsShard:
         Raises StatisticsError if the body is damaged, or of another version of the statistics: such a shard cannot be
         measured again where its tokens are not.
         """
-        header, position = _header(data)
+        header, position = read_header(data, _MAGIC, "shard", _MAX_HEADER_BYTES)
         version = header.get("statistics_version")
         if version != STATISTICS_VERSION:
             raise StatisticsError(
@@ -128,21 +127,6 @@ class StatisticsShard:
         if len(full) != _count(header, "full"):
             raise StatisticsError("the body is damaged: its size differs from its header")
         return cls(counts["rollouts"], counts["tokens"], digest, counts["sampled"], tuple(statistics), full)
-
-
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    if len(data) < 8 or data[:4] != _MAGIC:
-        raise StatisticsError("the bytes are not a shard of statistics")
-    length = int.from_bytes(data[4:8], "little")
-    if length > _MAX_HEADER_BYTES or 8 + length > len(data):
-        raise StatisticsError("the body is damaged: its header is truncated")
-    try:
-        header = json.loads(data[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
-        raise StatisticsError("the body is damaged: its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise StatisticsError("the body is damaged: its header is not an object")
-    return header, 8 + length
 
 
 def _count(header: dict[str, Any], name: str) -> int:

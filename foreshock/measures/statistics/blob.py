@@ -67,7 +67,7 @@ def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int |
 
     Raises StatisticsError if the blob is of another kind or version, is damaged, or does not match `expected`.
     """
-    header, start = _header(data)
+    header, start = read_header(data, _MAGIC, "blob", _MAX_HEADER_BYTES)
     if header.get("kind") != kind:
         raise StatisticsError(f"the blob must hold {kind!r}, got {header.get('kind')!r}")
     version = header.get("statistics_version")
@@ -95,18 +95,22 @@ def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int |
     return arrays
 
 
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    if len(data) < 8 or data[:4] != _MAGIC:
-        raise StatisticsError("the bytes are not a blob of statistics")
+def read_header(data: bytes, magic: bytes, noun: str, largest: int) -> tuple[dict[str, Any], int]:
+    """Return the JSON header of a `noun`, of at most `largest` bytes, and the position of what follows it.
+
+    4 bytes `magic` | 4 bytes length, little-endian | header. Raises StatisticsError.
+    """
+    if len(data) < 8 or data[:4] != magic:
+        raise StatisticsError(f"the bytes are not a {noun} of statistics")
     length = int.from_bytes(data[4:8], "little")
-    if length > _MAX_HEADER_BYTES or 8 + length > len(data):
-        raise StatisticsError("the blob is damaged: its header is truncated")
+    if length > largest or 8 + length > len(data):
+        raise StatisticsError(f"the {noun} is damaged: its header is truncated")
     try:
         header = json.loads(data[8 : 8 + length])
     except (ValueError, RecursionError) as error:
-        raise StatisticsError("the blob is damaged: its header is not JSON") from error
+        raise StatisticsError(f"the {noun} is damaged: its header is not JSON") from error
     if not isinstance(header, dict):
-        raise StatisticsError("the blob is damaged: its header is not an object")
+        raise StatisticsError(f"the {noun} is damaged: its header is not an object")
     return header, 8 + length
 
 

@@ -24,8 +24,6 @@ Float64 = NDArray[np.float64]
 
 # Terms summed per cluster; the surprisal is −log μ − H.
 CLUSTER_COLUMNS = ("d", "k3_kl", "surprisal", "chi2_token", "tv_token", "reverse_chi2_token")
-# Over clusters of one rollout: ΣT², then ΣS·T and ΣS² of each column.
-_SINGLE_SUMS = 1 + 2 * len(CLUSTER_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,6 @@ from foreshock_service.runs.runs.addresses import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs.service import get_run
 from foreshock_service.watch.rules.service import change_rule, set_rules
 
-LONGEST_NAME = 100
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 Number = Annotated[float | None, Form()]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import numpy as np
+from cachetools import LRUCache
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
@@ -38,28 +38,10 @@ _NOTHING = "No step has both rollout_log_probs and trainer_log_probs: log both t
 _Version = tuple[tuple[int, int, int], ...]
 
 
-class _Windows:
-    """The pooled means of windows by run and version; the least recently used one is dropped first."""
+_windows: LRUCache[tuple[str, _Version], dict[str, PooledMean]] = LRUCache(_KEPT_WINDOWS)
+"""The pooled means of windows by run and version, under `_windows_lock`."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: OrderedDict[tuple[str, _Version], dict[str, PooledMean]] = OrderedDict()
-
-    def get(self, run_id: str, version: _Version) -> dict[str, PooledMean] | None:
-        with self._lock:
-            found = self._found.get((run_id, version))
-            if found is not None:
-                self._found.move_to_end((run_id, version))
-            return found
-
-    def put(self, run_id: str, version: _Version, pooled: dict[str, PooledMean]) -> None:
-        with self._lock:
-            self._found[run_id, version] = pooled
-            while len(self._found) > _KEPT_WINDOWS:
-                self._found.popitem(last=False)
-
-
-_windows = _Windows()
+_windows_lock = threading.Lock()
 
 
 def health_evidence(
@@ -115,7 +97,8 @@ def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, Poo
 
 def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, dict[str, PooledMean]]:
     versions = {run_id: _version(window) for run_id, window in windows.items()}
-    found = {run_id: _windows.get(run_id, version) for run_id, version in versions.items()}
+    with _windows_lock:
+        found = {run_id: _windows.get((run_id, version)) for run_id, version in versions.items()}
     keys = [step.key for run_id, known in found.items() if known is None for step in windows[run_id]]
     summaries = summaries_of_steps(session, keys, TRAINER_ROLLOUT) if keys else {}
     pooled = {}
@@ -123,7 +106,8 @@ def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[st
         if known is None:
             window = windows[run_id]
             known = _pool(window, [summaries[step.key] for step in window if step.key in summaries])
-            _windows.put(run_id, versions[run_id], known)
+            with _windows_lock:
+                _windows[run_id, versions[run_id]] = known
         pooled[run_id] = known
     return pooled
 
