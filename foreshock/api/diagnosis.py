@@ -1,0 +1,106 @@
+"""The diagnosis of a run: the one answer to "how is it", which the service stores and every surface renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from foreshock.api.records import Record, parse
+from foreshock.ranges import Verdict
+from foreshock.severity import Severity
+
+__all__ = [
+    "VERDICTS",
+    "CauseSource",
+    "Certainty",
+    "Diagnosis",
+    "DiagnosisCause",
+    "DiagnosisEvent",
+    "MissingData",
+    "RunVerdict",
+    "Verdict",
+    "diagnosis_of",
+]
+
+VERDICTS: Final[tuple[Verdict, ...]] = ("critical", "warning", "healthy", "unknown")
+CauseSource = Literal["lint", "probe", "detector"]
+Certainty = Literal["shown", "possible"]
+"""`shown`: the data prove it. `possible`: it "looks like" it, and yields to a probe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisEvent(Record):
+    """An alert in the order of what happened: `onset` is where it began, `step` where it was found."""
+
+    step: int
+    onset: int
+    rule: str
+    severity: Severity
+    sentence: str
+    is_open: bool
+    """open or acknowledged; else it is over"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisCause(Record):
+    """A cause that the data name."""
+
+    name: str
+    sentence: str
+    source: CauseSource
+    certainty: Certainty = "shown"
+    what_to_do: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingData(Record):
+    """Data that the diagnosis lacks, and what to do about it."""
+
+    sentence: str
+    what_to_do: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVerdict(Record):
+    """The diagnosis in one sentence, as lists of runs have it."""
+
+    verdict: Verdict
+    since: int | None = None
+    """the step at which the oldest open alert of this severity fired; null if healthy or unknown"""
+    headline: str
+    """one sentence, the same on every surface"""
+    observed_step: int | None = None
+    """the newest closed step"""
+    revision: int = 0
+    """grows with each change of the content"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(RunVerdict):
+    """The diagnosis of a run."""
+
+    events: tuple[DiagnosisEvent, ...] = ()
+    """what happened first comes first"""
+    causes: tuple[DiagnosisCause, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    missing: tuple[MissingData, ...] = ()
+    computed_at_us: int = 0
+
+    @property
+    def summary(self) -> RunVerdict:
+        """The one sentence, for lists."""
+        return RunVerdict(
+            verdict=self.verdict,
+            since=self.since,
+            headline=self.headline,
+            observed_step=self.observed_step,
+            revision=self.revision,
+        )
+
+
+def diagnosis_of(value: Mapping[str, Any]) -> Diagnosis:
+    """Parse a diagnosis; a verdict that this release does not know is "unknown"."""
+    verdict = value.get("verdict")
+    return parse(Diagnosis, {**value, "verdict": verdict if verdict in VERDICTS else "unknown"})

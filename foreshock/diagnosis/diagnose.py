@@ -1,0 +1,262 @@
+"""The one judge: what is known of a run becomes its diagnosis.
+
+`diagnose` is pure: equal histories give equal diagnoses, in whatever order the data arrived. The verdict is the gravest
+open alert. "Healthy" is said only if no alert above info is open and enough was measured; else it is "unknown", and
+`missing` says what is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.reward import floor_of
+from foreshock.diagnosis.statistics import median
+from foreshock.diagnosis.wording import number, plural
+from foreshock.severity import Severity, severity_rank
+
+LEAST_MEASURED_STEPS: Final = 5
+"""With fewer steps that have both log-probs, a run is not called healthy: most rules need so many in a row."""
+
+LEAST_MEASURED_TOKENS: Final = 1000
+"""With fewer measured tokens in the newest steps, a run is not called healthy."""
+
+NEWEST_STEPS: Final = 10
+"""Newest values that "now" is."""
+
+WINDOW_STEPS: Final = 64
+"""Newest steps of a history: as many as the detector of falls takes its noise from."""
+
+LEAST_REWARDS: Final = 15
+"""With fewer values of the reward it is not said that it has not fallen: no fall could have been found."""
+
+LITTLE_FALL: Final = 0.1
+"""A reward this part of the way from its best to the floor "has not fallen"."""
+
+_REWARD_RULES = frozenset({"reward_fall", "reward_collapse"})
+_MOST_EVENTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class PastAlert:
+    """An alert as it is stored, except retracted ones; `is_open`: open or acknowledged."""
+
+    rule: str
+    severity: Severity
+    step: int
+    is_open: bool
+    why: str
+    what_to_do: str = ""
+    value: float = math.nan
+    threshold: float = math.nan
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def onset(self) -> int:
+        """The step at which it began, as far as a detector dated it; else the step at which it fired."""
+        return min(int(self.evidence.get("onset_step", self.step)), self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedValues:
+    """A quantity at ascending steps; the values are finite."""
+
+    steps: Sequence[int] = ()
+    values: Sequence[float] = ()
+
+    def newest(self, count: int = NEWEST_STEPS) -> float:
+        """Return the median of the newest values; NaN without any."""
+        return median(list(self.values[-count:])) if self.values else math.nan
+
+    def best(self, count: int = NEWEST_STEPS) -> float:
+        """Return the highest median of `count` values in a row; NaN with fewer values."""
+        ends = range(count, len(self.values) + 1)
+        return max((median(list(self.values[end - count : end])) for end in ends), default=math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedShards:
+    """An open step of which shards are missing; `since_us`: when its newest shard arrived, UTC microseconds."""
+
+    step: int
+    missing: tuple[int, ...]
+    expected: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of a run: plain data, of its newest steps.
+
+    `k3` is that of trainer/rollout, with `tokens` at the same steps; `reward` and `length` are means of a step.
+    `causes` are what the lint and the probes name. `incomplete_steps` closed without some of their shards.
+    """
+
+    alerts: tuple[PastAlert, ...] = ()
+    observed_step: int | None = None
+    k3: SteppedValues = SteppedValues()
+    tokens: Sequence[int] = ()
+    reward: SteppedValues = SteppedValues()
+    length: SteppedValues = SteppedValues()
+    causes: tuple[DiagnosisCause, ...] = ()
+    awaited: tuple[AwaitedShards, ...] = ()
+    incomplete_steps: int = 0
+
+
+def diagnose(history: History) -> Diagnosis:
+    """Return the diagnosis; its revision and time are those of storing it."""
+    alerts = sorted(history.alerts, key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
+    grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
+    blocking, lesser = _missing(history, alerts)
+    causes = _causes(history.causes)
+    verdict: Verdict
+    since = None
+    if grave:
+        worst = min((each.severity for each in grave), key=severity_rank)
+        verdict = "critical" if worst == "critical" else "warning"
+        of_worst = sorted((each for each in grave if each.severity == worst), key=lambda each: (each.step, each.onset))
+        since = of_worst[0].step
+        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, alerts)}."
+    elif blocking:
+        verdict = "unknown"
+        headline = f"Unknown: {'; '.join(filter(None, (blocking[0].sentence, _reward_clause(history, alerts))))}."
+    else:
+        verdict = "healthy"
+        reward = _reward_clause(history, alerts) or "no reward is logged"
+        headline = (
+            f"Healthy: k3 of {TRAINER_ROLLOUT} is {number(_k3_now(history))} in the newest {NEWEST_STEPS} measured "
+            f"steps; {reward}."
+        )
+    return Diagnosis(
+        verdict=verdict,
+        since=since,
+        headline=headline,
+        events=tuple(map(_event, alerts[-_MOST_EVENTS:])),
+        causes=causes,
+        next_steps=_next_steps(grave, causes, (*blocking, *lesser)),
+        missing=(*blocking, *lesser),
+        observed_step=history.observed_step,
+    )
+
+
+def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], alerts: Sequence[PastAlert]) -> str:
+    """Return what the oldest open alert of the worst severity says, and what belongs to it."""
+    clauses = [_clause(first)]
+    fall = next((each for each in grave if each.rule in _REWARD_RULES and each is not first), None)
+    if fall is not None and first.rule not in _REWARD_RULES:
+        clauses.append(_clause(fall) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
+    others = len(grave) - len(clauses)
+    return "; ".join(clauses) + (f"; {plural(others, 'more alert')}" if others > 0 else "")
+
+
+def _clause(alert: PastAlert) -> str:
+    """Return the first sentence of an alert's reason as a part of another one, with where it began."""
+    clause = _first_sentence(alert.why)
+    if len(clause) > 1 and clause[1].islower():
+        clause = clause[0].lower() + clause[1:]
+    began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
+    return clause + began
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0].rstrip(".!? ")
+
+
+def _event(alert: PastAlert) -> DiagnosisEvent:
+    where = f"Step {alert.step}" if alert.onset == alert.step else f"Step {alert.step}, from step {alert.onset} on"
+    return DiagnosisEvent(
+        step=alert.step,
+        onset=alert.onset,
+        rule=alert.rule,
+        severity=alert.severity,
+        sentence=f"{where}: {alert.rule.replace('_', ' ')}. {alert.why}",
+        is_open=alert.is_open,
+    )
+
+
+def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[MissingData], list[MissingData]]:
+    """Return what must be known before a run is called healthy, then what else is missing."""
+    waits = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
+    blocking: list[MissingData] = []
+    measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
+    if history.observed_step is None:
+        blocking = waits or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
+        waits = []
+    elif not measured:
+        log_both = "Log rollout_log_probs and trainer_log_probs of the same tokens."
+        blocking.append(MissingData(sentence="no step has both log-probs yet", what_to_do=log_both))
+    elif any(each.rule == "scores_identical" and each.is_open for each in alerts):
+        copied = next(each for each in alerts if each.rule == "scores_identical" and each.is_open)
+        sentence = "the trainer's log-probs are copies of the engine's, so nothing is measured"
+        blocking.append(MissingData(sentence=sentence, what_to_do=copied.what_to_do))
+    elif measured < LEAST_MEASURED_STEPS:
+        sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
+        blocking.append(MissingData(sentence=sentence, what_to_do="Wait for more steps."))
+    elif tokens < LEAST_MEASURED_TOKENS:
+        sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
+        blocking.append(MissingData(sentence=sentence, what_to_do="Log more rollouts a step."))
+    lesser = list(waits)
+    if history.incomplete_steps:
+        sentence = f"{plural(history.incomplete_steps, 'step')} closed without all shards"
+        lesser.append(MissingData(sentence=sentence, what_to_do="Look whether a rank died; a late shard is added."))
+    if history.observed_step is not None and not history.reward.values:
+        sentence = "no reward is logged, so that its fall cannot be seen"
+        lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))
+    return blocking, lesser
+
+
+def _waits(awaited: AwaitedShards) -> MissingData:
+    since = datetime.fromtimestamp(awaited.since_us / 1e6, UTC).strftime("%H:%M")
+    shards = [str(shard) for shard in awaited.missing]
+    named = shards[0] if len(shards) == 1 else f"{', '.join(shards[:-1])} and {shards[-1]}"
+    sentence = (
+        f"step {awaited.step} is waiting for {'shard' if len(shards) == 1 else 'shards'} {named} of {awaited.expected} "
+        f"since {since} UTC"
+    )
+    return MissingData(sentence=sentence, what_to_do="Look whether these ranks still run and reach the service.")
+
+
+def _k3_now(history: History) -> float:
+    """Return the mean over the tokens of the newest steps."""
+    values, tokens = history.k3.values[-NEWEST_STEPS:], history.tokens[-NEWEST_STEPS:]
+    whole = sum(tokens)
+    pairs = zip(values, tokens, strict=True)
+    return sum(value * count for value, count in pairs) / whole if whole else history.k3.newest()
+
+
+def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
+    """Return what the reward is; that it has not fallen only if no alert and no level says otherwise."""
+    reward = history.reward
+    if not reward.values:
+        return ""
+    now, best = reward.newest(), reward.best()
+    text = f"{now:.2g}".replace("-", "−") if 1e-3 <= abs(now) < 0.1 else number(now)
+    fallen = any(each.is_open and each.rule in _REWARD_RULES for each in alerts)
+    little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
+    if len(reward.values) < LEAST_REWARDS or fallen or not little:
+        return f"the reward is {text}"
+    return f"the reward, {text}, has not fallen"
+
+
+def _causes(found: Sequence[DiagnosisCause]) -> tuple[DiagnosisCause, ...]:
+    """Return the causes, those that are shown first; a probe's replaces what only looks like one."""
+    probed = any(each.source == "probe" and each.certainty == "shown" for each in found)
+    kept = [each for each in found if not (probed and each.certainty == "possible")]
+    return tuple(sorted(kept, key=lambda each: (each.certainty != "shown", each.source, each.name)))
+
+
+def _next_steps(
+    grave: Sequence[PastAlert], causes: Sequence[DiagnosisCause], missing: Sequence[MissingData]
+) -> tuple[str, ...]:
+    """Return what to do, the same advice once: of the causes, then of the gravest alerts, then of what is missing."""
+    ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
+    found = [each.what_to_do for each in causes]
+    found += [each.what_to_do for each in ordered]
+    found += [each.what_to_do for each in missing]
+    return tuple(dict.fromkeys(filter(None, found)))

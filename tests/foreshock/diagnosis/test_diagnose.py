@@ -1,0 +1,120 @@
+"""The one judge of runs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, diagnosis_of
+from foreshock.api.records import to_json
+from foreshock.diagnosis.diagnose import (
+    LEAST_MEASURED_STEPS,
+    AwaitedShards,
+    History,
+    PastAlert,
+    SteppedValues,
+    diagnose,
+)
+
+STEPS = range(40)
+HEALTHY = History(
+    observed_step=39,
+    k3=SteppedValues(list(STEPS), [2e-5] * 40),
+    tokens=[5000] * 40,
+    reward=SteppedValues(list(STEPS), [0.9] * 40),
+)
+RISE = PastAlert(
+    "mismatch_rise", "warning", 20, True, "k3 has risen fivefold. It was lower.", "Probe a step.", 1e-3, 2e-4
+)
+COLLAPSE = PastAlert(
+    "reward_collapse", "critical", 30, True, "The reward fell from 0.85 to 0.03.", "Lower the learning rate.",
+    0.03, 0.4, {"onset_step": 25},
+)  # fmt: skip
+
+
+def test_a_healthy_run_gives_its_numbers() -> None:
+    found = diagnose(HEALTHY)
+    assert found.verdict == "healthy"
+    assert found.since is None
+    assert found.headline == (
+        "Healthy: k3 of trainer/rollout is 2.0e-5 in the newest 10 measured steps; the reward, 0.90, has not fallen."
+    )
+
+
+def test_the_gravest_open_alert_is_the_verdict_since_the_step_at_which_it_fired() -> None:
+    found = diagnose(replace(HEALTHY, alerts=(COLLAPSE, RISE)))
+    assert (found.verdict, found.since) == ("critical", 30)
+    assert found.headline == (
+        "Critical since step 30: the reward fell from 0.85 to 0.03 (from step 25 on, found at 30); 1 more alert."
+    )
+    assert [each.rule for each in found.events] == ["mismatch_rise", "reward_collapse"]
+    assert found.next_steps == ("Lower the learning rate.", "Probe a step.")
+
+
+def test_an_older_critical_alert_comes_before_the_fall_of_the_reward() -> None:
+    older = replace(RISE, severity="critical")
+    found = diagnose(replace(HEALTHY, alerts=(COLLAPSE, older)))
+    assert found.since == 20
+    assert found.headline == (
+        "Critical since step 20: k3 has risen fivefold; the reward fell from 0.85 to 0.03 (from step 25 on, found at "
+        "30)."
+    )
+
+
+def test_info_and_closed_alerts_never_change_the_verdict() -> None:
+    alerts = (replace(RISE, severity="info"), replace(COLLAPSE, is_open=False))
+    assert diagnose(replace(HEALTHY, alerts=alerts)).verdict == "healthy"
+
+
+def test_too_little_is_unknown_and_says_what_is_missing() -> None:
+    no_log_probs = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[]))
+    assert no_log_probs.headline == "Unknown: no step has both log-probs yet; the reward, 0.90, has not fallen."
+    few = LEAST_MEASURED_STEPS - 1
+    young = replace(HEALTHY, k3=SteppedValues(list(range(few)), [2e-5] * few), tokens=[5000] * few)
+    assert diagnose(young).headline.startswith(f"Unknown: {few} steps with both log-probs")
+    sparse = replace(HEALTHY, tokens=[8] * 40)
+    assert diagnose(sparse).headline.startswith("Unknown: 80 tokens measured in the newest steps")
+
+
+def test_waiting_for_shards_is_said_once_and_is_all_that_is_missing_before_the_first_step() -> None:
+    awaited = AwaitedShards(step=0, missing=(2, 3), expected=4, since_us=(14 * 60 + 2) * 60_000_000)
+    found = diagnose(History(awaited=(awaited,)))
+    assert found.headline == "Unknown: step 0 is waiting for shards 2 and 3 of 4 since 14:02 UTC."
+    assert len(found.missing) == 1
+
+
+def test_copied_log_probs_are_not_healthy() -> None:
+    copied = PastAlert("scores_identical", "info", 3, True, "Log-probs are equal.", "Probe a step.")
+    assert diagnose(replace(HEALTHY, alerts=(copied,))).headline.startswith(
+        "Unknown: the trainer's log-probs are copie"
+    )
+
+
+@pytest.mark.parametrize("rewards", [[0.9] * 20 + [0.5] * 20, [0.0] * 5 + [0.9] * 5])
+def test_a_reward_that_fell_or_is_young_is_only_given(rewards: list[float]) -> None:
+    reward = SteppedValues(list(range(len(rewards))), rewards)
+    assert "has not fallen" not in diagnose(replace(HEALTHY, reward=reward)).headline
+
+
+def test_a_probe_replaces_what_only_looks_like_a_cause() -> None:
+    looks = DiagnosisCause(name="shift", sentence="Looks like a shift.", source="lint", certainty="possible")
+    proved = DiagnosisCause(name="stale", sentence="Step 1's weights.", source="probe", what_to_do="Sync.")
+    found = diagnose(replace(HEALTHY, causes=(looks, proved)))
+    assert [each.name for each in found.causes] == ["stale"]
+    assert found.next_steps[0] == "Sync."
+
+
+def test_the_diagnosis_does_not_depend_on_the_order_of_alerts() -> None:
+    alerts = [replace(RISE, step=step, rule=f"rule_{step}") for step in range(12)]
+    want = diagnose(replace(HEALTHY, alerts=tuple(alerts)))
+    for seed in range(5):
+        random.Random(seed).shuffle(alerts)
+        assert diagnose(replace(HEALTHY, alerts=tuple(alerts))) == want
+
+
+def test_the_record_survives_json() -> None:
+    found = diagnose(replace(HEALTHY, alerts=(COLLAPSE,)))
+    assert diagnosis_of(to_json(found)) == found
+    assert isinstance(found, Diagnosis)
