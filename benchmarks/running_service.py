@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from foreshock_service.platform.decoding.token_pass import FOR_NOW
+from foreshock_service.platform.decoding.worker import FOR_NOW
 
 # Importing the web framework is slow while an engine keeps both cores busy.
 PATIENCE_SECONDS = 240

@@ -16,7 +16,8 @@ from sqlalchemy import Table, select, update
 from sqlalchemy.orm import Session
 
 from foreshock_service.app import subscribe_handlers
-from foreshock_service.platform.database.dialect import insert_rows, table_of
+from foreshock_service.platform.context import EventBus
+from foreshock_service.platform.database.engine import insert_rows, table_of
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import (
     AdviceDecision,
@@ -32,7 +33,6 @@ from foreshock_service.platform.database.tables import (
     StepLint,
     measurements,
 )
-from foreshock_service.platform.events import EventBus
 from foreshock_service.runs.events import StepClosed
 
 # In an order in which rows may be inserted: those that others refer to come first.

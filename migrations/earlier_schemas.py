@@ -28,8 +28,7 @@ from alembic.operations.ops import AddColumnOp, MigrateOperation, ModifyTableOps
 from alembic.util import load_python_file
 
 from foreshock_service.platform.database.tables import Base
-from foreshock_service.platform.database.tables.base import JsonColumn
-from foreshock_service.platform.database.tables.platform import make_append_only
+from foreshock_service.platform.database.tables.base import JsonColumn, make_append_only
 
 if sys.version_info >= (3, 14):
     from compression import zstd

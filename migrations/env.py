@@ -1,4 +1,4 @@
-"""Alembic's environment: migrate over the connection that `foreshock_service.platform.database.schema` hands in."""
+"""Alembic's environment: migrate over the connection that `foreshock_service.platform.database.opening` hands in."""
 
 from __future__ import annotations
 

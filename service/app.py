@@ -19,30 +19,27 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from foreshock.clock import now_us
-from foreshock_service.maintenance.deletion.rollouts import carry_out_deletions
-from foreshock_service.maintenance.deletion.runs import delete_rows_of_deleted_runs
+from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
+from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.maintenance.retention import RetentionTask
-from foreshock_service.maintenance.retention_endpoints import router as retention
+from foreshock_service.maintenance.retention import router as retention
 from foreshock_service.platform.audit import router as audit
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.guards import RequestGuard
-from foreshock_service.platform.health.endpoints import router as health
-from foreshock_service.platform.health.figures import ServiceFigures
-from foreshock_service.platform.jobs.runner import Job, JobRunner
+from foreshock_service.platform.figures import ServiceFigures
+from foreshock_service.platform.health import router as health
+from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.keys import KeyLimits
 from foreshock_service.platform.logs import RequestIds, add_tracing, stop_tracing
 from foreshock_service.platform.openapi import document_problems
 from foreshock_service.platform.parameters import refuse_unknown_parameters
 from foreshock_service.platform.problem import install_problem_handlers
-from foreshock_service.platform.request_bodies import BodyTimeouts
+from foreshock_service.platform.process import handle_signals
+from foreshock_service.platform.request_guards import BodyTimeouts, RequestGuard
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.stopping import handle_signals
-from foreshock_service.platform.store.opening import open_store
-from foreshock_service.platform.store.orphans import OrphanSweep
-from foreshock_service.platform.store.removals import remove_due_files
+from foreshock_service.platform.store.local import open_store
+from foreshock_service.platform.store.removal import OrphanSweep, remove_due_files
 from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter.endpoints import router as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES

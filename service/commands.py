@@ -199,7 +199,7 @@ class DeleteCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Delete; may run beside the service. Raises ConfigurationError if there is no such run."""
-        from foreshock_service.maintenance.deletion.console import delete_rollouts, delete_whole_run
+        from foreshock_service.maintenance.delete_runs import delete_rollouts, delete_whole_run
 
         if arguments.action == "run":
             delete_whole_run(arguments.run, dry_run=arguments.dry_run)

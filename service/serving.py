@@ -22,12 +22,11 @@ from foreshock_service.platform.audit import BY_SERVICE, record
 from foreshock_service.platform.database.engine import parse_database_url
 from foreshock_service.platform.database.opening import only_service, prepare_database
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.garbage_collection import spare_collections
 from foreshock_service.platform.keys import Scope, create_key, describe, keys_exist, was_ever_a_secret
 from foreshock_service.platform.logs import log_configuration
-from foreshock_service.platform.parent_process import end_with_parent
+from foreshock_service.platform.process import end_with_parent, spare_collections
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.platform.store.opening import open_store
+from foreshock_service.platform.store.local import open_store
 
 KEEP_ALIVE_SECONDS = 30
 """Idle connections are closed then. Longer than httpx keeps one, which therefore closes it first."""

@@ -18,7 +18,7 @@ from benchmarks.faults.workload import Item, RunPlan
 from benchmarks.step_rows import comparable
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
-from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
 from foreshock_service.platform.database.tables.probes import Attribution, ExactShard, ProbeJob, Score, ScoreShard

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from foreshock_service.platform.database.tables.platform import make_append_only
+from foreshock_service.platform.database.tables.base import make_append_only
 
 revision = '0040'
 down_revision = None

@@ -20,7 +20,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from foreshock.commands.text import Progress
 from foreshock.errors import RolloutsError
 from foreshock_service.maintenance.command_context import maintenance_context
-from foreshock_service.maintenance.file_contents import read_contents
+from foreshock_service.maintenance.stored_files import read_contents
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run, Shard
@@ -28,9 +28,8 @@ from foreshock_service.platform.database.tables.probes import ExactShard, Probe,
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import load_settings
-from foreshock_service.platform.store.names import FileName, parse_name
-from foreshock_service.platform.store.orphans import find_orphans
-from foreshock_service.platform.store.tokens import ListedFile
+from foreshock_service.platform.store.removal import find_orphans
+from foreshock_service.platform.store.tokens import FileName, ListedFile, parse_name
 from foreshock_service.runs.rollouts.service import set_file_bytes
 from foreshock_service.runs.step_key import StepKey
 

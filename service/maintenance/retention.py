@@ -1,4 +1,4 @@
-"""Purge the tokens that the rules of retention do not keep. Aggregates, curves and rollout summaries stay for ever.
+"""Purge the tokens that the rules do not keep. Aggregates, curves and rollout summaries stay for ever.
 
 A step is purged in one short transaction that checks again that nothing waits for its tokens; its files are removed
 after the grace. So it may run beside the service, twice at once, and may be interrupted.
@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from fastapi import APIRouter, status
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select, and_, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
@@ -22,7 +23,7 @@ from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.command_context import maintenance_context, run_called
 from foreshock_service.platform.audit import record
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import (
     Alert,
     Attribution,
@@ -34,11 +35,12 @@ from foreshock_service.platform.database.tables import (
     Shard,
     Step,
 )
-from foreshock_service.platform.schemas import LARGEST_STEP
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.parameters import LARGEST_STEP
+from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.platform.store.removals import give_up_files
+from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
+from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.runs.service import get_run, lock_run, lock_run_for_background
 from foreshock_service.runs.step_key import StepKey
 
@@ -342,3 +344,29 @@ def retention(run: str | None, *, dry_run: bool) -> None:
 def _in_words(rules: RetentionRules) -> str:
     every = f", each {rules.every_steps}th" if rules.every_steps is not None else ""
     return f"the last {rules.last_steps}{every}, {rules.alert_steps} before and after alerts"
+
+
+router = APIRouter(prefix="/v1/runs/{run}/retention", tags=["retention"])
+
+
+@router.get("")
+def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> RetentionRecord:
+    """Return the rules by which tokens of the run are kept: its own, else those of the service's settings."""
+    with context.database.read() as session:
+        return read_rules(session, context.settings, principal, run)
+
+
+@router.put("")
+def set_retention(
+    run: RunIdentifier, body: RetentionRulesBody, context: Context, principal: Administrator
+) -> RetentionRecord:
+    """Give the run rules of its own; `last_steps` null keeps all its tokens, whatever the settings say."""
+    context.database.write(lambda session: set_rules(session, principal, run, body))
+    with context.database.read() as session:
+        return read_rules(session, context.settings, principal, run)
+
+
+@router.delete("", status_code=status.HTTP_204_NO_CONTENT)
+def remove_retention(run: RunIdentifier, context: Context, principal: Administrator) -> None:
+    """Remove the run's own rules: those of the settings hold again."""
+    context.database.write(lambda session: set_rules(session, principal, run, None))

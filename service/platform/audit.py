@@ -17,11 +17,10 @@ from foreshock.api.records import from_attributes
 from foreshock.api.service import AuditRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.dialect import insert_rows
+from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.pagination import Cursor, CursorKey, Limit, Page, decode_cursor, page_of
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.parameters import Cursor, CursorKey, Limit, Name, Page, decode_cursor, page_of
 from foreshock_service.platform.security import Administrator
 
 

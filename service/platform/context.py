@@ -1,10 +1,17 @@
-"""The long-lived parts of one service process, made once by `create_app` and handed to each request."""
+"""The long-lived parts of one service process, and the typed events by which its parts notify each other.
+
+`app.py` subscribes the handlers of events. A handler runs inside the transaction of the publisher, in the order of
+subscription; what it writes is committed with the publisher's work, and an error rolls both back. Work that takes long
+is done by a handler of the second kind, which runs after the commit (`after_commit` in `database/session.py`).
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, cast
+from functools import partial
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 from anyio import CapacityLimiter
@@ -13,15 +20,38 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.session import Database, after_commit
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.ingest_rate import IngestRate
 from foreshock_service.platform.keys import KeyLimits, KeyUses
+from foreshock_service.platform.process import Stopping
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.stopping import Stopping
 from foreshock_service.platform.store.tokens import TokenStore
-from foreshock_service.platform.uploads import UploadPlaces
+from foreshock_service.platform.uploads import IngestRate, UploadPlaces
+
+EventType = TypeVar("EventType")
+
+
+class EventBus:
+    """The subscriptions of one application."""
+
+    def __init__(self) -> None:
+        self._handlers: defaultdict[type, list[Callable[[Session, Any], object]]] = defaultdict(list)
+        self._after_commit: defaultdict[type, list[Callable[[Any], object]]] = defaultdict(list)
+
+    def subscribe(self, event_type: type[EventType], handler: Callable[[Session, EventType], object]) -> None:
+        """Call `handler(session, event)` for each published event of exactly this type."""
+        self._handlers[event_type].append(handler)
+
+    def publish(self, session: Session, event: object) -> None:
+        """Call the handlers of this event's type, one after the other; raises what a handler raises."""
+        for handler in self._handlers.get(type(event), ()):
+            handler(session, event)
+        for later in self._after_commit.get(type(event), ()):
+            after_commit(session, partial(later, event))
+
+    def subscribe_after_commit(self, event_type: type[EventType], handler: Callable[[EventType], object]) -> None:
+        """Call `handler(event)` for each event of exactly this type, once its transaction has committed."""
+        self._after_commit[event_type].append(handler)
 
 
 @dataclass(frozen=True, slots=True)

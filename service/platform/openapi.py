@@ -20,7 +20,6 @@ from fastapi.routing import APIRoute
 
 from foreshock.errors import PROBLEM_TYPE_PREFIX
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.guards import HostNotAllowed
 from foreshock_service.platform.problem import (
     PROBLEM_MEDIA_TYPE,
     BadRequest,
@@ -36,8 +35,12 @@ from foreshock_service.platform.problem import (
     StorageUnavailable,
     UnsupportedMediaType,
 )
-from foreshock_service.platform.request_bodies import InvalidBodyEncoding
-from foreshock_service.platform.security import SAFE_METHODS, CrossSiteRefused
+from foreshock_service.platform.request_guards import (
+    SAFE_METHODS,
+    CrossSiteRefused,
+    HostNotAllowed,
+    InvalidBodyEncoding,
+)
 from foreshock_service.platform.uploads import UploadIncomplete
 
 Problem = type[ProblemError]

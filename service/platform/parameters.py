@@ -1,19 +1,79 @@
-"""Parameters of requests: undeclared query parameters are errors, and `%2F` in a path does not separate segments."""
+"""Parameters, shared field types, pages of lists and entity tags of requests."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import json
+import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from fastapi import Request
+from fastapi import Path, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 from starlette.types import Scope
 
 from foreshock.errors import did_you_mean
-from foreshock_service.platform.problem import InvalidRequest, ProblemItem
+from foreshock_service.platform.problem import InvalidRequest, ProblemError, ProblemItem
+
+LARGEST_STEP = 2**31 - 1
+_DEEPEST = 16
+LARGEST_INTEGER = 2**63 - 1
+NO_NUL = r"^[^\x00]*$"
+"""Pattern of texts: PostgreSQL stores no NUL and refuses to compare with one."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Step = Annotated[int, Field(ge=0, le=LARGEST_STEP)]
+AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_STEP)]
+StepPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
+AttemptQuery = Annotated[int, Query(ge=1, le=LARGEST_STEP)]
+ActiveOrAttempt = Annotated[
+    int | None, Query(ge=1, le=LARGEST_STEP, description="one attempt; absent: the active steps")
+]
+FromStep = Annotated[int, Query(ge=0, le=LARGEST_STEP)]
+MaxPoints = Annotated[
+    int | None, Query(ge=2, le=1_000_000, description="rows per curve, keeping the extremes of each; absent: all rows")
+]
+ToStep = Annotated[int, Query(ge=0, le=LARGEST_STEP, description="included")]
+
+
+def is_storable_text(text: str) -> bool:
+    """Return whether both databases take the text: no NUL and no lone surrogate."""
+    return "\x00" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def storable_json(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the value if JSONB can hold it; raises ValueError for NUL, non-finite numbers and too deep nesting."""
+    _check_json(value, _DEEPEST)
+    return value
+
+
+def _check_json(value: Any, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"is nested more than {_DEEPEST} levels deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("holds a number that is not finite")
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError("holds an integer beyond 64 bits")
+    if isinstance(value, str):
+        if not is_storable_text(value):
+            raise ValueError("holds text that cannot be stored (NUL or a lone surrogate)")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_json(key, depth - 1)
+            _check_json(item, depth - 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check_json(item, depth - 1)
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(storable_json)]
+
 
 _API = "/v1/"
 _STAND_IN = "\x1f"
@@ -74,3 +134,82 @@ def keep_encoded_slashes(scope: Scope) -> Scope:
 def decoded_segment(segment: str) -> str:
     """Return a path parameter with its slashes."""
     return segment.replace(_STAND_IN, "/")
+
+
+Item = TypeVar("Item")
+CursorKey = tuple[str | int, ...]
+
+DEFAULT_LIMIT, LARGEST_LIMIT = 50, 500
+Limit = Annotated[int, Query(ge=1, le=LARGEST_LIMIT, description="items on a page")]
+Cursor = Annotated[str | None, Query(max_length=1024, description="`next_cursor` of the page before")]
+
+
+class InvalidCursor(ProblemError):
+    """A cursor that was not made by a list of this kind."""
+
+    status = 422
+    problem_type = "invalid-cursor"
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list."""
+
+    items: list[Item]
+    next_cursor: str | None = Field(default=None, description="absent on the last page")
+
+
+def encode_cursor(key: CursorKey) -> str:
+    """Return the cursor that continues after `key`."""
+    return base64.urlsafe_b64encode(json.dumps(list(key)).encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, shape: tuple[type, ...]) -> CursorKey:
+    """Return the key inside a cursor; raises InvalidCursor unless its parts have the types in `shape`."""
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        parts = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise InvalidCursor("the cursor is not from this list: start without a cursor") from error
+    fits = isinstance(parts, list) and [type(part) for part in parts] == list(shape)
+    if not fits or not all(map(_can_be_a_parameter, parts)):
+        raise InvalidCursor("the cursor is not from this list: start without a cursor")
+    return tuple(parts)
+
+
+def _can_be_a_parameter(part: str | int) -> bool:
+    """Return whether both databases take the value."""
+    return abs(part) <= LARGEST_INTEGER if isinstance(part, int) else is_storable_text(part)
+
+
+def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey]) -> Page[Item]:
+    """Return a page of up to `limit` + 1 rows; the extra row only shows that there is a next page."""
+    more = len(rows) > limit
+    kept = list(rows[:limit])
+    return Page(items=kept, next_cursor=encode_cursor(key_of(kept[-1])) if more else None)
+
+
+def etag_of(version: str, body: bytes) -> str:
+    """Return the strong entity tag of a body of this version."""
+    return f'"{version}.{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def content_etag(body: bytes) -> str:
+    """Return the entity tag of a body; weak, since its compressed forms share it."""
+    return f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+
+
+def matches(if_none_match: str | None, etag: str) -> bool:
+    """Return True if an If-None-Match header names `etag` (weakly compared) or is `*`."""
+    known = _candidates(if_none_match)
+    return "*" in known or etag.removeprefix("W/") in known
+
+
+def names_version(if_none_match: str | None, version: str) -> bool:
+    """Return True if an If-None-Match header names a tag of this version, of whatever body, or is `*`."""
+    return any(each == "*" or each.strip('"').partition(".")[0] == version for each in _candidates(if_none_match))
+
+
+def _candidates(if_none_match: str | None) -> list[str]:
+    if if_none_match is None:
+        return []
+    return [candidate.strip().removeprefix("W/") for candidate in if_none_match.split(",")]

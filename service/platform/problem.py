@@ -1,16 +1,17 @@
 """Errors as RFC 9457 problems: the base class every error of the service has, and the handlers that render them.
 
 An error carries its own status: `class RunNotFound(ProblemError): status = 404`. The framework's own 404, 405 and 422,
-the library's `InvalidRolloutsError` and `LimitExceededError`, and failures of storage have the same shape (`guards.py`
-adds the 500). A full disk or a database that does not answer is not the client's fault and ends: those answers say
-when to send the same bytes again.
+the library's `InvalidRolloutsError` and `LimitExceededError`, and failures of storage have the same shape
+(`request_guards.py` adds the 500). A full disk or a database that does not answer is not the client's fault and ends:
+those answers say when to send the same bytes again.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
-from foreshock.errors import PROBLEM_TYPE_PREFIX, InvalidRolloutsError, LimitExceededError
+from foreshock.errors import PROBLEM_TYPE_PREFIX, InvalidRolloutsError, LimitExceededError, RolloutsError
 from foreshock_service.platform.logs import current_request_id
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -302,3 +303,47 @@ def _failed(request: Request, error: Exception, problem: ProblemError) -> JSONRe
     # The database's own message: SQLAlchemy's also holds the parameters of the statement.
     _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
     return problem_response(problem)
+
+
+class TokensGone(ProblemError):
+    """Gone: a token file that the catalogue names is not in the store."""
+
+    status = 410
+    problem_type = "tokens-gone"
+
+
+class TokensPurged(ProblemError):
+    """Purged: retention or a deletion removed the tokens; measurements and rollout summaries stay."""
+
+    status = 410
+    problem_type = "tokens-purged"
+
+
+class TokensDamaged(ProblemError):
+    """Damaged: a token file does not hold what was written; its checksums or its layout are wrong."""
+
+    status = 500
+    problem_type = "tokens-damaged"
+
+
+@contextmanager
+def present_file(what: str) -> Iterator[None]:
+    """Raise TokensGone if a file of the store is missing; for a block whose other errors may be of an upload."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise TokensGone(
+            f"the token file of {what} is not in the store: sending its bytes again restores it, or a backup"
+        ) from error
+
+
+@contextmanager
+def stored_file(what: str) -> Iterator[None]:
+    """Raise TokensGone or TokensDamaged for a file of the store that cannot be read; `what` says whose it is."""
+    try:
+        with present_file(what):
+            yield
+    except RolloutsError as error:
+        raise TokensDamaged(
+            f"the token file of {what} is damaged: sending its bytes again restores it, or a backup ({error.fault})"
+        ) from error

@@ -5,30 +5,78 @@ If no key was ever made, the service binds loopback only and every request is an
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from secrets import token_urlsafe
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
 from sqlalchemy.orm import Session
 
+from foreshock.clock import now_us
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import ApiKey
-from foreshock_service.platform.keys import (
-    Scope,
-    find_key,
-    find_key_by_secret,
-    has_session_ended,
-    is_valid,
-    keys_exist,
-)
+from foreshock_service.platform.keys import Scope, find_key, find_key_by_secret, has_session_ended, is_valid, keys_exist
 from foreshock_service.platform.logs import current_request_id
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.signing import SignedSession, session_hash, verify_session
+from foreshock_service.platform.request_guards import SAFE_METHODS, CrossSiteRefused
+
+# The salts keep a token of one purpose from being accepted for the other.
+_SESSION, _FORM = "foreshock.session", "foreshock.form"
+_ALGORITHM = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSession:
+    """What a session cookie holds: the key, and when it was signed."""
+
+    key_id: str
+    signed_at_us: int
+
+
+def sign_session(secret: bytes, key_id: str) -> str:
+    """Return the value of a new session cookie; a random part makes each one differ."""
+    return _sessions(secret).dumps([key_id, now_us(), token_urlsafe(12)])
+
+
+def verify_session(secret: bytes, cookie: str, lifetime_seconds: float) -> SignedSession | None:
+    """Return what a session cookie holds; None if it was not signed here or is older than its lifetime."""
+    try:
+        held = _sessions(secret).loads(cookie, max_age=int(lifetime_seconds))
+    except BadSignature:
+        return None
+    if not isinstance(held, list) or [type(part) for part in held] != [str, int, str]:
+        return None
+    return SignedSession(held[0], held[1])
+
+
+def session_hash(cookie: str) -> str:
+    """Return what is stored of a session that was ended."""
+    return hashlib.sha256(cookie.encode()).hexdigest()
+
+
+def form_token(secret: bytes, cookie: str) -> str:
+    """Return the CSRF token of the forms that a session shows."""
+    return _forms(secret).get_signature(cookie).decode()
+
+
+def is_form_token(secret: bytes, cookie: str, token: str) -> bool:
+    """Return True if the token is that of the session, in constant time."""
+    return _forms(secret).verify_signature(cookie, token.encode())
+
+
+def _sessions(secret: bytes) -> URLSafeTimedSerializer:
+    return URLSafeTimedSerializer(secret, salt=_SESSION, signer_kwargs=_ALGORITHM)
+
+
+def _forms(secret: bytes) -> Signer:
+    return Signer(secret, salt=_FORM, **_ALGORITHM)  # type: ignore[arg-type]
+
 
 SESSION_COOKIE = "foreshock_session"
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 
 
@@ -47,13 +95,6 @@ class ScopeMissing(ProblemError):
 
     status = 403
     problem_type = "scope-missing"
-
-
-class CrossSiteRefused(ProblemError):
-    """A browser request that did not come from the service's own pages."""
-
-    status = 403
-    problem_type = "cross-site-refused"
 
 
 @dataclass(frozen=True, slots=True)

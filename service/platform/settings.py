@@ -5,14 +5,61 @@ from __future__ import annotations
 import os
 import re
 from ipaddress import ip_address
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from sqlalchemy.engine import make_url
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.notification_targets import NotificationTarget, web_address
+from foreshock.severity import Severity
+
+
+class NotificationTarget(BaseModel):
+    """A webhook that is told about alerts; its address may hold a token, so it is a secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+    kind: Literal["json", "slack", "alertmanager"]
+    url: SecretStr = Field(description="Alertmanager: its root, such as http://alertmanager:9093")
+    token: SecretStr | None = Field(default=None, description="sent as `Authorization: Bearer …`")
+    severity: Severity = Field(default="warning", description="the least severe alerts that are sent")
+    projects: tuple[str, ...] = Field(default=(), description="empty: all")
+    resolved: bool = Field(default=False, description="also say when an alert is resolved; Alertmanager is always told")
+
+    @field_validator("url")
+    @classmethod
+    def _is_web_address(cls, value: SecretStr) -> SecretStr:
+        web_address(value.get_secret_value())
+        return value
+
+    @property
+    def tells_resolved(self) -> bool:
+        """True if the end of an alert is sent."""
+        return self.resolved or self.kind == "alertmanager"
+
+
+def web_address(value: str) -> str:
+    """Return the address if it is http(s) without user or password; raise ValueError, without quoting it, if not."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http:// or https:// address")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("must not hold a user or password: use `token`")
+    return value
+
 
 _MEBIBYTE = 1024 * 1024
 _MASK = "********"
@@ -221,6 +268,23 @@ class Settings(BaseSettings):
         found = {secret.get_secret_value() for secret in named if secret is not None}
         password = make_url(self.database_url).password
         return found | ({str(password)} if password else set())
+
+    @property
+    def store_is_folder(self) -> bool:
+        """Return whether the tokens are in a folder, not in an S3-compatible store."""
+        return not self.store_url.startswith("s3://")
+
+    @property
+    def store_folder(self) -> Path:
+        """Return the folder on this machine that the store uses; raises ConfigurationError for an unknown URL."""
+        if not self.store_is_folder:
+            return Path(self.store_temporary_folder).absolute()
+        if "://" in self.store_url and not self.store_url.startswith("file://"):
+            raise ConfigurationError(
+                "FORESHOCK_STORE_URL must be a folder, such as ./foreshock-data/tokens, or s3://bucket/prefix, got "
+                f"{self.store_url}"
+            )
+        return Path(self.store_url.removeprefix("file://")).absolute()
 
     @property
     def connections_per_process(self) -> int:

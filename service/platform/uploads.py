@@ -7,7 +7,9 @@ the bound is refused before its body is read, and the client sends it again late
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import threading
+import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,9 +24,40 @@ from starlette.requests import ClientDisconnect
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.keys import TooManyRequests
 from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE, media_type_of
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE, media_type_of
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
+
+RATE_SECONDS = 60
+
+
+class IngestRate:
+    """Shards and tokens by the second in which they were stored. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun = clock()
+        self._lock = threading.Lock()
+        # [second, shards, tokens], oldest first.
+        self._seconds: deque[list[int]] = deque(maxlen=RATE_SECONDS + 1)
+
+    def note(self, tokens: int) -> None:
+        """Note a stored shard."""
+        second = int(self._clock())
+        with self._lock:
+            if not self._seconds or self._seconds[-1][0] != second:
+                self._seconds.append([second, 0, 0])
+            self._seconds[-1][1] += 1
+            self._seconds[-1][2] += tokens
+
+    def per_second(self) -> tuple[float, float]:
+        """Return (shards, tokens) per second, over the last minute or since the start of the process."""
+        now = self._clock()
+        with self._lock:
+            newest = [each for each in self._seconds if each[0] > now - RATE_SECONDS]
+        seconds = min(float(RATE_SECONDS), max(1.0, now - self._begun))
+        return sum(each[1] for each in newest) / seconds, sum(each[2] for each in newest) / seconds
+
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -15,12 +15,19 @@ from foreshock.api.records import from_attributes, parse
 from foreshock.api.runs import CheckpointFormat, CheckpointRecord
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.dialect import insert_if_absent, upsert
+from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.pagination import Cursor, CursorKey, Limit, Page, decode_cursor, page_of
-from foreshock_service.platform.schemas import AttemptQuery, StepPath
+from foreshock_service.platform.parameters import (
+    AttemptQuery,
+    Cursor,
+    CursorKey,
+    Limit,
+    Page,
+    StepPath,
+    decode_cursor,
+    page_of,
+)
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs.attempts.service import require_attempt
 from foreshock_service.runs.runs.addresses import RunIdentifier

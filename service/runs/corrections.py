@@ -29,8 +29,8 @@ from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock_service.platform.context import Context
+from foreshock_service.platform.parameters import ActiveOrAttempt, Name, StepPath
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.platform.schemas import ActiveOrAttempt, Name, StepPath
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.runs.coverage import coverage_of_step, with_shards
 from foreshock_service.runs.measurements.endpoints import Comparison

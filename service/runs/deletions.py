@@ -21,8 +21,8 @@ from foreshock.clock import now_us
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.pagination import Cursor, Limit, Page, decode_cursor, page_of
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.parameters import Cursor, Limit, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.platform.security import Administrator, Principal
 from foreshock_service.runs.runs.addresses import RunIdentifier

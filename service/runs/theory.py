@@ -29,7 +29,7 @@ from foreshock.errors import InvalidArgumentError
 from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.runs.corrections import TOO_LARGE, MeasuredPair, read_pair
 from foreshock_service.runs.coverage import with_shards

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run
-from foreshock_service.platform.etag import etag_of, matches, names_version
+from foreshock_service.platform.parameters import etag_of, matches, names_version
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import check_visible
 

@@ -24,7 +24,7 @@ from dashboards.generate import FOLDER, RULES, dashboards, stale_files
 from dashboards.layout import GRID_WIDTH
 from dashboards.panels import Panel
 from dashboards.queries import POSTGRESQL, PROMETHEUS, PromQuery, SqlQuery
-from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.present.pages.endpoints import pages
 from tests.dashboards.filling import filled
 from tests.dashboards.metrics import LABELS, METRIC, REASONS, metrics_without_panel

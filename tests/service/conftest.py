@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock_service.app import create_app
-from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
 from foreshock_service.platform.decoding.pool import DecoderPool

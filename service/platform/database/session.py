@@ -23,8 +23,12 @@ from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform.database.dialect import is_retryable
-from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, make_reading_engine
+from foreshock_service.platform.database.engine import (
+    DEFAULT_CONNECTIONS,
+    is_retryable,
+    make_engine,
+    make_reading_engine,
+)
 from foreshock_service.platform.logs import span
 
 Result = TypeVar("Result")

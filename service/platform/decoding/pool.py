@@ -22,10 +22,13 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform.decoding.token_pass import COMPILED, TokenPassChoice, chosen_token_pass, first_choice
 from foreshock_service.platform.decoding.worker import (
+    COMPILED,
     StartedDecoder,
+    TokenPassChoice,
     address_space_bytes,
+    chosen_token_pass,
+    first_choice,
     prepare_process,
     report_start,
     run_task,

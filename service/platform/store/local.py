@@ -1,4 +1,4 @@
-"""Token files in a local folder: written aside, made durable, then renamed into place."""
+"""Token files in a local folder: written aside, made durable, then renamed into place; and temporary files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.store.temporaries import TemporaryFiles
-from foreshock_service.platform.store.tokens import ListedFile, TokenStore
+from foreshock_service.platform.store.tokens import ListedFile, TemporaryFiles, TokenStore
+
+if TYPE_CHECKING:
+    from foreshock_service.platform.settings import Settings
 
 _TEMPORARY = "temporary"
 # A folder that a removal prunes at the same moment is made again.
@@ -142,3 +144,24 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_store(settings: Settings) -> TokenStore:
+    """Return the store of FORESHOCK_STORE_URL; raises ConfigurationError if that is neither a folder nor `s3://…`."""
+    if settings.store_is_folder:
+        return LocalTokenStore(settings.store_folder)
+    # Its client takes a tenth of a second to import.
+    from foreshock_service.platform.store.objects import ObjectLocation, ObjectTokenStore
+
+    bucket, prefix = ObjectLocation.of_url(settings.store_url)
+    names = ("access_key_id", "secret_access_key", "session_token")
+    secrets = {name: getattr(settings, f"store_{name}") for name in names}
+    location = ObjectLocation(
+        bucket=bucket,
+        prefix=prefix,
+        endpoint=settings.store_endpoint,
+        region=settings.store_region,
+        timeout_seconds=settings.store_timeout_seconds,
+        **{name: secret.get_secret_value() for name, secret in secrets.items() if secret is not None},
+    )
+    return ObjectTokenStore(location, settings.store_folder)

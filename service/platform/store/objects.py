@@ -23,8 +23,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.store.temporaries import TemporaryFiles
-from foreshock_service.platform.store.tokens import ListedFile, TokenStore
+from foreshock_service.platform.store.tokens import ListedFile, TemporaryFiles, TokenStore
 
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20

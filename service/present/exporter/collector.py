@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Attribution
 from foreshock_service.present.exporter import families, repository

@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from foreshock_service.platform.columnar.formats import compressed
+from foreshock_service.platform.columnar import compressed
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.health.figures import ServiceCollector
+from foreshock_service.platform.figures import ServiceCollector
 from foreshock_service.platform.security import Reader
 from foreshock_service.present.exporter.collector import Collector
 from foreshock_service.present.exporter.families import END, TEXT, choose_media_type

@@ -12,11 +12,9 @@ from starlette.exceptions import HTTPException
 
 from foreshock.page_addresses import run_page_path
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.health.endpoints import FiguresOfApp, service_state
+from foreshock_service.platform.health import FiguresOfApp, service_state
 from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.pagination import Cursor
-from foreshock_service.platform.parameters import SEGMENT_PATTERN, decoded_segment
-from foreshock_service.platform.schemas import NO_NUL, StepPath
+from foreshock_service.platform.parameters import NO_NUL, SEGMENT_PATTERN, Cursor, StepPath, decoded_segment
 from foreshock_service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
 from foreshock_service.present.pages.presenters.alerts import alerts_page, axes_of_run
 from foreshock_service.present.pages.presenters.attribution import corrections_part

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import Verdict, verdict_of
 from foreshock.severity import severity_rank
-from foreshock_service.platform.etag import matches
+from foreshock_service.platform.parameters import matches
 from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.figures.attribution import percent
 from foreshock_service.present.pages.figures.drawing import HEIGHT as TILE_HEIGHT

@@ -12,7 +12,7 @@ from foreshock.diagnosis.rule_files import LARGEST_TEXT
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.present.pages.presenters.advice import rules_page
 from foreshock_service.present.pages.presenters.viewing import open_viewing
 from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response

@@ -15,16 +15,20 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.keys import Scope, end_session
 from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.request_guards import CrossSiteRefused
 from foreshock_service.platform.security import (
     SESSION_COOKIE,
     AuthenticationRequired,
-    CrossSiteRefused,
     Principal,
     ScopeMissing,
     authenticate,
+    form_token,
+    is_form_token,
     principal_of_secret,
+    session_hash,
+    sign_session,
+    verify_session,
 )
-from foreshock_service.platform.signing import form_token, is_form_token, session_hash, sign_session, verify_session
 from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response
 from foreshock_service.present.pages.view_models import ProblemPage, Visitor
 

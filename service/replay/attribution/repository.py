@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import upsert
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Attribution
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active

@@ -24,10 +24,9 @@ from foreshock.scorers import CHAIN, score_name
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Score
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
+from foreshock_service.platform.problem import ProblemError, TokensPurged
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.platform.store.reading import TokensPurged
 from foreshock_service.replay.attribution import repository
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of

@@ -15,7 +15,7 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Worker
 from foreshock_service.replay.leases import service
 from foreshock_service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRead, LeaseRequest, TokenBody

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.parameters import Name
 from foreshock_service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName, ScorerRequest
 
 Token = int

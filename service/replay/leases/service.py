@@ -8,13 +8,12 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.replay.leases import repository
 from foreshock_service.replay.leases.repository import JobKind
 from foreshock_service.replay.leases.schemas import (

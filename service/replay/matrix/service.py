@@ -20,12 +20,11 @@ from foreshock.json_values import number_or_nan
 from foreshock.probe_kinds import MATRIX
 from foreshock.scorers import REFERENCE, SCORERS
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
+from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.platform.store.reading import present_file
 from foreshock_service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
 from foreshock_service.replay.probes.job_bundles import waiting_reason
 from foreshock_service.replay.probes.jobs import JobState

@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response, status
 
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import Cursor, Limit, Page
-from foreshock_service.platform.schemas import LARGEST_STEP, Name
+from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Name, Page
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.replay.probes import requests, service
 from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.scorers import EXACT_PAIRS, SCORERS
+from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Worker
-from foreshock_service.platform.identifiers import new_identifier
 from foreshock_service.replay.probes.environments import WantedEnvironment, names_in_words
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState, Priority, set_priority
 from foreshock_service.replay.probes.schemas import ScorerRequest

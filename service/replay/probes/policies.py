@@ -13,7 +13,7 @@ from foreshock.clock import now_us
 from foreshock.errors import InvalidRolloutsError
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import ProbePolicy
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Administrator, Principal, Reader

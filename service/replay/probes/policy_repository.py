@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from foreshock_service.replay.probes.jobs import JobState

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.scorers import default_scorers
-from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.replay.probes.schemas import Accelerator, ScorerRequest
 
 PolicyState = Literal["off", "active", "budget_spent"]

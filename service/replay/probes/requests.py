@@ -15,13 +15,12 @@ from foreshock.probe_kinds import MATRIX, PROBE_KINDS, WEIGHTS
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock.weights_search import interleaved
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent
+from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.database.tables.probes import Probe
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.reading import present_file
 from foreshock_service.replay.probes import repository
 from foreshock_service.replay.probes.environments import (
     OF_RUN,

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Run, Shard
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import repository

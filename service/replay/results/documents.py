@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from foreshock.api.runs import FindingSource
 from foreshock.probe_kinds import ProbeKind
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import upsert
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables.probes import (
     Probe,
     ProbeJob,

@@ -13,13 +13,12 @@ from sqlalchemy.orm import Session
 
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables.probes import ExactDivergence, ExactShard
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import LARGEST_STEP, ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import LARGEST_STEP, ActiveOrAttempt, StepPath
+from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal, Reader, Worker
-from foreshock_service.platform.store.names import exact_file_name
-from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.platform.store.tokens import exact_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.leases.schemas import UploadReceipt

@@ -13,12 +13,12 @@ from foreshock.json_values import finite_or_none
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from foreshock.rollouts.parquet_files import RolloutFile, find_exact
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_service.platform.columnar.table import AnswerTooLarge
+from foreshock_service.platform.columnar import AnswerTooLarge
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
+from foreshock_service.platform.problem import TokensPurged, stored_file
 from foreshock_service.platform.security import Reader
-from foreshock_service.platform.store.reading import TokensPurged, stored_file
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import PairKey

@@ -34,7 +34,7 @@ from foreshock.rollouts import (
 from foreshock.rollouts.parquet_files import find_scores
 from foreshock.scorers import SCORERS, score_name
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.schemas import storable_json
+from foreshock_service.platform.parameters import storable_json
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 

@@ -11,8 +11,8 @@ from foreshock.layer_divergence import LayerComparison
 from foreshock.probe_kinds import LAYERS as LAYERS_PROBE
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredLayerComparison
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes.schemas import PairKey

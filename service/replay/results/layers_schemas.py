@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from foreshock.comparisons import comparison_name
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.layer_divergence import LayerComparison, names_of_places
-from foreshock_service.platform.schemas import LARGEST_STEP, JsonObject, Step
+from foreshock_service.platform.parameters import LARGEST_STEP, JsonObject, Step
 from foreshock_service.replay.probes.schemas import ScorerName
 
 MOST_LAYERS = 1_000

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.security import Principal, Worker
 from foreshock_service.replay.events import ScoresPublished
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier

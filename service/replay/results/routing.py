@@ -9,8 +9,8 @@ from foreshock.probe_kinds import ROUTING as ROUTING_PROBE
 from foreshock.scorers import score_name
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredRouting
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights, newest_by_pair, visible_step

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.routing import MOST_LAYERS
-from foreshock_service.platform.schemas import JsonObject
+from foreshock_service.platform.parameters import JsonObject
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]

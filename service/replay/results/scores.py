@@ -13,11 +13,10 @@ from sqlalchemy.orm import Session
 from foreshock.scorers import score_name
 from foreshock_service.platform.context import Context, ScoredShard
 from foreshock_service.platform.database.tables.probes import Score, ScoreShard
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Worker
-from foreshock_service.platform.store.names import score_file_name
-from foreshock_service.platform.store.tokens import TokenStore
+from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.leases.schemas import UploadReceipt

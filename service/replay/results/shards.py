@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import insert_if_absent, table_of, upsert
+from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
 from foreshock_service.platform.database.tables.probes import (
     ExactDivergence,
     ExactShard,
@@ -31,9 +31,8 @@ from foreshock_service.platform.database.tables.probes import (
     ScoreShard,
 )
 from foreshock_service.platform.decoding.worker import decode_limits
-from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.reading import present_file
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.platform.uploads import Upload, received_upload
 from foreshock_service.replay.leases.schemas import UploadReceipt

@@ -9,8 +9,8 @@ from foreshock.probe_kinds import WEIGHTS
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredWeightsSearch
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, visible_step

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.weights_search import WeightsReplay, WeightsSearch
-from foreshock_service.platform.schemas import LARGEST_STEP, NO_NUL, Step
+from foreshock_service.platform.parameters import LARGEST_STEP, NO_NUL, Step
 from foreshock_service.replay.probes.schemas import ScorerName
 
 MOST_ROWS = 1_000

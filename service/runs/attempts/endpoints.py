@@ -9,8 +9,7 @@ from fastapi import APIRouter, Path, Response, status
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import Cursor, Limit, Page
-from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.attempts import service
 from foreshock_service.runs.attempts.schemas import AttemptCreate, Heartbeat

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from foreshock_service.platform.schemas import JsonObject, Name, Step
+from foreshock_service.platform.parameters import JsonObject, Name, Step
 
 
 class AttemptCreate(BaseModel):

@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
 from foreshock.clock import now_us
-from foreshock_service.platform.database.dialect import insert_if_absent, upsert
+from foreshock_service.platform.context import EventBus
+from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts import repository

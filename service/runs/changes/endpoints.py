@@ -7,8 +7,7 @@ from fastapi import APIRouter, Response, status
 from foreshock.api.runs import ChangeRecord
 from foreshock.changes import ChangeKind
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import Cursor, Limit, Page
-from foreshock_service.platform.schemas import AttemptQuery, StepPath
+from foreshock_service.platform.parameters import AttemptQuery, Cursor, Limit, Page, StepPath
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.changes import service
 from foreshock_service.runs.changes.service import ChangePut

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import insert_if_absent, insert_rows, table_of, upsert
+from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, table_of, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
 from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
 from foreshock_service.runs.changes.setups import StoredSetup

@@ -17,11 +17,10 @@ from foreshock.api.runs import ChangeRecord, DifferenceRecord
 from foreshock.changes import CHANGE_KINDS, ChangeKind
 from foreshock.clock import now_us
 from foreshock.digests import canonical_json
+from foreshock_service.platform.context import EventBus
 from foreshock_service.platform.database.tables import AnnouncedChange as StoredChange
 from foreshock_service.platform.database.tables import Step
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.pagination import Page, decode_cursor, page_of
-from foreshock_service.platform.schemas import NO_NUL
+from foreshock_service.platform.parameters import NO_NUL, Page, decode_cursor, page_of
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, active_ranges
 from foreshock_service.runs.attempts.service import attempts_of_run, check_attempt, fingerprints_of_attempts

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Query
 from foreshock.api.runs import FindingRecord, FindingSource
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.findings import service
 from foreshock_service.runs.findings.schemas import FindingFilter

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.runs import FindingSource
 from foreshock.severity import SEVERITIES, severity_rank
-from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
+from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
 from foreshock_service.runs.findings.schemas import FindingFilter
 

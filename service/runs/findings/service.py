@@ -21,7 +21,7 @@ from foreshock.clock import now_us
 from foreshock.severity import Severity, severity_rank
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import StoredFinding
-from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import Page, decode_cursor, page_of
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.active_attempts import active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run

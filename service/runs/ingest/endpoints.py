@@ -10,8 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.api.runs import ShardReceipt
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
-from foreshock_service.platform.schemas import LARGEST_STEP, AttemptQuery, StepPath
+from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Ingester, Principal
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, received_upload
 from foreshock_service.runs.ingest import service

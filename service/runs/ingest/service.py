@@ -18,7 +18,7 @@ from foreshock_service.platform.database.tables import Run, Shard, Step
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import InvalidRequest, ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.names import shard_file_name
+from foreshock_service.platform.store.tokens import shard_file_name
 from foreshock_service.platform.uploads import Upload
 from foreshock_service.runs.attempts.service import check_attempt
 from foreshock_service.runs.changes.service import note_setup

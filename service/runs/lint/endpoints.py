@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from foreshock.api.steps import LintRecord, RunLintRecord
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.coverage import with_shards
 from foreshock_service.runs.lint import service

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import insert_rows, upsert
+from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import Scalar, ShardLint, StepLint
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
 from foreshock_service.runs.step_key import StepKey

@@ -14,7 +14,7 @@ from foreshock.comparisons import comparison_name
 from foreshock.errors import did_you_mean
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.scorers import SCORERS, VARIANTS, score_name
-from foreshock_service.platform.columnar.table import ColumnTable, Kind
+from foreshock_service.platform.columnar import ColumnTable, Kind
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.runs.step_key import StepKey
 

@@ -15,7 +15,7 @@ from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.bucket_sums import BucketTable
 from foreshock.measures.statistics.conditions import CONDITIONS, Condition
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdTable
-from foreshock_service.platform.columnar.formats import (
+from foreshock_service.platform.columnar import (
     FORMATS,
     JSON_MEDIA_TYPE,
     Format,
@@ -25,13 +25,13 @@ from foreshock_service.platform.columnar.formats import (
     table_of_lists,
 )
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import Page
-from foreshock_service.platform.schemas import (
+from foreshock_service.platform.parameters import (
     LARGEST_STEP,
     ActiveOrAttempt,
     FromStep,
     MaxPoints,
     Name,
+    Page,
     StepPath,
     ToStep,
 )

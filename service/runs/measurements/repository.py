@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.platform.database.dialect import insert_for, table_of, upsert
+from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import (
     Attempt,
     MeasurementStatistics,
@@ -18,7 +18,7 @@ from foreshock_service.platform.database.tables import (
     Step,
     measurements,
 )
-from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
+from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
 from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
 from foreshock_service.runs.measurements.curves import KEYS, MeasuredStep
 from foreshock_service.runs.step_key import StepKey

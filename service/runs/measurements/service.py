@@ -15,7 +15,7 @@ from foreshock.comparisons import STEP_ROW
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.registry import MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.platform.columnar.table import Kind, check_answer, keep_extremes, read_columns
+from foreshock_service.platform.columnar import Kind, check_answer, keep_extremes, read_columns
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import MeasurementStatistics
 from foreshock_service.platform.database.tables import measurements as wide_table

@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import RolloutFile
-from foreshock_service.platform.columnar.table import Column, ColumnTable, Labels
+from foreshock_service.platform.columnar import Column, ColumnTable, Labels
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.store.reading import stored_file
+from foreshock_service.platform.problem import stored_file
 from foreshock_service.runs.measurements.service import summaries_of_steps
 from foreshock_service.runs.rollouts.repository import StoredTokens
 from foreshock_service.runs.step_key import StepKey

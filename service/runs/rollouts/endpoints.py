@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from foreshock.api.steps import TokensRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock_service.platform.columnar.formats import (
+from foreshock_service.platform.columnar import (
     FORMATS,
     JSON_MEDIA_TYPE,
     Format,
@@ -17,7 +17,7 @@ from foreshock_service.platform.columnar.formats import (
     render,
 )
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.schemas import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.measurements.endpoints import Comparison
 from foreshock_service.runs.rollouts import tokens

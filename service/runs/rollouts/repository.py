@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.platform.database.dialect import insert_rows
+from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
-from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
+from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
 from foreshock_service.runs.step_key import StepKey
 
 # What a shard is measured by; a step has the comparisons of its probes beside them.

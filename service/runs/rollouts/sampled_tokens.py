@@ -18,8 +18,8 @@ from foreshock.comparisons import split_comparison
 from foreshock.rollouts.parquet_files import RolloutFile
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.problem import stored_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step
 from foreshock_service.runs.coverage import coverage_of_step
 from foreshock_service.runs.measurements.curves import check_comparison

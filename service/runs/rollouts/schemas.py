@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from foreshock.api.records import to_json
-from foreshock_service.platform.columnar.formats import json_rows, json_values
+from foreshock_service.platform.columnar import json_rows, json_values
 from foreshock_service.runs.rollouts.chosen_tokens import LOG_PROB
 from foreshock_service.runs.rollouts.tokens import FoundTokens
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.database.tables import Shard
-from foreshock_service.platform.store.reading import TokensPurged
+from foreshock_service.platform.problem import TokensPurged
 from foreshock_service.runs.lint.service import add_evidence, replace_evidence
 from foreshock_service.runs.rollouts import repository
 from foreshock_service.runs.rollouts.repository import StoredPart, StoredTokens

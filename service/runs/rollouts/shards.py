@@ -19,8 +19,7 @@ from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart, statistics_of_shard
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.store.temporaries import write_private
-from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.platform.store.tokens import StoredFile, write_private
 from foreshock_service.runs.changes.setups import StoredSetup, setup_of
 from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
 from foreshock_service.runs.measurements.folding import FoldedStatistics, bucket_bytes

@@ -20,7 +20,7 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.statistics_shards import StatisticsShard
-from foreshock_service.platform.store.temporaries import write_private
+from foreshock_service.platform.store.tokens import write_private
 from foreshock_service.runs.changes.setups import setup_of
 from foreshock_service.runs.lint.judging import LintPart, lint_shard
 from foreshock_service.runs.rollouts.shards import (

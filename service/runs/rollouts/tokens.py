@@ -14,12 +14,11 @@ from foreshock.comparisons import split_comparison
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import find_rollouts
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
-from foreshock_service.platform.columnar.table import AnswerTooLarge, ColumnTable
+from foreshock_service.platform.columnar import AnswerTooLarge, ColumnTable
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.reading import stored_file
 from foreshock_service.runs.attempts.service import resolve_step
 from foreshock_service.runs.coverage import coverage_of_step, incomplete_of_step
 from foreshock_service.runs.measurements.curves import check_comparison

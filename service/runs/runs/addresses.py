@@ -14,9 +14,8 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.concurrency import run_in_threadpool
 
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.identifiers import is_identifier
-from foreshock_service.platform.parameters import SEGMENT_PATTERN, decoded_segment
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.database.tables.base import is_identifier
+from foreshock_service.platform.parameters import SEGMENT_PATTERN, Name, decoded_segment
 from foreshock_service.platform.security import authenticate, bearer
 from foreshock_service.runs.runs.service import id_of_key
 

@@ -10,8 +10,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import Cursor, Limit, Page
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.parameters import Cursor, Limit, Name, Page
 from foreshock_service.platform.security import Administrator, Ingester, Reader
 from foreshock_service.runs.runs import service
 from foreshock_service.runs.runs.addresses import RunIdentifier

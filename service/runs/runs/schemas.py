@@ -10,7 +10,7 @@ from foreshock.api.runs import AdviceMode, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.model_kind import ModelKind
 from foreshock.page_addresses import DEFAULT_PROJECT
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.parameters import Name
 
 RunState = Literal["running", "finished", "failed"]
 """What a client or an operator sets."""

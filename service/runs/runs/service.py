@@ -13,12 +13,11 @@ from foreshock.clock import now_us
 from foreshock.errors import RUN_NOT_FOUND
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.audit import record
-from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.context import EventBus, ServiceContext
+from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal, ScopeMissing
 from foreshock_service.runs.events import (

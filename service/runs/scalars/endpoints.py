@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response, status
 
-from foreshock_service.platform.columnar.formats import FORMATS, Format, choose_format, columnar_response, render
+from foreshock_service.platform.columnar import FORMATS, Format, choose_format, columnar_response, render
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.schemas import (
+from foreshock_service.platform.parameters import (
     LARGEST_STEP,
     ActiveOrAttempt,
     AttemptQuery,

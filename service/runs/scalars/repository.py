@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.columnar.table import Kind
-from foreshock_service.platform.database.dialect import table_of, upsert
+from foreshock_service.platform.columnar import Kind
+from foreshock_service.platform.database.engine import table_of, upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.runs.attempts.active_attempts import ActiveRange
 from foreshock_service.runs.step_key import StepKey

@@ -13,11 +13,10 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.json_values import finite_or_none
-from foreshock_service.platform.columnar.table import ColumnTable, check_answer, keep_extremes, read_columns
+from foreshock_service.platform.columnar import ColumnTable, check_answer, keep_extremes, read_columns
+from foreshock_service.platform.context import EventBus
 from foreshock_service.platform.database.tables import Scalar
-from foreshock_service.platform.events import EventBus
-from foreshock_service.platform.parameters import check_step_range
-from foreshock_service.platform.schemas import LARGEST_STEP, Name
+from foreshock_service.platform.parameters import LARGEST_STEP, Name, check_step_range
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_ranges, is_active

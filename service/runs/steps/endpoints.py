@@ -6,8 +6,7 @@ from fastapi import APIRouter
 
 from foreshock.api.runs import StepRecord
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.pagination import Cursor, Limit, Page
-from foreshock_service.platform.schemas import ActiveOrAttempt
+from foreshock_service.platform.parameters import ActiveOrAttempt, Cursor, Limit, Page
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.steps import service

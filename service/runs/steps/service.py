@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from foreshock.api.runs import StepRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Step
-from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.service import attempts_begun_together, attempts_of_run, require_attempt

@@ -10,8 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.api.watch import DecisionRecord
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.pagination import Cursor, Limit, Page
-from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.advice import service

@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.learning_rate.decisions import Decision
-from foreshock_service.platform.database.dialect import insert_rows, table_of, upsert
+from foreshock_service.platform.database.engine import insert_rows, table_of, upsert
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, AdviceDecision, TrainerProgress
 
 _decisions = table_of(AdviceDecision).c

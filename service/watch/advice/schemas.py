@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.severity import Severity
-from foreshock_service.platform.schemas import AttemptNumber, Name, Step
+from foreshock_service.platform.parameters import AttemptNumber, Name, Step
 
 
 class ScheduleRead(BaseModel):

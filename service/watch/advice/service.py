@@ -29,7 +29,7 @@ from foreshock.learning_rate.decisions import (
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.tables import Alert, Run
-from foreshock_service.platform.pagination import Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.policies import steps_between_probes

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Alert
-from foreshock_service.platform.identifiers import new_identifier
+from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.runs.attempts.active_attempts import active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.events import (

@@ -11,8 +11,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.pagination import DEFAULT_LIMIT, Cursor, Limit, Page
-from foreshock_service.platform.schemas import Name
+from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.alerts import service

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import table_of
+from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
 from foreshock_service.watch.alerts.schemas import AlertFilter

@@ -17,8 +17,8 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.tables import Alert, Run
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.pagination import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.service import attempts_of_run

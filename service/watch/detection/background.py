@@ -14,9 +14,8 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.events import EventBus
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.runs.service import lock_run_for_background
 from foreshock_service.watch.detection import states

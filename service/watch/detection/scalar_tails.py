@@ -8,9 +8,8 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.tables import Run, ScalarTail
-from foreshock_service.platform.events import EventBus
 from foreshock_service.runs.attempts.active_attempts import active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.events import ScalarsLogged

@@ -15,7 +15,7 @@ from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import WarningState
-from foreshock_service.platform.database.dialect import insert_rows, upsert
+from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
 from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
 

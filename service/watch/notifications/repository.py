@@ -10,10 +10,10 @@ from sqlalchemy import Select, and_, delete, exists, select
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.severity import severity_rank
-from foreshock_service.platform.database.dialect import insert_if_absent
+from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import Alert, Notification, Run
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.settings import NotificationTarget
 
 OPENED, RESOLVED = "opened", "resolved"
 

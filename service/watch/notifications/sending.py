@@ -12,9 +12,8 @@ import httpx
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from foreshock.severity import Severity
-from foreshock_service.platform.identifiers import new_identifier
-from foreshock_service.platform.notification_targets import NotificationTarget
-from foreshock_service.platform.settings import load_settings
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.settings import NotificationTarget, load_settings
 
 ALERTMANAGER_SECONDS = 300
 """Time after which Alertmanager takes an alert for resolved unless it is sent again, as Prometheus does."""

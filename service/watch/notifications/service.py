@@ -16,9 +16,9 @@ from foreshock.page_addresses import run_page_path
 from foreshock.retry import Backoff
 from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Notification, Run
-from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.watch.notifications import repository
 from foreshock_service.watch.notifications.repository import OPENED
 from foreshock_service.watch.notifications.sending import Message, SendingFailed, send

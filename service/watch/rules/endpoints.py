@@ -10,7 +10,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.watch import RulesRecord, RulesVersionRecord, RunRulesRecord
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.schemas import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.security import Administrator, Reader
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.watch.rules import service

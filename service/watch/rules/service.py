@@ -30,10 +30,10 @@ from foreshock.diagnosis.rule_files import (
 )
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.audit import record
+from foreshock_service.platform.context import EventBus
 from foreshock_service.platform.database.tables import RulesVersion, Run
-from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.schemas import LARGEST_STEP
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs.service import get_run, lock_run
 

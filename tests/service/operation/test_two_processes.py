@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.jobs.runner import LEASE_SECONDS
+from foreshock_service.platform.jobs import LEASE_SECONDS
 from foreshock_service.watch.long_polls import LOOK_SECONDS
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster

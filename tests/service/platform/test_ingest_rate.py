@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreshock_service.platform.ingest_rate import IngestRate
+from foreshock_service.platform.uploads import IngestRate
 
 
 def test_rate_is_over_the_last_minute() -> None:

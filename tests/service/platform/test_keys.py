@@ -26,9 +26,8 @@ from foreshock_service.platform.keys import (
     rotate_key,
     was_ever_a_secret,
 )
-from foreshock_service.platform.security import SESSION_COOKIE
+from foreshock_service.platform.security import SESSION_COOKIE, sign_session
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.signing import sign_session
 from foreshock_service.serving import prepare_keys
 from tests.foreshock.batches import random_batch
 from tests.service.server import RunningServer

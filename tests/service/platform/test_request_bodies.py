@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.problem import BodyRefused
-from foreshock_service.platform.request_bodies import DecompressedBody
+from foreshock_service.platform.request_guards import DecompressedBody
 from foreshock_service.platform.settings import Settings
 from tests.service.sending import PARQUET, make_batch, start_run
 from tests.service.stored import count_rows, list_files

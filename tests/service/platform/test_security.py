@@ -19,9 +19,12 @@ from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.keys import Scope, create_key, hash_secret, new_secret, revoke_key
 from foreshock_service.platform.security import (
     SESSION_COOKIE,
+    form_token,
+    is_form_token,
+    sign_session,
+    verify_session,
 )
 from foreshock_service.platform.settings import Settings, is_loopback, load_settings
-from foreshock_service.platform.signing import form_token, is_form_token, sign_session, verify_session
 from foreshock_service.serving import check_processes, prepare_keys
 
 MakeKey = Callable[..., str]

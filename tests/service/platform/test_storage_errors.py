@@ -21,7 +21,7 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import LocalTokenStore
-from foreshock_service.platform.store.temporaries import TemporaryFiles
+from foreshock_service.platform.store.tokens import TemporaryFiles
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 

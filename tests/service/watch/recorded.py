@@ -11,11 +11,11 @@ from sqlalchemy.orm import Session
 from foreshock.changes import ChangeKind
 from foreshock.learning_rate.decisions import AdviceState, fold
 from foreshock_service.app import subscribe_handlers
-from foreshock_service.platform.database.dialect import upsert
+from foreshock_service.platform.context import EventBus
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert, DetectorSnapshot, Run, Step, measurements
-from foreshock_service.platform.database.tables.measurements import MEASUREMENT_KEY
-from foreshock_service.platform.events import EventBus
+from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.attempts.schemas import AttemptCreate
 from foreshock_service.runs.attempts.service import get_or_create_attempt

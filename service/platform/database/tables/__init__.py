@@ -1,27 +1,17 @@
 """Every table. Importing this package fills `Base.metadata`, which the migrations are compared with.
 
 A new table: a module here, an import below, then
-`python -m foreshock_service.platform.database.schema draft "what changes"`, which writes a migration into
+`python -m foreshock_service.platform.database.opening draft "what changes"`, which writes a migration into
 `migrations/versions`. A test compares the migrated database with these classes.
 """
 
 from __future__ import annotations
 
-from foreshock_service.platform.database.tables.base import Base
-from foreshock_service.platform.database.tables.measurements import (
-    DueFindings,
-    MeasurementStatistics,
-    NewestMeasurement,
-    Scalar,
-    ShardLint,
-    StepLint,
-    StoredFinding,
-    measurements,
-)
-from foreshock_service.platform.database.tables.platform import (
+from foreshock_service.platform.database.tables.base import (
     ApiKey,
     AuditEntry,
     BackgroundJob,
+    Base,
     EndedSession,
     RetiredSecret,
 )
@@ -59,11 +49,19 @@ from foreshock_service.platform.database.tables.watch import (
     AdviceDecision,
     Alert,
     DetectorSnapshot,
+    DueFindings,
     DueReplay,
+    MeasurementStatistics,
+    NewestMeasurement,
     Notification,
     RulesVersion,
+    Scalar,
     ScalarTail,
+    ShardLint,
+    StepLint,
+    StoredFinding,
     TrainerProgress,
+    measurements,
 )
 
 __all__ = [

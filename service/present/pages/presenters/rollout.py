@@ -18,7 +18,7 @@ from foreshock.measures.statistics.bucket_sums import BucketTable
 from foreshock.page_addresses import run_page_path
 from foreshock.scorers import main_comparisons
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.store.reading import TokensGone, TokensPurged
+from foreshock_service.platform.problem import TokensGone, TokensPurged
 from foreshock_service.present.pages.figures import Figure, Missing, buckets
 from foreshock_service.present.pages.figures.attribution import TOKENS_TITLE, TokenPoints, token_figure
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE, MISSING, HeatMapColumns, heat_map_figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreshock.clock import now_us
-from foreshock_service.platform.health.endpoints import BacklogRead, JobRead, ServiceRead, Space, StorageRead
+from foreshock_service.platform.health import BacklogRead, JobRead, ServiceRead, Space, StorageRead
 from foreshock_service.present.pages.rendering import DASH, count, moment
 from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
 

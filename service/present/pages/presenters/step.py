@@ -15,8 +15,8 @@ from foreshock.measures.registry import STEP_MEASURES
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
-from foreshock_service.platform.columnar.table import floats_or_none
-from foreshock_service.platform.pagination import encode_cursor
+from foreshock_service.platform.columnar import floats_or_none
+from foreshock_service.platform.parameters import encode_cursor
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters.alerts import run_dashboard

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.columnar.table import floats_or_none
+from foreshock_service.platform.columnar import floats_or_none
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.security import Principal
 from foreshock_service.present.pages.figures import Curve

@@ -18,7 +18,7 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.maintenance.fsck import Request, fsck
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.names import score_file_name
+from foreshock_service.platform.store.tokens import score_file_name
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 

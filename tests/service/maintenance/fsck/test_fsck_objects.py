@@ -14,7 +14,7 @@ from foreshock_service.app import create_app
 from foreshock_service.maintenance.fsck import Request, fsck
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import load_settings
-from foreshock_service.platform.store.names import shard_file_name
+from foreshock_service.platform.store.tokens import shard_file_name
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer

@@ -15,7 +15,7 @@ from sqlalchemy import select, update
 from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.remeasure import Request, StepReport, remeasure, remeasure_step
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.schema import upgrade
+from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard, measurements
 from foreshock_service.platform.settings import Settings

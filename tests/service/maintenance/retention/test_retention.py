@@ -11,7 +11,7 @@ from foreshock_service.maintenance.retention import RetentionTask, purge, retent
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Alert, Attribution
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.removals import remove_due_files
+from foreshock_service.platform.store.removal import remove_due_files
 from foreshock_service.replay.attribution.service import compute_stale_attributions
 from foreshock_service.runs.step_key import StepKey
 from tests.service.sending import Sender, make_batch, start_run

@@ -25,8 +25,7 @@ from foreshock.commands.main import main
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.opening import prepare_database
-from foreshock_service.platform.database.schema import EARLIER, current_revision, newest_revision
+from foreshock_service.platform.database.opening import EARLIER, current_revision, newest_revision, prepare_database
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base, MeasurementStatistics, measurements
 from foreshock_service.watch.detection.background import derive_due, note_outdated

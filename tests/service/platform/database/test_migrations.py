@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.schema import MIGRATIONS, current_revision, newest_revision, upgrade
+from foreshock_service.platform.database.opening import MIGRATIONS, current_revision, newest_revision, upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
 

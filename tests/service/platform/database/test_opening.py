@@ -15,8 +15,13 @@ import psycopg
 import pytest
 
 from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.opening import existing_database, upgrade_command
-from foreshock_service.platform.database.schema import current_revision, newest_revision, upgrade
+from foreshock_service.platform.database.opening import (
+    current_revision,
+    existing_database,
+    newest_revision,
+    upgrade,
+    upgrade_command,
+)
 from tests.ports import free_port
 from tests.service.postgres import PostgresCluster
 from tests.service.running import foreshock

@@ -13,7 +13,7 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.platform.database.dialect import database_now_us, insert_if_absent, upsert
+from foreshock_service.platform.database.engine import database_now_us, insert_if_absent, upsert
 from foreshock_service.platform.database.session import Database, after_commit
 from foreshock_service.platform.database.tables import ApiKey
 

@@ -9,9 +9,8 @@ import pytest
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import LocalTokenStore
-from foreshock_service.platform.store.names import shard_file_name
-from foreshock_service.platform.store.opening import open_store
+from foreshock_service.platform.store.local import LocalTokenStore, open_store
+from foreshock_service.platform.store.tokens import shard_file_name
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.settings import Settings
 from tests.service.present.pages import fleet as runs
 from tests.service.present.pages.browsing import ARGUMENTS, MISSING, PATIENCE_MS, Visit

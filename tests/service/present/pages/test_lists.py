@@ -12,7 +12,7 @@ import pytest
 
 from foreshock.rollouts import encode_rollouts
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Site, rollouts, send_run
 

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from foreshock.rollouts import RolloutBatch, encode_rollouts
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.present.pages.rendering import announced_names, known_tokenizers, texts_of
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import SentRun, Site, rollouts

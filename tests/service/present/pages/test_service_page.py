@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from foreshock_service.platform.database.schema import newest_revision
-from foreshock_service.platform.health.endpoints import ServiceRead, Space
+from foreshock_service.platform.database.opening import newest_revision
+from foreshock_service.platform.health import ServiceRead, Space
 from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.present.pages.presenters.service import bytes_in_words, service_page
 from tests.service.present.pages.conftest import Site

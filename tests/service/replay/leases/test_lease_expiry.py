@@ -6,7 +6,7 @@ import httpx
 import pytest
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of, take_lease
 

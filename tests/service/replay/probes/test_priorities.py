@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.replay.probes.jobs import Priority, rank_us

@@ -12,7 +12,7 @@ from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
 from foreshock.scorers import SCORERS, Scorer
 from foreshock.statistics_shards import FullRollouts
-from foreshock_service.platform.database.dialect import database_now_us
+from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.runs.steps.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease

@@ -15,7 +15,7 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.keys import KeyLimits, Scope, create_key, new_secret
-from foreshock_service.platform.request_bodies import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from tests.service.sending import make_batch, start_run
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from foreshock.measures.registry import MEASURES
-from foreshock_service.platform.columnar.formats import choose_format
+from foreshock_service.platform.columnar import choose_format
 from foreshock_service.platform.problem import NotAcceptable
 from tests.service.sending import Sender, make_batch, start_run
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
-from foreshock_service.platform.etag import etag_of
+from foreshock_service.platform.parameters import etag_of
 from foreshock_service.watch.long_polls import LOOK_SECONDS
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.watch.notifications.service import fill_outbox, send_next
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.watch.notifications.receiver import Receiver

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from foreshock_service.platform.database.tables import Notification
-from foreshock_service.platform.notification_targets import NotificationTarget
+from foreshock_service.platform.settings import NotificationTarget
 from tests.monitoring import running_alertmanager, wait_for
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver

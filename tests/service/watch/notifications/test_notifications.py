@@ -15,8 +15,7 @@ from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.tables import Notification
-from foreshock_service.platform.notification_targets import NotificationTarget
-from foreshock_service.platform.settings import Settings, load_settings
+from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
 from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import Notifier, fill_outbox, send_next
 from tests.ports import free_port

@@ -1,0 +1,317 @@
+"""Carry out deletions of rollouts: step by step, new files first, then one transaction a step.
+
+Of a step with deleted rollouts every file that holds them is written anew without them, under a name of its own; the
+transaction that names the new files gives up the old ones, which are removed after the grace. Summaries keep their rows
+under pseudonyms, since measures and intervals are of them; aggregates stay as they are. An interruption leaves each
+step as it was or done, and at worst files that no row names.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock_service.maintenance.stored_files import (
+    StrippedFile,
+    anonymise_summaries,
+    deleted_in_summaries,
+    find_rollouts,
+    strip_examples,
+    strip_report,
+    strip_rollouts,
+    strip_scores,
+)
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import (
+    Deletion,
+    ExactShard,
+    MeasurementStatistics,
+    Probe,
+    ProbeJob,
+    ScoreShard,
+    Shard,
+    ShardLint,
+    ShardStatistics,
+    Step,
+    StepLint,
+)
+from foreshock_service.platform.store.removal import give_up_files
+from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
+from foreshock_service.replay.probes.service import cancel_jobs_of_step
+from foreshock_service.runs.deletions import DeletedIds
+from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.step_key import StepKey
+
+_STEPS_AT_ONCE = 100
+_ROUND_SECONDS = 20.0
+_TRIES = 5
+_REASON = "rollouts of its step were deleted: request a new probe"
+_logger = logging.getLogger(__name__)
+
+ScoreRow = ScoreShard | ExactShard
+
+
+@dataclass(slots=True)
+class StepRows:
+    """The rows of a step that may hold deleted rollouts."""
+
+    shards: list[Shard]
+    statistics: list[ShardStatistics]
+    measurements: list[MeasurementStatistics]
+    scores: list[ScoreRow]
+
+    @classmethod
+    def read(cls, session: Session, key: StepKey) -> StepRows:
+        """Read the rows of a step."""
+        jobs = select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id)
+        jobs = jobs.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
+        scores: list[ScoreRow] = []
+        scores += session.scalars(select(ScoreShard).where(ScoreShard.job_id.in_(jobs)).order_by(ScoreShard.file))
+        scores += session.scalars(select(ExactShard).where(ExactShard.job_id.in_(jobs)).order_by(ExactShard.file))
+        of_step = key._asdict()
+        return cls(
+            list(session.scalars(select(Shard).filter_by(**of_step).order_by(Shard.shard))),
+            list(session.scalars(select(ShardStatistics).filter_by(**of_step))),
+            list(session.scalars(select(MeasurementStatistics).filter_by(**of_step))),
+            scores,
+        )
+
+    def version(self) -> list[object]:
+        """Return what changes if the step got other rows meanwhile."""
+        return [
+            sorted((row.shard, row.file, row.tokens_removed or "") for row in self.shards),
+            sorted(row.file for row in self.scores),
+            sorted((row.comparison, hash(row.summaries)) for row in self.measurements),
+        ]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What replaces the rows of a step; files by the old name."""
+
+    version: list[object]
+    deleted: frozenset[str] = frozenset()
+    rollouts: int = 0
+    files: dict[str, tuple[str, StrippedFile]] = field(default_factory=dict)
+    shard_summaries: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    step_summaries: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the step has no deleted rollouts."""
+        return not (self.files or self.shard_summaries or self.step_summaries)
+
+
+def carry_out_deletions(
+    context: ServiceContext, round_seconds: float = _ROUND_SECONDS, go_on: Callable[[], bool] = lambda: True
+) -> bool:
+    """Search steps for about `round_seconds`; return whether steps are left for the next call."""
+    begin = time.monotonic()
+    with context.database.read() as session:
+        pending = session.scalars(
+            select(Deletion).where(Deletion.finished_at_us.is_(None)).order_by(Deletion.requested_at_us)
+        ).all()
+    for deletion in pending:
+        ids = DeletedIds(deletion.run_id, frozenset(deletion.sample_digests), frozenset(deletion.group_digests))
+        place = (deletion.attempt, deletion.step)
+        while True:
+            with context.database.read() as session:
+                steps = steps_beyond(session, deletion.run_id, place)
+            if not steps:
+                if context.database.write(partial(_finish, deletion.id, place)):
+                    break
+                return True
+            for key in steps:
+                plan = strip_step(context, key, ids)
+                context.database.write(partial(_advance, deletion.id, place, key, plan))
+                place = (key.attempt, key.step)
+                if time.monotonic() - begin > round_seconds or not go_on():
+                    return True
+    return False
+
+
+def strip_step(context: ServiceContext, key: StepKey, ids: DeletedIds, *, dry_run: bool = False) -> StepPlan:
+    """Take the deleted rollouts out of a step; return what was replaced, or would be."""
+    for _ in range(_TRIES):
+        with context.database.read() as session:
+            rows = StepRows.read(session, key)
+        with ExitStack() as marks:
+            plan = _plan(context, key, ids, rows, marks, dry_run=dry_run)
+            if plan.is_empty or dry_run or context.database.write(partial(_replace, context, key, plan)):
+                return plan
+            for name, stripped in plan.files.values():
+                if stripped.rollouts:
+                    context.store.remove(name)
+    raise RuntimeError(f"step {key.step} of run {key.run_id} kept changing while its rollouts were deleted")
+
+
+def _plan(
+    context: ServiceContext, key: StepKey, ids: DeletedIds, rows: StepRows, marks: ExitStack, *, dry_run: bool
+) -> StepPlan:
+    plan = StepPlan(rows.version())
+    run, file_of = context.decoders.run, context.store.file
+    deleted: set[str] = set()
+    kept: set[str] = set()
+    touched: list[Shard] = []
+    for shard in rows.shards:
+        if shard.tokens_removed is not None:
+            continue
+        try:
+            found = run(find_rollouts, file_of(shard.file), ids)
+        except (FileNotFoundError, pa.ArrowException):
+            # Its bytes sent again restore it, and make the step be searched again.
+            _logger.warning("%s is gone or damaged: no rollout of it can be deleted", shard.file)
+            continue
+        kept.update(found.kept)
+        if found.deleted:
+            deleted.update(found.deleted)
+            plan.rollouts += len(found.deleted)
+            touched.append(shard)
+    secret = secrets.token_bytes(16)
+    for part in rows.statistics:
+        if part.summaries is not None:
+            deleted |= run(deleted_in_summaries, part.summaries, ids)
+            changed = run(anonymise_summaries, part.summaries, ids, secret)
+            if changed is not None:
+                plan.shard_summaries[part.shard, part.comparison] = changed
+    for whole in rows.measurements:
+        if whole.summaries is not None:
+            # Those of a step that is one shard are held here alone.
+            deleted |= run(deleted_in_summaries, whole.summaries, ids)
+            changed = run(anonymise_summaries, whole.summaries, ids, secret)
+            if changed is not None:
+                plan.step_summaries[whole.comparison] = changed
+    plan.deleted = frozenset(deleted)
+    of_kept = frozenset(kept)
+    for shard in touched:
+        name = shard_file_name(key.run_id, key.attempt, key.step, shard.shard, shard.digest)
+        strip = partial(strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
+        plan.files[shard.file] = (name, _rewrite(context, shard.file, name, strip, marks, dry_run=dry_run))
+    for row in rows.scores if touched else ():
+        if row.file in plan.files:
+            continue
+        exact = isinstance(row, ExactShard)
+        make = exact_file_name if exact else score_file_name
+        name = make(key.run_id, key.attempt, key.step, row.job_id, row.digest)
+        strip = partial(strip_scores, kept=of_kept, exact=exact)
+        plan.files[row.file] = (name, _rewrite(context, row.file, name, strip, marks, dry_run=dry_run))
+    return plan
+
+
+def _rewrite(
+    context: ServiceContext,
+    old: str,
+    name: str,
+    strip: Callable[[StoredFile, Path], StrippedFile],
+    marks: ExitStack,
+    *,
+    dry_run: bool,
+) -> StrippedFile:
+    temporary = context.store.temporary_file()
+    try:
+        stripped = context.decoders.run(strip, context.store.file(old), temporary)
+        if stripped.rollouts and not dry_run:
+            # Marked until the row is committed, so that no sweep takes it for an orphan.
+            marks.enter_context(context.store.in_flight(name))
+            context.store.publish(temporary, name)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return stripped
+
+
+def _replace(context: ServiceContext, key: StepKey, plan: StepPlan, session: Session) -> bool:
+    """Replace the rows in this transaction; False if they are others than the plan was made of."""
+    if lock_run_for_background(session, key.run_id) is None:
+        return True
+    rows = StepRows.read(session, key)
+    if rows.version() != plan.version:
+        return False
+    now, given_up = now_us(), []
+    step = session.get(Step, tuple(key))
+    for shard in rows.shards:
+        if shard.file not in plan.files:
+            continue
+        name, stripped = plan.files[shard.file]
+        given_up.append((shard.file, shard.file_bytes))
+        before = shard.rollouts if shard.full_rollouts is None else shard.full_rollouts
+        tokens = shard.tokens if shard.full_tokens is None else shard.full_tokens
+        if step is not None:
+            full = step.rollouts if step.full_rollouts is None else step.full_rollouts
+            step.full_rollouts = full - before + stripped.rollouts
+            full = step.tokens if step.full_tokens is None else step.full_tokens
+            step.full_tokens = full - tokens + stripped.tokens
+        shard.deleted_rollouts = (shard.deleted_rollouts or 0) + before - stripped.rollouts
+        shard.full_rollouts, shard.full_tokens = stripped.rollouts, stripped.tokens
+        shard.sampled_rollouts, shard.tokens_changed_at_us = stripped.sampled, now
+        if stripped.rollouts:
+            shard.file, shard.file_bytes = name, stripped.file_bytes
+        else:
+            shard.tokens_removed = "deletion"
+    for row in rows.scores:
+        if row.file in plan.files:
+            name, stripped = plan.files[row.file]
+            given_up.append((row.file, row.body_bytes))
+            if stripped.rollouts:
+                row.file, row.rollouts, row.tokens = name, stripped.rollouts, stripped.tokens
+            else:
+                session.delete(row)
+    for part in rows.statistics:
+        part.summaries = plan.shard_summaries.get((part.shard, part.comparison), part.summaries)
+    for whole in rows.measurements:
+        whole.summaries = plan.step_summaries.get(whole.comparison, whole.summaries)
+    _strip_lint(session, key, plan.deleted)
+    give_up_files(session, given_up, "deletion", context.settings.removal_grace_seconds)
+    cancel_jobs_of_step(session, key, _REASON)
+    return True
+
+
+def _strip_lint(session: Session, key: StepKey, deleted: frozenset[str]) -> None:
+    for evidence in session.scalars(select(ShardLint).filter_by(**key._asdict())):
+        evidence.examples = strip_examples(evidence.examples, deleted)
+    verdict: Any = session.get(StepLint, tuple(key))
+    if verdict is not None:
+        verdict.report = strip_report(verdict.report, deleted)
+
+
+def steps_beyond(session: Session, run_id: str, place: tuple[int, int]) -> list[StepKey]:
+    """Return the next steps of a run beyond (attempt, step), in order."""
+    beyond = or_(Step.attempt > place[0], (Step.attempt == place[0]) & (Step.step > place[1]))
+    query = select(Step.run_id, Step.attempt, Step.step).where(Step.run_id == run_id, beyond)
+    rows = session.execute(query.order_by(Step.attempt, Step.step).limit(_STEPS_AT_ONCE))
+    return [StepKey(*row) for row in rows]
+
+
+def _advance(deletion_id: str, place: tuple[int, int], key: StepKey, plan: StepPlan, session: Session) -> None:
+    deletion = session.get(Deletion, deletion_id, with_for_update=True)
+    if deletion is None:
+        return
+    if not plan.is_empty:
+        deletion.steps += 1
+        deletion.rollouts += plan.rollouts
+        deletion.files += len(plan.files)
+    # A shard that arrived meanwhile may have moved the place back.
+    if (deletion.attempt, deletion.step) == place:
+        deletion.attempt, deletion.step = key.attempt, key.step
+
+
+def _finish(deletion_id: str, place: tuple[int, int], session: Session) -> bool:
+    """Mark the deletion as finished; False if a step has to be searched again."""
+    deletion = session.get(Deletion, deletion_id, with_for_update=True)
+    if deletion is None:
+        return True
+    if (deletion.attempt, deletion.step) != place:
+        return False
+    deletion.finished_at_us = now_us()
+    return True

@@ -1,0 +1,229 @@
+"""Delete runs: `foreshock delete`, and the rows of deleted runs in transactions so short that uploads hardly wait.
+
+A transaction deletes a few rows of one table; the tables come in the order in which their foreign keys allow it. The
+files that a row names are given up in the transaction that deletes it, so an interruption at any point loses none of
+them, and the next round continues. The run's own row stays: it is the tombstone.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, CursorResult, Table, delete, func, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock_service.maintenance.command_context import maintenance_context, run_called
+from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
+from foreshock_service.platform.context import EventBus, ServiceContext
+from foreshock_service.platform.database.engine import table_of
+from foreshock_service.platform.database.tables import (
+    Base,
+    ExactShard,
+    Lease,
+    Probe,
+    ProbeJob,
+    Run,
+    ScoreShard,
+    Shard,
+    Step,
+)
+from foreshock_service.platform.keys import Scope
+from foreshock_service.platform.security import Principal
+from foreshock_service.platform.settings import load_settings
+from foreshock_service.platform.store.removal import give_up_files
+from foreshock_service.replay.probes.service import cancel_jobs_of_run
+from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
+from foreshock_service.runs.events import RunRemoved
+from foreshock_service.runs.runs.service import delete_run
+
+# A transaction is aimed at this length: a small upload waits for one of them at most.
+_TRANSACTION_SECONDS = 0.03
+_FEWEST_ROWS, _MOST_ROWS = 20, 5_000
+# A round of the periodic task; the next one continues.
+_ROUND_SECONDS = 5.0
+_logger = logging.getLogger(__name__)
+
+
+def delete_rows_of_deleted_runs(
+    context: ServiceContext, round_seconds: float = _ROUND_SECONDS, go_on: Callable[[], bool] = lambda: True
+) -> bool:
+    """Delete rows of deleted runs for about `round_seconds`, and return whether rows are left for the next call."""
+    begin, deleted = time.monotonic(), 0
+    with context.database.read() as session:
+        runs = list(
+            session.scalars(
+                select(Run.id).where(Run.deleted_at_us.is_not(None), Run.rows_removed_at_us.is_(None)).order_by(Run.id)
+            )
+        )
+    for run_id in runs:
+        chunk = _MOST_ROWS // 20
+        for table in _tables_of_runs():
+            while True:
+                # Each round deletes something, however long it looks for rows.
+                if (deleted and time.monotonic() - begin > round_seconds) or not go_on():
+                    return True
+                started = time.monotonic()
+                rows = context.database.write(partial(_delete_some, context, table, run_id, chunk))
+                seconds = time.monotonic() - started
+                deleted += rows
+                if rows < chunk:
+                    break
+                chunk = min(max(int(chunk * _TRANSACTION_SECONDS / max(seconds, 1e-4)), _FEWEST_ROWS), _MOST_ROWS)
+                # Leaves at least half of the writer's time to others.
+                time.sleep(min(seconds, _TRANSACTION_SECONDS))
+        context.database.write(partial(_finish, run_id))
+        _logger.info("the rows of the deleted run %s are removed", run_id)
+    return False
+
+
+def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int, session: Session) -> int:
+    """Delete up to `limit` rows of a table that belong to the run, give up their files, return the rows."""
+    key = list(table.primary_key.columns)
+    rows = select(*key).where(_of_run(table, run_id)).limit(limit)
+    if table.name in _FILES_OF:
+        columns = (table.c.file, table.c.file_bytes if "file_bytes" in table.c else table.c.body_bytes)
+        chosen = session.execute(rows.add_columns(*columns)).all()
+        give_up_files(
+            session, [(row[-2], row[-1]) for row in chosen], "deletion", context.settings.removal_grace_seconds
+        )
+        if not chosen:
+            return 0
+    one = len(key) == 1
+    statement = delete(table).where((key[0] if one else tuple_(*key)).in_(rows))
+    return int(cast("CursorResult[Any]", session.execute(statement)).rowcount)
+
+
+_FILES_OF = frozenset(table_of(each).name for each in (Shard, ScoreShard, ExactShard))
+
+
+def _finish(run_id: str, session: Session) -> None:
+    # The tombstone keeps the project and the key, which late uploads and the command line name.
+    emptied = dict.fromkeys(("name", "model", "trainer", "engine", "hardware"))
+    session.execute(update(Run).where(Run.id == run_id).values(rows_removed_at_us=now_us(), **emptied))
+
+
+@cache
+def _tables_of_runs() -> tuple[Table, ...]:
+    """Return the tables with rows of runs, those first that others do not point at."""
+    return tuple(_of_foreign_keys())
+
+
+def _of_foreign_keys() -> Iterator[Table]:
+    runs = table_of(Run)
+    for table in reversed(Base.metadata.sorted_tables):
+        # Rows that outlive their run, such as those of an audit, have no foreign key.
+        if table is not runs and (_points_at(table, runs) or table.name in _BY_JOB):
+            yield table
+
+
+def _points_at(table: Table, runs: Table) -> bool:
+    return "run_id" in table.c and bool(table.c.run_id.foreign_keys)
+
+
+def _of_run(table: Table, run_id: str) -> ColumnElement[bool]:
+    if "run_id" in table.c:
+        return table.c.run_id == run_id
+    return _BY_JOB[table.name](run_id)
+
+
+def _jobs_of_run(run_id: str) -> Any:
+    return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run_id)
+
+
+def _of_job(column: ColumnElement[str]) -> Callable[[str], ColumnElement[bool]]:
+    return lambda run_id: column.in_(_jobs_of_run(run_id))
+
+
+# Tables that belong to a run by the job of a probe.
+_BY_JOB: dict[str, Callable[[str], ColumnElement[bool]]] = {
+    table_of(ProbeJob).name: lambda run_id: ProbeJob.probe_id.in_(select(Probe.id).where(Probe.run_id == run_id)),
+    **{table_of(each).name: _of_job(table_of(each).c.job_id) for each in (Lease, ScoreShard, ExactShard)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPrincipal(Principal):
+    """An operator at the console, who may do everything."""
+
+    @property
+    def actor(self) -> str:
+        """Return the operator's name, for the audit."""
+        return f"console:{getpass.getuser()}"
+
+
+def operator() -> Principal:
+    """Return the operator who runs this process."""
+    return OperatorPrincipal(None, None, frozenset(Scope))
+
+
+def delete_whole_run(run: str, *, dry_run: bool) -> None:
+    """Delete a run by id, key or name; print what is deleted, or would be."""
+    with maintenance_context(load_settings()) as context:
+        with context.database.read() as session:
+            found = run_called(session, run)
+            steps = session.scalar(select(func.count()).select_from(Step).where(Step.run_id == found.id)) or 0
+            files, size = _files(session, found.id)
+        extent = (
+            f"run {found.id} ({found.project}/{found.key}): {steps} steps, {files} token files, {size / 1e6:,.1f} MB"
+        )
+        if dry_run:
+            print(f"{extent} would be deleted; nothing was changed")
+            return
+        events = EventBus()
+        events.subscribe(RunRemoved, cancel_jobs_of_run)
+        context.database.write(lambda session: delete_run(session, events, operator(), found.id))
+        while delete_rows_of_deleted_runs(context):
+            pass
+        print(f"{extent} deleted; {_when(context)}")
+
+
+def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str], *, dry_run: bool) -> None:
+    """Delete rollouts of a run by their ids; print what is deleted, or would be."""
+    with maintenance_context(load_settings()) as context:
+        with context.database.read() as session:
+            found = run_called(session, run)
+        if dry_run:
+            rollouts, steps, files = _count(context, found.id, sample_ids, group_ids)
+            print(f"{rollouts} rollouts of {steps} steps in {files} files would be deleted; nothing was changed")
+            return
+        body = DeletionCreate(sample_ids=list(sample_ids), group_ids=list(group_ids))
+        made = context.database.write(lambda session: store_deletion(session, operator(), found.id, body))
+        while carry_out_deletions(context):
+            pass
+        with context.database.read() as session:
+            done = session.get_one(type(made), made.id)
+        print(f"{done.rollouts} rollouts of {done.steps} steps in {done.files} files deleted; {_when(context)}")
+
+
+def _count(
+    context: ServiceContext, run_id: str, sample_ids: Sequence[str], group_ids: Sequence[str]
+) -> tuple[int, int, int]:
+    ids = DeletedIds.of(run_id, sample_ids, group_ids)
+    rollouts = steps = files = 0
+    place = (0, -1)
+    while True:
+        with context.database.read() as session:
+            keys = steps_beyond(session, run_id, place)
+        if not keys:
+            return rollouts, steps, files
+        for key in keys:
+            plan = strip_step(context, key, ids, dry_run=True)
+            rollouts, steps, files = rollouts + plan.rollouts, steps + (not plan.is_empty), files + len(plan.files)
+            place = (key.attempt, key.step)
+
+
+def _files(session: Session, run_id: str) -> tuple[int, int]:
+    query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
+    count, size = session.execute(query.where(Shard.run_id == run_id, Shard.tokens_removed.is_(None))).one()
+    return int(count), int(size)
+
+
+def _when(context: ServiceContext) -> str:
+    return f"the service removes the files after {context.settings.removal_grace_seconds / 3600:g} h"

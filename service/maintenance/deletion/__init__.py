@@ -1,1 +1,0 @@
-"""Deletion: the rows of deleted runs, and rollouts by their ids."""

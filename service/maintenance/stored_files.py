@@ -1,0 +1,165 @@
+"""Check stored files, and take deleted rollouts out of them, of summaries and of examples.
+
+Runs in a decoder process, without a database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from foreshock.digests import rollout_set_digest
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.rollouts import (
+    decode_exact,
+    decode_rollouts,
+    decode_scores,
+    encode_exact,
+    encode_rollouts,
+    encode_scores,
+)
+from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.runs.deletions import DeletedIds
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The numbers of rollouts and response tokens of a file, and the digest of its sample ids."""
+
+    rollouts: int
+    tokens: int
+    rollout_set_digest: str
+
+
+def read_contents(file: StoredFile, kind: str) -> Contents:
+    """Return the contents of a file; raises FileNotFoundError, and RolloutsError if a page or a value is damaged."""
+    data = file.read_bytes()
+    if kind == "rollouts":
+        batch = decode_rollouts(data, stored_limits())
+        return Contents(batch.num_rollouts, batch.num_tokens, rollout_set_digest(batch.sample_ids))
+    shard = decode_scores(data, stored_limits()) if kind == "scores" else decode_exact(data, stored_limits())
+    return Contents(shard.num_rollouts, shard.num_tokens, rollout_set_digest(shard.sample_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRollouts:
+    """The deleted rollouts of a token file, and the sample ids of the others."""
+
+    deleted: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StrippedFile:
+    """What a rewritten file holds; no file is written for 0 rollouts. `sampled` of them are the unbiased sample."""
+
+    rollouts: int
+    tokens: int
+    sampled: int
+    file_bytes: int
+
+
+def find_rollouts(file: StoredFile, ids: DeletedIds) -> FoundRollouts:
+    """Look for deleted rollouts; reads two columns. Raises FileNotFoundError, and RolloutsError for a damaged file."""
+    with file.open() as source:
+        parquet = pq.ParquetFile(source)
+        names = [name for name in ("sample_id", "group_id") if name in parquet.schema_arrow.names]
+        table = parquet.read(columns=names)
+    samples = table.column("sample_id").to_pylist()
+    groups = table.column("group_id").to_pylist() if "group_id" in names else None
+    rows = ids.rows(samples, groups)
+    deleted = tuple(sample for sample, gone in zip(samples, rows, strict=True) if gone)
+    return FoundRollouts(deleted, tuple(sample for sample, gone in zip(samples, rows, strict=True) if not gone))
+
+
+def strip_rollouts(file: StoredFile, target: Path, ids: DeletedIds, sampled: int | None) -> StrippedFile:
+    """Write the rollouts of a token file that are not deleted.
+
+    The first `sampled` rollouts of the file are an unbiased sample; None: all of them.
+    """
+    batch = decode_rollouts(file.read_bytes(), stored_limits())
+    rows = np.flatnonzero(~np.array(ids.rows(batch.sample_ids, batch.group_ids)))
+    of_sample = int(rows.size if sampled is None else (rows < sampled).sum())
+    if not rows.size:
+        return StrippedFile(0, 0, 0, 0)
+    chosen = batch.select(rows)
+    data = encode_rollouts(chosen)
+    target.write_bytes(data)
+    return StrippedFile(chosen.num_rollouts, chosen.num_tokens, of_sample, len(data))
+
+
+def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact: bool) -> StrippedFile:
+    """Write the kept rollouts of a file of scores or exact divergences."""
+    data = file.read_bytes()
+    batch: Any = decode_exact(data, stored_limits()) if exact else decode_scores(data, stored_limits())
+    rows = [row for row, sample in enumerate(batch.sample_ids) if sample in kept]
+    if not rows:
+        return StrippedFile(0, 0, 0, 0)
+    lengths = np.diff(batch.offsets)[rows]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(batch.offsets.dtype)
+    tokens = np.concatenate([np.arange(batch.offsets[row], batch.offsets[row + 1]) for row in rows])
+    arrays = {
+        field.name: getattr(batch, field.name)[tokens]
+        for field in fields(batch)
+        if field.name != "offsets" and isinstance(getattr(batch, field.name), np.ndarray)
+    }
+    chosen = replace(batch, sample_ids=[batch.sample_ids[row] for row in rows], offsets=offsets, **arrays)
+    written = encode_exact(chosen) if exact else encode_scores(chosen)
+    target.write_bytes(written)
+    return StrippedFile(len(rows), int(offsets[-1]), len(rows), len(written))
+
+
+def anonymise_summaries(summaries: bytes, ids: DeletedIds, secret: bytes) -> bytes | None:
+    """Replace the ids of deleted rollouts, and of deleted groups, by pseudonyms; None if there are none.
+
+    Equal ids get equal pseudonyms under one secret, so that the rows of a group stay together.
+    """
+    table = RolloutSummaries.from_bytes(summaries).table
+    samples, groups = table.column("sample_id").to_pylist(), table.column("group_id").to_pylist()
+    rows = ids.rows(samples, groups)
+    if not any(rows):
+        return None
+    samples = [_pseudonym(secret, text) if gone else text for text, gone in zip(samples, rows, strict=True)]
+    groups = [_pseudonym(secret, text) if ids.has_group(text) else text for text in groups]
+    for name, values in (("sample_id", samples), ("group_id", groups)):
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(values, pa.string()))
+    return RolloutSummaries(table).to_bytes()
+
+
+def deleted_in_summaries(summaries: bytes, ids: DeletedIds) -> frozenset[str]:
+    """Return the sample ids of deleted rollouts in summaries."""
+    table = RolloutSummaries.from_bytes(summaries).table
+    samples = table.column("sample_id").to_pylist()
+    rows = ids.rows(samples, table.column("group_id").to_pylist())
+    return frozenset(sample for sample, gone in zip(samples, rows, strict=True) if gone)
+
+
+def strip_examples(examples: Mapping[str, Any], deleted: frozenset[str]) -> dict[str, Any]:
+    """Return the lint's examples by check without those of deleted rollouts."""
+    return {name: [each for each in found if each["sample_id"] not in deleted] for name, found in examples.items()}
+
+
+def strip_report(report: Mapping[str, Any], deleted: frozenset[str]) -> dict[str, Any]:
+    """Return the lint's report on a step without examples of deleted rollouts."""
+    warnings: Sequence[Mapping[str, Any]] = report.get("warnings", ())
+    kept = [
+        {**each, "where": [place for place in each.get("where", ()) if place["sample_id"] not in deleted]}
+        for each in warnings
+    ]
+    return {**report, "warnings": kept}
+
+
+def _pseudonym(secret: bytes, text: str | None) -> str | None:
+    if text is None:
+        return None
+    return "deleted-" + hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()[:16]

@@ -1,0 +1,395 @@
+"""Columnar answers: numpy columns straight from the database, down-sampled, and sent as JSON, CSV or Parquet."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from fastapi import Query, Request, Response
+from numpy.typing import NDArray
+from sqlalchemy import Select
+from sqlalchemy.orm import Session
+
+from foreshock_service.platform.parameters import content_etag, matches
+from foreshock_service.platform.problem import NotAcceptable, ProblemError
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
+
+Kind = Literal["integer", "float", "boolean", "label"]
+_DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_}
+# Python objects of so many rows exist at a time; more gives no more speed.
+_BLOCK_ROWS = 4096
+
+
+class AnswerTooLarge(ProblemError):
+    """A columnar answer with more values than a setting allows; the detail says how to ask for less."""
+
+    status = 422
+    problem_type = "answer-too-large"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Column of strings: row i has `names[codes[i]]`."""
+
+    codes: NDArray[np.int32]
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, chosen: Any) -> Labels:
+        return Labels(self.codes[chosen], self.names)
+
+    def strings(self) -> list[str]:
+        """Return the string of each row."""
+        return [self.names[code] for code in self.codes.tolist()]
+
+    def ranks(self) -> NDArray[np.int32]:
+        """Return integers, [rows], that sort as the strings do."""
+        ranks = np.empty(len(self.names), dtype=np.int32)
+        ranks[np.argsort(np.array(self.names, dtype=object), kind="stable")] = np.arange(len(self.names))
+        return ranks[self.codes]
+
+
+Column = NDArray[Any] | Labels
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnTable:
+    """Columns of equal length by name. NaN and infinite floats are missing values."""
+
+    columns: Mapping[str, Column]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def num_values(self) -> int:
+        """Number of values: rows × columns."""
+        return self.num_rows * len(self.columns)
+
+    def rows(self, chosen: NDArray[Any]) -> ColumnTable:
+        """Return the chosen rows: indices in their order, or a mask."""
+        return ColumnTable({name: column[chosen] for name, column in self.columns.items()})
+
+    def sorted_by(self, *names: str) -> ColumnTable:
+        """Return the rows in the order of these columns, the first one first."""
+        keys = [self.columns[name] for name in reversed(names)]
+        return self.rows(np.lexsort([key.ranks() if isinstance(key, Labels) else key for key in keys]))
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a column that has no labels."""
+        column = self.columns[name]
+        assert not isinstance(column, Labels), name
+        return column
+
+    def strings(self, name: str) -> list[str]:
+        """Return a column of labels as strings."""
+        column = self.columns[name]
+        assert isinstance(column, Labels), name
+        return column.strings()
+
+    def groups(self, *names: str) -> list[tuple[int, int]]:
+        """Return (first row, row after the last) of each stretch of rows that are equal in these columns."""
+        if self.num_rows == 0:
+            return []
+        changed = np.zeros(self.num_rows - 1, dtype=bool)
+        for name in names:
+            column = self.columns[name]
+            values = column.codes if isinstance(column, Labels) else column
+            changed |= values[1:] != values[:-1]
+        starts = [0, *(np.flatnonzero(changed) + 1).tolist()]
+        return list(zip(starts, [*starts[1:], self.num_rows], strict=True))
+
+
+def floats_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
+    """Return the values as Python floats, None for those that are not finite."""
+    return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
+
+
+def read_columns(session: Session, query: Select[Any], kinds: Mapping[str, Kind], most_values: int) -> ColumnTable:
+    """Return the query's rows as columns; `kinds` names and types them in the order of the query, NULL is NaN.
+
+    The rows are not sorted here. Raises AnswerTooLarge if they have more than `most_values` values, and reads no more.
+    """
+    most_rows = most_values // len(kinds)
+    columns = [_Receiver(kind) for kind in kinds.values()]
+    rows = 0
+    for block in _blocks(session, query.limit(most_rows + 1)):
+        rows += len(block)
+        if rows > most_rows:
+            raise AnswerTooLarge(
+                f"the answer has more than {most_rows:,} rows of {len(kinds)} columns: ask for fewer names or a "
+                "shorter range (from_step, to_step), add max_points, or raise FORESHOCK_MAX_ANSWER_VALUES "
+                "(FORESHOCK_MAX_READ_VALUES with max_points)"
+            )
+        for column, values in zip(columns, zip(*block, strict=True), strict=True):
+            column.add(values)
+    return ColumnTable({name: column.column() for name, column in zip(kinds, columns, strict=True)})
+
+
+def check_answer(table: ColumnTable, most_values: int) -> None:
+    """Raise AnswerTooLarge if the answer has more than `most_values` values."""
+    if table.num_values > most_values:
+        raise AnswerTooLarge(
+            f"the answer has {table.num_values:,} values, more than the {most_values:,} of FORESHOCK_MAX_ANSWER_VALUES:"
+            " ask for fewer names, a shorter range (from_step, to_step) or fewer max_points"
+        )
+
+
+def _blocks(session: Session, query: Select[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    connection = session.connection()
+    if connection.dialect.name == "sqlite":
+        result = connection.execute(query)
+        # The driver's own rows: SQLAlchemy's take three times as long, and no column here needs a conversion.
+        fetch = result.cursor.fetchmany
+    else:
+        # Streamed: psycopg would otherwise hold the whole answer.
+        result = connection.execute(query, execution_options={"stream_results": True})
+        fetch = result.fetchmany
+    try:
+        while block := fetch(_BLOCK_ROWS):
+            yield block
+    finally:
+        result.close()
+
+
+class _Receiver:
+    """One column while its blocks arrive."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._blocks: list[NDArray[Any]] = []
+        self._codes: dict[str, int] = {}
+
+    def add(self, values: tuple[Any, ...]) -> None:
+        """Add a block of values."""
+        if self._kind == "label":
+            codes = self._codes
+            self._blocks.append(np.array([codes.setdefault(value, len(codes)) for value in values], dtype=np.int32))
+        else:
+            self._blocks.append(np.array(values, dtype=_DTYPES[self._kind]))
+
+    def column(self) -> Column:
+        """Return the whole column."""
+        dtype = np.int32 if self._kind == "label" else _DTYPES[self._kind]
+        whole = np.concatenate(self._blocks) if self._blocks else np.empty(0, dtype)
+        self._blocks.clear()
+        return Labels(whole, tuple(self._codes)) if self._kind == "label" else whole
+
+
+def keep_extremes(table: ColumnTable, curves: Sequence[str], measures: Sequence[str], max_points: int) -> ColumnTable:
+    """Keep at most about `max_points` rows per curve, as they were measured and never averaged.
+
+    A curve is a stretch of rows with equal values in the columns `curves`. Its first and last row stay; between them
+    each of equally long stretches keeps, for each measure, the row of its smallest and of its largest finite value.
+    With many measures there are at least two rows a measure, whatever `max_points`.
+    """
+    values = [table.array(name) for name in measures]
+    kept = [_of_one_curve(values, first, end, max_points) for first, end in table.groups(*curves)]
+    return table.rows(np.concatenate(kept)) if kept else table
+
+
+def _of_one_curve(measures: Sequence[NDArray[np.float64]], first: int, end: int, max_points: int) -> NDArray[np.int64]:
+    count = end - first
+    if count <= max_points:
+        return np.arange(first, end)
+    stretches = max(1, (max_points - 2) // max(1, 2 * len(measures)))
+    length = math.ceil(count / stretches)
+    whole = math.ceil(count / length)
+    starts = first + length * np.arange(whole)
+    kept = [np.array([first, end - 1])]
+    for measure in measures:
+        # An overflowed value is shown as missing, so it must not be selected as the largest one.
+        values = np.full(whole * length, np.nan)
+        values[:count] = np.where(np.isfinite(measure[first:end]), measure[first:end], np.nan)
+        table = values.reshape(whole, length)
+        present = ~np.isnan(table).all(axis=1)
+        if present.any():
+            kept += [starts[present] + pick(table[present], axis=1) for pick in (np.nanargmin, np.nanargmax)]
+    return np.unique(np.concatenate(kept))
+
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+JSON_MEDIA_TYPE = "application/json"
+CSV_MEDIA_TYPE = "text/csv"
+MEDIA_TYPES = {"json": JSON_MEDIA_TYPE, "csv": CSV_MEDIA_TYPE, "parquet": PARQUET_MEDIA_TYPE}
+
+FormatName = Literal["json", "csv", "parquet"]
+Format = Annotated[
+    FormatName | None, Query(alias="format", description="format of the answer; absent: by the Accept header")
+]
+# Arrow imports pandas, if it is installed, when it makes its first array: not during a request.
+pa.array([0])
+
+# For `responses` of an endpoint that answers in these formats; its response model is the JSON.
+FORMATS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
+            PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
+        }
+    },
+    304: {"description": "Unchanged since the answer whose ETag is in If-None-Match"},
+}
+
+
+def choose_format(accept: str | None, name: FormatName | None = None) -> str:
+    """Return the media type of `format=`, else the one with the highest q in Accept, JSON on ties.
+
+    Raises NotAcceptable if Accept names none of them.
+    """
+    if name is not None:
+        return MEDIA_TYPES[name]
+    accept = accept or "*/*"
+    best, best_quality = "", 0.0
+    for offered in MEDIA_TYPES.values():
+        quality = _quality(accept, offered)
+        if quality > best_quality:
+            best, best_quality = offered, quality
+    if not best:
+        raise NotAcceptable(
+            f"the Accept header matches no available media type; available: {', '.join(MEDIA_TYPES.values())}"
+        )
+    return best
+
+
+def columnar_response(request: Request, body: bytes, media_type: str) -> Response:
+    """Return the body with the entity tag of its content; 304 if the client has it.
+
+    Takes milliseconds for a megabyte: call it in a thread, not in the event loop.
+    """
+    etag = content_etag(body)
+    headers = {"ETag": etag, "Vary": "Accept, Accept-Encoding", "Cache-Control": "private, no-cache"}
+    if matches(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    body, encoding = compressed(body, request.headers.get("accept-encoding"))
+    return Response(body, media_type=media_type, headers=headers | encoding)
+
+
+def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[str, str]]:
+    """Return the body by zstd or gzip, whichever is accepted, and the header that says so.
+
+    Not Starlette's GZipMiddleware, which compresses in the event loop: 60 ms for the 4 MB of 20 measures over 10,000
+    steps, during which no other request is served. Level 1: six times as fast as the default for JSON of numbers.
+    """
+    accepted = {
+        name.strip()
+        for name, _, quality in (each.partition(";") for each in (accept_encoding or "").lower().split(","))
+        if quality.replace(" ", "") not in ("q=0", "q=0.0")
+    }
+    # A smaller body fits one packet anyway.
+    if len(body) < 1024 or not accepted & {"zstd", "gzip", "*"}:
+        return body, {}
+    if accepted & {"zstd", "*"}:
+        return zstd.compress(body, 1), {"Content-Encoding": "zstd"}
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush(), {"Content-Encoding": "gzip"}
+
+
+def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None = None) -> bytes:
+    """Return the table in a format; a missing value is null, in CSV empty.
+
+    `beside` has what JSON has beside `columns`; CSV and Parquet have the columns only.
+    """
+    if media_type == JSON_MEDIA_TYPE:
+        columns = b",".join(
+            orjson.dumps(name) + b":[" + _json_items(column) + b"]" for name, column in table.columns.items()
+        )
+        return b'{"columns":{' + columns + b"}" + (b"," + orjson.dumps(beside)[1:] if beside else b"}")
+    arrow = pa.table({name: _arrow(column) for name, column in table.columns.items()})
+    sink = io.BytesIO()
+    if media_type == CSV_MEDIA_TYPE:
+        pyarrow.csv.write_csv(arrow, sink)
+    else:
+        pq.write_table(arrow, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def json_rows(fields: Sequence[tuple[bytes, Sequence[bytes]]], end: bytes = b"}") -> bytes:
+    """Return JSON objects, a comma between them: of each row what precedes each value, and the value, then `end`.
+
+    A dictionary of each row, turned into JSON, takes three times as long.
+    """
+    rows = len(fields[0][1])
+    cells: list[Iterable[bytes]] = []
+    for before, values in fields:
+        cells += [repeat(before, rows), values]
+    return b"".join(chain.from_iterable(zip(*cells, repeat(end + b",", rows), strict=True)))[:-1]
+
+
+def json_values(column: Column) -> list[bytes]:
+    """Return the JSON of each value of a column."""
+    if isinstance(column, Labels):
+        names = [orjson.dumps(name) for name in column.names]
+        return [names[code] for code in column.codes.tolist()]
+    if column.dtype == np.float32:
+        # As Python's floats: with all digits of the number that was stored.
+        column = column.astype(np.float64)
+    items = _json_items(column)
+    return items.split(b",") if items else []
+
+
+def table_of_lists(lists: Mapping[str, Sequence[float | None]]) -> ColumnTable:
+    """Return lists of numbers by name as a table, None as a missing value."""
+    return ColumnTable({name: _numbers(values) for name, values in lists.items()})
+
+
+def _numbers(values: Sequence[float | None]) -> NDArray[Any]:
+    return np.array(values) if all(isinstance(each, int) for each in values) else np.array(values, dtype=np.float64)
+
+
+def _json_items(column: Column) -> bytes:
+    if isinstance(column, Labels):
+        names = [orjson.dumps(name) for name in column.names]
+        return b",".join([names[code] for code in column.codes.tolist()])
+    # NaN and infinite values become null.
+    return orjson.dumps(np.ascontiguousarray(column), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def _arrow(column: Column) -> pa.Array:
+    if isinstance(column, Labels):
+        return pa.DictionaryArray.from_arrays(column.codes, pa.array(column.names, pa.string())).cast(pa.string())
+    if column.dtype.kind == "f":
+        return pa.array(column, mask=~np.isfinite(column))
+    return pa.array(column)
+
+
+def _quality(accept: str, media_type: str) -> float:
+    """Return the q of the most specific range that matches the type, 0 if none does."""
+    found = (0, 0.0)
+    for part in accept.split(",") if accept.strip() else ["*/*"]:
+        name, *parameters = [piece.strip().lower() for piece in part.split(";")]
+        if name not in ("*/*", media_type, media_type.partition("/")[0] + "/*"):
+            continue
+        specific = 3 - name.count("*")
+        found = max(found, (specific, _q(parameters)))
+    return found[1]
+
+
+def _q(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0

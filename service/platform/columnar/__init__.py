@@ -1,1 +1,0 @@
-"""Columnar answers: numpy columns straight from the database, down-sampled, and sent as JSON, CSV or Parquet."""

@@ -1,0 +1,99 @@
+"""Life of a process of the service: its stop, its end with its parent, and its garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import connection, parent_process
+from types import FrameType
+from typing import Any
+
+# Ctrl+C reaches a process from the terminal and again from its supervisor: that is one wish.
+_SAME_WISH_SECONDS = 1.0
+
+
+class Stopping:
+    """Set when the service is asked to stop, before it waits for the requests in flight."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+        self._begun = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the service stops: waits end now."""
+        return self._begun
+
+    def on_begin(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the event loop's thread when the service begins to stop."""
+        self._callbacks.append(callback)
+
+    def begin(self) -> None:
+        """Begin to stop; only the first call does something."""
+        if not self._begun:
+            self._begun = True
+            for callback in self._callbacks:
+                callback()
+
+
+def handle_signals(begin: Callable[[], object]) -> None:
+    """Call `begin` at the first SIGTERM or SIGINT, and make a second one end the process at once.
+
+    uvicorn tells the application that it stops only after the requests in flight, and so after the long polls.
+    `begin` is called inside the signal handler. Does nothing outside of the main thread, which alone handles signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    first_at: list[float] = []
+
+    def wrap(handler: Any) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            first_at.append(time.monotonic())
+            if first_at[-1] - first_at[0] >= _SAME_WISH_SECONDS:
+                os._exit(1)
+            begin()
+            if callable(handler):
+                handler(number, frame)
+
+        return handle
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, wrap(signal.getsignal(number)))
+
+
+def end_with_parent() -> None:
+    """From now on end this process as soon as its parent ends, without any clean-up; do nothing if it has none.
+
+    A parent that is killed cannot stop its children, which would keep its port and its memory.
+    """
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(parent: int) -> None:
+    connection.wait([parent])
+    os._exit(1)
+
+
+_YOUNG_OBJECTS = 20_000
+"""Objects made before a collection looks at them; a small shard makes some thousands, which hold no cycles. Python's
+own default is 700."""
+
+_COLLECTIONS = 20
+"""Collections of one generation before the next older one is looked at; Python's own default is 10."""
+
+
+def spare_collections() -> None:
+    """Keep what was imported out of later garbage collections, and collect less often.
+
+    A full collection visits every object of the libraries and stops every request meanwhile; with a thousand polls
+    that wait, whose objects are young for long, there were several at each change.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, _COLLECTIONS, _COLLECTIONS)

@@ -1,0 +1,421 @@
+"""ASGI middleware around every request: Host and Origin, the size, encoding and pace of its body, unexpected errors.
+
+A body is counted as it is received and never stored here. `Content-Encoding: gzip` and `zstd` are decompressed piece by
+piece under a cap. A body that stops coming, or trickles, is refused with 408 and its connection closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foreshock.errors import HOST_NOT_ALLOWED
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
+from foreshock_service.platform.keys import KeyLimits
+from foreshock_service.platform.parameters import keep_encoded_slashes
+from foreshock_service.platform.problem import (
+    BodyRefused,
+    InternalError,
+    LimitExceeded,
+    ProblemError,
+    RequestTimeout,
+    UnsupportedMediaType,
+    problem_response,
+)
+from foreshock_service.platform.settings import Settings
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
+_TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)
+# The longest time that a refused client may go on writing.
+_LINGER_SECONDS = 2.0
+
+
+def media_type_of(request: Request) -> str:
+    """Return the media type of the request's Content-Type, without its parameters; "" if it declares none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip()
+
+
+def body_limit(request: Request, settings: Settings) -> int:
+    """Return the most bytes that the request's body may have.
+
+    Raises LimitExceeded if Content-Length is above the limit.
+    """
+    is_table = media_type_of(request) in _TABLES
+    limit = settings.max_body_bytes if is_table else settings.max_json_bytes
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
+        raise LimitExceeded(
+            f"the body has {int(declared):,} bytes, more than the {limit:,} allowed: send more, smaller shards"
+        )
+    return limit
+
+
+async def refuse_unread(error: ProblemError, scope: Scope, receive: Receive, send: Send, most_bytes: int) -> None:
+    """Answer before the body, then close the connection.
+
+    A client that still writes would see a reset connection instead of the answer if it were closed at once. So the
+    answer's end is sent after `most_bytes` or `_LINGER_SECONDS`, during which the body is read and discarded; its
+    headers and its whole text are sent before.
+    """
+
+    async def send_lingering(message: Message) -> None:
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        await send({**message, "more_body": True})
+        # The latter is of a body that stalls.
+        with contextlib.suppress(TimeoutError, BodyRefused):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                await _discard(receive, most_bytes)
+        await send({"type": "http.response.body"})
+
+    error.headers = {**error.headers, "Connection": "close"}
+    await problem_response(error)(scope, receive, send_lingering)
+
+
+async def _discard(receive: Receive, most_bytes: int) -> None:
+    while most_bytes > 0:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
+        most_bytes -= len(message.get("body", b""))
+
+
+def too_large(limit: int, how: str = "") -> BodyRefused:
+    """Return the error for a body of more than `limit` bytes, counted `how`."""
+    more = f"more than the {limit:,} bytes allowed{f', {how}' if how else ''}"
+    return BodyRefused(LimitExceeded(f"the body has {more}: send more, smaller shards"))
+
+
+class CountedBody:
+    """The body of a request while it is received; `received` is its bytes so far."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive = receive
+        self._limit = limit
+        self.received = 0
+
+    async def receive(self) -> Message:
+        """Receive as ASGI does; raises BodyRefused (413) once the body has more than `limit` bytes."""
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        if self.received > self._limit:
+            raise too_large(self._limit)
+        return message
+
+
+# What one call of a decompressor may return: the memory of a body that is larger decompressed does not grow with it.
+_PIECE_BYTES = 256 * 1024
+_GZIP = 16 + zlib.MAX_WBITS
+# 8 MiB, what RFC 9659 asks decoders of HTTP to accept: a frame names its window, up to 2 GiB, and it is allocated.
+_WINDOW_LOG = 23
+
+
+class InvalidBodyEncoding(ProblemError):
+    """A body that is not in the encoding of its Content-Encoding, or ends too early."""
+
+    status = 400
+    problem_type = "invalid-body-encoding"
+
+
+class _Decompressor(Protocol):
+    """A stream of one member (gzip) or frame (zstd)."""
+
+    @property
+    def eof(self) -> bool:
+        """Return True at the end of the member."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """Return what came after the end of the member."""
+        ...
+
+    def take(self, data: bytes) -> bytes:
+        """Return at most one piece of output, of `data` and of what earlier calls left; b"" if it needs more input."""
+        ...
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj(_GZIP)
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def take(self, data: bytes) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail + data, _PIECE_BYTES)
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        self._stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def take(self, data: bytes) -> bytes:
+        return self._stream.decompress(data, _PIECE_BYTES)
+
+
+_DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {"gzip": _Gzip, "x-gzip": _Gzip, "zstd": _Zstd}
+
+
+def body_encoding(content_encoding: str | None) -> str | None:
+    """Return `gzip` or `zstd`, None for a body as it is. Raises UnsupportedMediaType (415) for any other encoding."""
+    name = (content_encoding or "identity").strip().lower()
+    if name == "identity":
+        return None
+    if name not in _DECOMPRESSORS:
+        raise UnsupportedMediaType(
+            f"a body may have Content-Encoding gzip, zstd or none, got {name[:100]!r}",
+            headers={"Accept-Encoding": "gzip, zstd"},
+        )
+    return name
+
+
+class DecompressedBody:
+    """The decompressed body of a request while it is received; `received` is its bytes so far."""
+
+    def __init__(self, receive: Receive, encoding: str, limit: int) -> None:
+        self._receive = receive
+        self._encoding = encoding
+        self._limit = limit
+        self._new = _DECOMPRESSORS[encoding]
+        self._stream = self._new()
+        self._pending = b""
+        self._has_begun = False
+        self._is_last = False
+        self.received = 0
+
+    async def receive(self) -> Message:
+        """Receive as ASGI does, at most a piece at a time.
+
+        Raises BodyRefused: 413 once the body has more than `limit` bytes, 400 if it is not in its encoding.
+        """
+        while True:
+            try:
+                piece = self._take()
+            except (zlib.error, zstd.ZstdError) as error:
+                raise BodyRefused(
+                    InvalidBodyEncoding(f"the body is not {self._encoding}, as its Content-Encoding says: {error}")
+                ) from error
+            if piece:
+                self.received += len(piece)
+                if self.received > self._limit:
+                    raise too_large(self._limit, "decompressed")
+                # The event loop serves others between the pieces of a body that came in one message.
+                await asyncio.sleep(0)
+                return {"type": "http.request", "body": piece, "more_body": True}
+            if self._is_last:
+                if self._has_begun and not self._stream.eof:
+                    raise BodyRefused(InvalidBodyEncoding(f"the {self._encoding} body ends too early: send it again"))
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._pending = message.get("body", b"")
+            self._is_last = not message.get("more_body", False)
+
+    def _take(self) -> bytes:
+        """Return the next piece; b"" if there is none without more input."""
+        while True:
+            if self._stream.eof:
+                self._pending = self._stream.unused_data + self._pending
+                if not self._pending:
+                    return b""
+                # Members and frames may follow each other.
+                self._stream = self._new()
+            data, self._pending = self._pending, b""
+            self._has_begun = self._has_begun or bool(data)
+            piece = self._stream.take(data)
+            if piece or not self._stream.eof:
+                return piece
+
+
+_CLOSE = {"Connection": "close"}
+
+
+def _stalled(detail: str) -> BodyRefused:
+    return BodyRefused(RequestTimeout(detail, headers=_CLOSE))
+
+
+class BodyTimeouts:
+    """Middleware that bounds the pauses of every body and, after the longest pause, its average speed."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._seconds = settings.body_stall_seconds
+        self._least = settings.body_least_bytes_per_second
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request, or answer 408 if what reads its body is not a route."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._app(scope, self._timed(receive), send)
+        except BodyRefused as error:
+            # Raised before an answer began: nothing reads a body afterwards.
+            await problem_response(error.problem)(scope, receive, send)
+
+    def _timed(self, receive: Receive) -> Receive:
+        begin = time.monotonic()
+        received = 0
+        is_complete = False
+
+        async def receive_timed() -> Message:
+            nonlocal received, is_complete
+            if is_complete:
+                # What comes next is the end of the connection.
+                return await receive()
+            try:
+                async with asyncio.timeout(self._seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise _stalled(
+                    f"no byte of the body came for {self._seconds:g} s (FORESHOCK_BODY_STALL_SECONDS): send it again"
+                ) from None
+            received += len(message.get("body", b""))
+            is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+            seconds = time.monotonic() - begin
+            if not is_complete and seconds > self._seconds and received < seconds * self._least:
+                raise _stalled(
+                    f"{received:,} bytes of the body came in {seconds:.0f} s, fewer than {self._least:,} a second "
+                    "(FORESHOCK_BODY_LEAST_BYTES_PER_SECOND): send it again"
+                )
+            return message
+
+        return receive_timed
+
+
+_logger = logging.getLogger(__name__)
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class CrossSiteRefused(ProblemError):
+    """A browser request that did not come from the service's own pages."""
+
+    status = 403
+    problem_type = "cross-site-refused"
+
+
+class HostNotAllowed(ProblemError):
+    """A Host header that is not in the allow-list; the check prevents DNS rebinding."""
+
+    status = 400
+    problem_type = HOST_NOT_ALLOWED
+
+
+class RequestGuard:
+    """Middleware that checks Host, Origin and the size of the body: as declared, and again while it is received.
+
+    Charges the bytes to the key of the request.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, limits: KeyLimits) -> None:
+        self._app = app
+        self._settings = settings
+        self._limits = limits
+        self._hosts = settings.host_allow_list
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request, or answer with a problem document."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = keep_encoded_slashes(scope)
+        request = Request(scope)
+        try:
+            self._check_origin(request)
+            limit = body_limit(request, self._settings)
+            encoding = body_encoding(request.headers.get("content-encoding"))
+        except ProblemError as error:
+            await refuse_unread(error, scope, receive, send, self._settings.max_json_bytes)
+            return
+        if request.method == "HEAD":
+            # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
+            request = Request({**scope, "method": "GET"})
+        body, state = CountedBody(receive, limit), request.state
+        content = body if encoding is None else DecompressedBody(body.receive, encoding, limit)
+        try:
+            await self._serve(request, content.receive, send)
+        finally:
+            # Set by `authenticate`.
+            key_id = getattr(state, "key_id", None)
+            if key_id is not None:
+                self._limits.charge(key_id, max(body.received, content.received))
+
+    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
+        """Serve the request; answer an unexpected error with a problem, since the server would close the connection."""
+        started = False
+
+        async def send_noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(request.scope, receive, send_noting)
+        except Exception:
+            if started:
+                raise
+            _logger.exception("unexpected error in %s %s", request.method, request.url.path)
+            error = InternalError("the service failed: see its log")
+            await problem_response(error)(request.scope, receive, send)
+
+    def _check_origin(self, request: Request) -> None:
+        # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json, and it does
+        # not read the body, so a client that still writes would see a reset connection instead of the 400.
+        hosts = request.headers.getlist("host")
+        # A second Host could be the one that a proxy in between looked at (RFC 9112, section 3.2: 400).
+        if len(hosts) != 1 or _host_name(hosts[0]) not in self._hosts:
+            raise HostNotAllowed("this Host is not allowed: add it to FORESHOCK_ALLOWED_HOSTS")
+        if request.method in SAFE_METHODS:
+            return
+        origin = request.headers.get("origin")
+        foreign = origin is not None and _address(origin) != hosts[0]
+        if foreign or request.headers.get("sec-fetch-site") == "cross-site":
+            raise CrossSiteRefused("requests from other sites' pages are refused")
+
+
+def _address(origin: str) -> str | None:
+    """Return the host and port of an Origin header; None if it is no origin."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
+def _host_name(host: str) -> str:
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]

@@ -1,0 +1,181 @@
+"""Removal of files: those that the catalogue has given up, and those that no row names.
+
+A row of `file_removals` names a file that retention or a deletion has given up, in the transaction that gave it up. It
+is removed after a grace, so that a backup that began with a database snapshot of before still finds it.
+
+A file that no row names is an orphan: what a crash leaves between publishing a file and committing its row. Files with
+other names than the service makes are never removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Literal, TypeVar
+
+from sqlalchemy import delete, select, tuple_
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock_service.platform.database.engine import insert_if_absent
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import FileRemoval, Shard
+from foreshock_service.platform.database.tables.probes import ExactShard, ScoreShard
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
+
+RemovalReason = Literal["retention", "deletion"]
+
+_FILES_AT_ONCE = 200
+# A round of the periodic task; the next one continues.
+_FILES_PER_ROUND = 5_000
+_logger = logging.getLogger(__name__)
+
+
+def give_up_files(
+    session: Session, files: Iterable[tuple[str, int]], reason: RemovalReason, grace_seconds: float
+) -> None:
+    """Remove files, given as (name, bytes), once the grace is over; in the transaction that gives them up."""
+    due = now_us() + int(grace_seconds * 1e6)
+    for name, size in files:
+        insert_if_absent(session, FileRemoval, {"file": name, "file_bytes": size, "reason": reason, "due_at_us": due})
+
+
+def remove_due_files(database: Database, store: TokenStore) -> int:
+    """Remove the files whose grace is over and return their number. Repeated calls change nothing."""
+    removed, size = 0, 0
+    while removed < _FILES_PER_ROUND:
+        with database.read() as session:
+            due = _due(session, now_us(), _FILES_AT_ONCE)
+        for each in due:
+            store.remove(each.file)
+        if due:
+            database.write(partial(_forget, [each.file for each in due]))
+        removed, size = removed + len(due), size + sum(each.file_bytes for each in due)
+        if len(due) < _FILES_AT_ONCE:
+            break
+    if removed:
+        _logger.info("removed %d files of %.1f MB whose rollouts were deleted or purged", removed, size / 1e6)
+    return removed
+
+
+def files_waiting(session: Session, names: Sequence[str]) -> set[str]:
+    """Return those of these files that wait for their removal."""
+    return set(session.scalars(select(FileRemoval.file).where(FileRemoval.file.in_(names))))
+
+
+def _due(session: Session, before_us: int, limit: int) -> Sequence[FileRemoval]:
+    query = select(FileRemoval).where(FileRemoval.due_at_us <= before_us)
+    return session.scalars(query.order_by(FileRemoval.due_at_us).limit(limit)).all()
+
+
+def _forget(files: Sequence[str], session: Session) -> None:
+    session.execute(delete(FileRemoval).where(FileRemoval.file.in_(files)))
+
+
+_logger_orphans = logging.getLogger(__name__)
+_FILES_AT_ONCE_ORPHANS = 5_000
+_LOCK = "foreshock orphan sweep"
+
+
+def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
+    """Yield the files that no row names, older than the grace and not in flight."""
+    for batch in batches(store.list_files(), _FILES_AT_ONCE_ORPHANS):
+        parsed = {}
+        for file in batch:
+            name = parse_name(file.name)
+            if name is not None and file.age_seconds > grace_seconds and not store.is_in_flight(file.name):
+                parsed[file.name] = name
+        if parsed:
+            # A new session for each batch: it must begin after the marks were looked for.
+            with database.read() as session:
+                named = files_in_catalogue(session, parsed)
+                # After the catalogue: a transaction that gives a file up adds it here.
+                named |= files_waiting(session, list(parsed))
+            yield from (file for file in batch if file.name in parsed and file.name not in named)
+
+
+def remove_orphans(
+    store: TokenStore, database: Database, grace_seconds: float, go_on: Callable[[], bool] = lambda: True
+) -> int:
+    """Remove the orphans and return their number; ends early once `go_on` returns False."""
+    removed, size = 0, 0
+    for file in find_orphans(store, database, grace_seconds):
+        if not go_on():
+            break
+        store.remove(file.name)
+        removed, size = removed + 1, size + file.size
+    if removed:
+        _logger_orphans.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
+    return removed
+
+
+class OrphanSweep:
+    """The periodic removal of orphans, in one process at a time: at the first call, then at intervals."""
+
+    def __init__(self, store: TokenStore, database: Database, settings: Settings) -> None:
+        self._store, self._database = store, database
+        self._grace, self._interval = settings.orphan_grace_seconds, settings.orphan_sweep_seconds
+        self._due = 0.0
+        self._stopping = threading.Event()
+
+    def run_if_due(self) -> int:
+        """Remove the orphans if the interval is over and no other process does; return their number."""
+        if time.monotonic() < self._due:
+            return 0
+        self._due = time.monotonic() + self._interval
+        with self._database.exclusive(_LOCK) as held:
+            if not held:
+                return 0
+            return remove_orphans(self._store, self._database, self._grace, lambda: not self._stopping.is_set())
+
+    def stop(self) -> None:
+        """End a removal that is under way after its current file."""
+        self._stopping.set()
+
+
+Item = TypeVar("Item")
+# SQLite allows 32,766 parameters of a statement.
+_JOBS_AT_ONCE = 500
+
+
+def files_in_catalogue(session: Session, names: Mapping[str, FileName]) -> set[str]:
+    """Return those of these files that a row names, by the rows' primary keys: `file` has no index."""
+    return _of_shards(session, names.values()) | _of_jobs(session, names.values())
+
+
+def batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield the items in lists of at most `size`."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _of_shards(session: Session, names: Iterable[FileName]) -> set[str]:
+    steps: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for name in names:
+        if name.shard is not None:
+            steps[name.run_id].append((name.attempt, name.step))
+    found: set[str] = set()
+    place = tuple_(Shard.attempt, Shard.step)
+    for run_id, places in steps.items():
+        query = select(Shard.file).where(Shard.run_id == run_id, place >= min(places), place <= max(places))
+        found.update(session.scalars(query))
+    return found
+
+
+def _of_jobs(session: Session, names: Iterable[FileName]) -> set[str]:
+    jobs: dict[type[ScoreShard] | type[ExactShard], set[str]] = {ScoreShard: set(), ExactShard: set()}
+    for name in names:
+        if name.job_id is not None:
+            jobs[ScoreShard if name.kind == "scores" else ExactShard].add(name.job_id)
+    found: set[str] = set()
+    for table, ids in jobs.items():
+        for some in batches(sorted(ids), _JOBS_AT_ONCE):
+            found.update(session.scalars(select(table.file).where(table.job_id.in_(some))))
+    return found

@@ -1,0 +1,184 @@
+"""Orphans: files that no catalogue row names are removed, those of a request in flight and all others stay."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from foreshock.rollouts import encode_rollouts
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.removal import OrphanSweep, find_orphans, give_up_files, remove_orphans
+from foreshock_service.platform.store.tokens import exact_file_name, parse_name, score_file_name, shard_file_name
+from tests.service.sending import make_batch, start_run
+from tests.service.server import RunningServer
+from tests.service.stored import count_rows, list_files
+
+_DIGEST = "sha256:" + "0123456789abcdef" * 4
+_HOUR = 3600.0
+
+
+@pytest.fixture
+def context(server: RunningServer) -> ServiceContext:
+    """The parts of the running application."""
+    found: ServiceContext = server.app.state.context
+    return found
+
+
+def put_file(store: LocalTokenStore, name: str, age_seconds: float) -> Path:
+    """Publish a file that no row names, and make it older."""
+    temporary = store.temporary_file()
+    temporary.write_bytes(b"tokens")
+    store.publish(temporary, name)
+    path = store.path_of(name)
+    then = time.time() - age_seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def make_older(store: LocalTokenStore, age_seconds: float) -> None:
+    """Make every file of the store older."""
+    then = time.time() - age_seconds
+    for file in store.list_files():
+        os.utime(store.path_of(file.name), (then, then))
+
+
+@pytest.mark.parametrize("make", [shard_file_name, score_file_name, exact_file_name])
+def test_names_are_read_back(make: Callable[..., str]) -> None:
+    whose = 7 if make is shard_file_name else "job_abc"
+    found = parse_name(make("run_01abc", 2, 30, whose, _DIGEST))
+    assert found is not None
+    assert (found.run_id, found.attempt, found.step, found.digest) == ("run_01abc", 2, 30, "0123456789abcdef")
+    assert whose in (found.shard, found.job_id)
+
+
+def test_names_of_earlier_releases_are_read() -> None:
+    found = parse_name("run_1/0001/000000002/scores/job_2-" + "a" * 64 + ".parquet")
+    assert found is not None
+    assert (found.kind, found.job_id, found.digest) == ("scores", "job_2", "a" * 16)
+    assert parse_name("run_1/notes.txt") is None
+
+
+def test_old_orphans_are_removed_and_everything_else_stays(
+    http: httpx.Client, context: ServiceContext, settings: Settings
+) -> None:
+    sender = start_run(http)
+    for step in range(3):
+        assert sender.put_shard(step, encode_rollouts(make_batch(2, seed=step))).status_code == 201
+    store = context.store
+    assert isinstance(store, LocalTokenStore)
+    make_older(store, 2 * _HOUR)
+    kept = set(list_files(settings))
+    assert len(kept) == 3
+    old = [
+        put_file(store, shard_file_name(sender.run, 1, 1, 0, _DIGEST), 2 * _HOUR),
+        put_file(store, shard_file_name("run_unknown", 1, 1, 0, _DIGEST), 2 * _HOUR),
+        put_file(store, score_file_name(sender.run, 1, 1, "job_1", _DIGEST), 2 * _HOUR),
+        put_file(store, exact_file_name(sender.run, 1, 1, "job_1", _DIGEST), 2 * _HOUR),
+    ]
+    young = put_file(store, shard_file_name(sender.run, 1, 2, 0, _DIGEST), 0.5 * _HOUR)
+    foreign = put_file(store, "notes/of-an-operator.txt", 100 * _HOUR)
+    assert remove_orphans(store, context.database, _HOUR) == 4
+    assert not any(path.exists() for path in old)
+    assert young.exists()
+    assert foreign.exists()
+    assert kept < set(list_files(settings))
+    # Folders that the removal left empty are gone too.
+    assert not (store.root / "run_unknown").exists()
+
+
+def test_a_file_whose_request_is_in_flight_is_never_taken(
+    http: httpx.Client, context: ServiceContext, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweep without a grace, all the time, while shards are uploaded: no acknowledged shard loses its file."""
+    sender = start_run(http)
+    between = threading.Event()
+    publish = LocalTokenStore.publish
+
+    def publish_slowly(store: LocalTokenStore, temporary: Path, name: str) -> None:
+        publish(store, temporary, name)
+        between.set()
+        # The sweep now sees a file that no row names, for several of its rounds.
+        time.sleep(0.05)
+
+    monkeypatch.setattr(LocalTokenStore, "publish", publish_slowly)
+    stop = threading.Event()
+    rounds = 0
+
+    def sweep() -> None:
+        nonlocal rounds
+        while not stop.is_set():
+            remove_orphans(context.store, context.database, -1.0)
+            rounds += 1
+
+    thread = threading.Thread(target=sweep)
+    thread.start()
+    try:
+        for step in range(12):
+            assert sender.put_shard(step, encode_rollouts(make_batch(2, seed=step))).status_code == 201
+    finally:
+        stop.set()
+        thread.join()
+    assert between.is_set()
+    assert rounds > 12
+    assert len([name for name in list_files(settings) if name.endswith(".parquet")]) == 12
+    for step in range(12):
+        assert sender.get(f"steps/{step}/tokens").status_code == 200
+
+
+def test_a_mark_keeps_a_file_until_it_is_cleared(context: ServiceContext) -> None:
+    store = context.store
+    assert isinstance(store, LocalTokenStore)
+    name = shard_file_name("run_1", 1, 1, 0, _DIGEST)
+    with store.in_flight(name):
+        put_file(store, name, 2 * _HOUR)
+        assert not list(find_orphans(store, context.database, _HOUR))
+        # Another process of this machine sees the mark too.
+        assert LocalTokenStore(store.root).is_in_flight(name)
+    assert [file.name for file in find_orphans(store, context.database, _HOUR)] == [name]
+
+
+def test_refused_uploads_leave_no_file(http: httpx.Client, settings: Settings) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, encode_rollouts(make_batch(2, seed=0)))
+    assert sender.put_shard(0, encode_rollouts(make_batch(2, seed=1))).status_code == 409
+    assert len(list_files(settings)) == count_rows(settings)["shards"] == 1
+
+
+def test_one_process_at_a_time_sweeps(context: ServiceContext, settings: Settings) -> None:
+    store = context.store
+    assert isinstance(store, LocalTokenStore)
+    sweep = OrphanSweep(store, context.database, settings)
+    put_file(store, shard_file_name("run_1", 1, 1, 0, _DIGEST), 48 * _HOUR)
+    other = Database(settings.database_url)
+    try:
+        with other.exclusive("foreshock orphan sweep") as held, context.database.exclusive("another name") as free:
+            assert held
+            assert free
+            if not other.is_sqlite:
+                assert sweep.run_if_due() == 0
+                sweep = OrphanSweep(store, context.database, settings)
+        assert sweep.run_if_due() == 1
+        # Not due again.
+        put_file(store, shard_file_name("run_1", 1, 1, 0, _DIGEST), 48 * _HOUR)
+        assert sweep.run_if_due() == 0
+    finally:
+        other.close()
+
+
+def test_files_that_were_given_up_wait_for_their_removal(context: ServiceContext) -> None:
+    store = context.store
+    assert isinstance(store, LocalTokenStore)
+    name = shard_file_name("run_1", 1, 1, 0, _DIGEST)
+    path = put_file(store, name, 48 * _HOUR)
+    context.database.write(lambda session: give_up_files(session, [(name, 6)], "retention", 3600))
+    assert remove_orphans(store, context.database, _HOUR) == 0
+    assert path.exists()
