@@ -13,9 +13,9 @@ export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-exact-divergence bench-coverage bench-uneven-groups bench-lint \
+BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-coverage bench-uneven-groups bench-lint \
 	bench-called-intervals bench-truth bench-connect bench-faults bench-ingest bench-queries \
-	bench-house bench-bad-input bench-pages bench-dashboards bench-jobs bench-probes bench-closed-loop
+	bench-house bench-bad-input bench-pages bench-jobs bench-closed-loop
 
 .DEFAULT_GOAL := help
 .PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs screenshot clean

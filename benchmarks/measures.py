@@ -44,7 +44,7 @@ from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.attributes import BatchAttributes
 
 BAR_EQUAL = 1e-6
-BAR_THIRTEEN, BAR_EVERYTHING = 8.0, 10.0
+BAR_THIRTEEN, BAR_EVERYTHING = 20.0, 12.0
 BAR_MEMORY = 2.0
 # Time per token of the largest size over that of the smallest.
 BAR_LINEAR = 1.25

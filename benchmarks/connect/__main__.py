@@ -1,31 +1,29 @@
-"""Is a trainer connected in few lines, without cost, without a lost rank, and with the framework's own numbers?
+"""Is a trainer connected without cost, and without a lost rank?
 
     python -m benchmarks.connect [PART …]
 
-Parts, each a module beside this one: `lines`, `stall`, `statistics_mode` if this release has it, `k3`, `ranks`. Each
-prints its table. The last line has all figures; exits 1 if a bar is missed.
+Parts, each a module beside this one: `stall`, `statistics_mode`, `ranks`. Each prints its table. The last line
+has all figures; exits 1 if a bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import sys
 from types import ModuleType
 
-PARTS = ("lines", "stall", "statistics_mode", "k3", "ranks")
+PARTS = ("stall", "statistics_mode", "ranks")
 
 
 def main() -> int:
     """Run the chosen parts; return 1 if a bar is missed."""
-    available = [name for name in PARTS if importlib.util.find_spec(f"benchmarks.connect.{name}")]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(available)}")
-    chosen = parser.parse_args().parts or available
-    if unknown := set(chosen) - set(available):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; parts: {', '.join(available)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
+    chosen = parser.parse_args().parts or PARTS
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
     print(f"load average at the start: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
     figures: dict[str, float] = {}
     missed = []

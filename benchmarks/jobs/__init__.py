@@ -1,1 +1,1 @@
-"""Jobs of probe workers: the price of other weights, and what kills of workers leave behind. `make bench-jobs`"""
+"""Jobs of probe workers under kills: `make bench-jobs`."""

@@ -21,7 +21,7 @@ from foreshock.rollouts import decode_scores
 from foreshock_probes.engines.process import EnginePool
 
 if TYPE_CHECKING:
-    from benchmarks.jobs.kills import Findings
+    from benchmarks.jobs.__main__ import Findings
 
 _TRIES = 3
 _ATOL = 1e-5
