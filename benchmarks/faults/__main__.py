@@ -10,21 +10,18 @@
    decoders, a shard that always kills its decoder, a clock that is set back (`cases.py`).
 
 After each part `foreshock fsck` checks the catalogue against the files. Bar: nothing lost, doubled, missing or
-different, and no problem in any case. `--state FOLDER` keeps the totals there, with the revisions at which the kills
-were done: a later call goes on where this one was stopped.
+different, and no problem in any case.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.case import CaseResult
@@ -32,7 +29,7 @@ from benchmarks.faults.cases import CASES, line_of, run_cases
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.removals import kill_removals
-from benchmarks.faults.state import Totals
+from benchmarks.faults.verify import Totals
 from tests.service.postgres import PostgresCluster
 
 # A new folder and new services after so many kills, so that no database grows without bound.
@@ -51,52 +48,29 @@ def postgresql() -> Iterator[PostgresCluster]:
         cluster.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What all parts share. `deadline`: by the monotonic clock, after which nothing is killed."""
-
-    seed: int
-    state: Path
-    deadline: float
-
-
-def kill_service(database: str, kills: int, plan: Plan, processes: int = 1) -> Totals:
-    """Kill the service on a database until there are so many kills in all."""
-    name = database if processes == 1 else f"{database}-{processes}-processes"
-    path = plan.state / f"{name}.json"
-    totals = Totals.load(path)
-    while totals.done < kills and time.monotonic() < plan.deadline:
+def kill_service(database: str, kills: int, seed: int, processes: int = 1) -> Totals:
+    """Kill the service on a database `kills` times."""
+    name, totals = database if processes == 1 else f"{database}-{processes}-processes", Totals()
+    while totals.done < kills:
         goal = min(kills, totals.done + _CHUNK)
-        if database == "sqlite":
-            Campaign(name, "", totals, most=goal, seed=plan.seed, deadline=plan.deadline).run(path)
-        else:
-            with postgresql() as cluster:
-                url = cluster.new_database()
-                Campaign(name, url, totals, most=goal, seed=plan.seed, processes=processes, deadline=plan.deadline).run(
-                    path
-                )
+        with _database(database) as url:
+            Campaign(name, url, totals, most=goal, seed=seed, processes=processes).run()
     return totals
 
 
-def kill_while_removing(database: str, kills: int, plan: Plan) -> Totals:
-    """Kill the service while it removes data until there are so many kills in all."""
-    path = plan.state / f"removals-{database}.json"
-    totals = Totals.load(path)
-    if totals.done >= kills or time.monotonic() >= plan.deadline:
-        return totals
-    with postgresql() if database == "postgresql" else nullcontext() as cluster:
-        url = "" if cluster is None else cluster.new_database()
-        kill_removals(totals, database_url=url, most=kills, seed=plan.seed, save=path, deadline=plan.deadline)
+def kill_while_removing(database: str, kills: int, seed: int) -> Totals:
+    """Kill the service `kills` times while it removes data."""
+    totals = Totals()
+    with _database(database) as url:
+        kill_removals(totals, database_url=url, most=kills, seed=seed)
     return totals
 
 
-def kill_client(kills: int, plan: Plan) -> Totals:
-    """Kill the trainer until there are so many kills in all."""
-    path = plan.state / "client.json"
-    totals = Totals.load(path)
-    if totals.done < kills and time.monotonic() < plan.deadline:
-        run_client_kills(totals, most=kills, seed=plan.seed, save=path, deadline=plan.deadline)
-    return totals
+@contextmanager
+def _database(name: str) -> Iterator[str]:
+    """Return the URL of a new database; empty for SQLite."""
+    with postgresql() if name == "postgresql" else nullcontext() as cluster:
+        yield "" if cluster is None else cluster.new_database()
 
 
 def print_table(name: str, totals: Totals) -> None:
@@ -104,8 +78,6 @@ def print_table(name: str, totals: Totals) -> None:
     print(f"\n{name}: {totals.done} kills, {totals.decoder_kills} more of a decoder alone")
     for point, count in sorted(totals.kills.items(), key=lambda each: -each[1]):
         print(f"  {point:28s} {count:5d}")
-    for revision, count in totals.revisions.items():
-        print(f"  at revision {revision:16s} {count:5d}")
     for what, count in sorted(totals.findings.counts.items()):
         print(f"  {what.replace('_', ' '):28s} {count:9,d}")
     for text in totals.findings.problems:
@@ -115,41 +87,37 @@ def print_table(name: str, totals: Totals) -> None:
 def main() -> int:
     """Run the chosen parts; return 1 if the bar is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=500, help="kills of the service on each database")
+    parser.add_argument("--kills", type=int, default=100, help="kills of the service on each database")
     parser.add_argument("--process-kills", type=int, default=100, help="kills of one or both of two processes")
     parser.add_argument("--removal-kills", type=int, default=60, help="kills while data is removed, on each database")
     parser.add_argument("--client-kills", type=int, default=100, help="kills of the trainer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="kill no longer; then verify what was done")
-    parser.add_argument("--state", type=Path, help="folder that keeps the totals between calls")
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("parts", nargs="*", default=[], help=f"default: {' '.join(PARTS)}")
     arguments = parser.parse_args()
     parts = arguments.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
-    state = arguments.state or Path(tempfile.mkdtemp(prefix="foreshock-faults-state-"))
-    state.mkdir(parents=True, exist_ok=True)
     os.nice(5)
     begun, totals, cases = time.monotonic(), dict[str, Totals](), list[CaseResult]()
-    plan = Plan(arguments.seed, state, time.monotonic() + 60.0 * arguments.minutes)
     databases = [name for name in ("sqlite", "postgresql") if arguments.database in (name, "both")]
     if "kills" in parts:
         for name in databases:
-            totals[name] = kill_service(name, arguments.kills, plan)
+            totals[name] = kill_service(name, arguments.kills, arguments.seed)
     if "processes" in parts and "postgresql" in databases:
-        found = kill_service("postgresql", arguments.process_kills, plan, PROCESSES)
+        found = kill_service("postgresql", arguments.process_kills, arguments.seed, PROCESSES)
         totals["postgresql_2_processes"] = found
     if "removals" in parts:
         for name in databases:
-            found = kill_while_removing(name, arguments.removal_kills, plan)
+            found = kill_while_removing(name, arguments.removal_kills, arguments.seed)
             totals[f"removals_{name}"] = found
     if "client" in parts:
-        totals["client"] = kill_client(arguments.client_kills, plan)
+        totals["client"] = Totals()
+        run_client_kills(totals["client"], most=arguments.client_kills, seed=arguments.seed)
     if "cases" in parts:
         with postgresql() as cluster:
-            cases = run_cases(arguments.cases, lambda: cluster, state / "cases.json")
+            cases = run_cases(arguments.cases, lambda: cluster)
     for name, each in totals.items():
         print_table(name, each)
     if cases:

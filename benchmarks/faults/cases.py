@@ -26,7 +26,6 @@ from benchmarks.faults.gate import Gate
 from benchmarks.faults.launcher import Launcher, PlainLauncher
 from benchmarks.faults.s3_cases import object_store, s3_killed, s3_refuses, s3_settings
 from benchmarks.faults.served import Served
-from benchmarks.faults.state import note_case
 from benchmarks.faults.workload import make_batch
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from tests.service.postgres import PostgresCluster
@@ -160,7 +159,7 @@ def postgresql_frozen(case: Case, cluster: PostgresCluster) -> None:
         thread.join()
 
 
-def run_cases(names: list[str], cluster: Callable[[], PostgresCluster], save: Path | None = None) -> list[CaseResult]:
+def run_cases(names: list[str], cluster: Callable[[], PostgresCluster]) -> list[CaseResult]:
     """Run the cases of these names, each with a service of its own."""
     results = []
     for name in names:
@@ -174,8 +173,6 @@ def run_cases(names: list[str], cluster: Callable[[], PostgresCluster], save: Pa
                 result.skipped = str(error)
         result.seconds = time.monotonic() - begun
         results.append(result)
-        if save is not None and not result.skipped:
-            note_case(save, name, result.answers, result.findings.problems)
         print(line_of(result), flush=True)
         for text in result.findings.problems:
             print(f"  {text}", flush=True)

@@ -7,7 +7,6 @@ kill is listed from outside and must be in the service at the end.
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import re
@@ -24,8 +23,7 @@ from benchmarks.faults.gate import Gate, Mode
 from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE
 from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.served import Served
-from benchmarks.faults.state import Totals
-from benchmarks.faults.verify import check_files
+from benchmarks.faults.verify import Totals, check_files
 from foreshock.digests import digest_of_bytes
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
@@ -39,10 +37,8 @@ Spooled = tuple[str, str, int]
 """Key of the attempt, kind, step."""
 
 
-def run_client_kills(
-    totals: Totals, *, most: int, seed: int, save: Path | None = None, deadline: float = math.inf
-) -> None:
-    """Kill the trainer `most` times in all, or until `deadline`; the last one delivers the rest."""
+def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
+    """Kill the trainer `most` times in all; the last one delivers the rest."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
         folder, launcher = Path(name), Launcher()
@@ -53,8 +49,8 @@ def run_client_kills(
         expected: dict[Spooled, str] = {}
         try:
             number = totals.done
-            while totals.done < most and time.monotonic() < deadline:
-                totals.count_kill(_one_launch(draw, gate, spool, number))
+            while totals.done < most:
+                totals.kills[_one_launch(draw, gate, spool, number)] += 1
                 found = dict(_spooled(spool))
                 totals.findings.counts["spooled_at_kills"] += len(found)
                 expected |= found
@@ -71,8 +67,6 @@ def run_client_kills(
             gate.close()
             served.kill()
             launcher.close()
-            if save is not None:
-                totals.save(save)
 
 
 def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import tempfile
 import threading
@@ -15,8 +14,7 @@ from benchmarks.faults.kill_points import SERVICE_POINTS
 from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.senders import RunSender, Stopped
 from benchmarks.faults.served import Served
-from benchmarks.faults.state import Totals
-from benchmarks.faults.verify import check_files, verify_run, wait_until_settled
+from benchmarks.faults.verify import Totals, check_files, verify_run, wait_until_settled
 from benchmarks.faults.workload import RunPlan, plan_run
 from foreshock_service.platform.database.session import Database
 
@@ -40,18 +38,16 @@ class Campaign:
 
     def __init__(
         self, name: str, database_url: str, totals: Totals, *, most: int, seed: int, kills_a_run: int = 30,
-        phases: int = 5, processes: int = 1, deadline: float = math.inf,
+        phases: int = 5, processes: int = 1,
     ) -> None:  # fmt: skip
         self.name, self.totals = name, totals
         self._processes = processes
-        # By the monotonic clock: then nothing is killed any more, and what was done is verified.
-        self._deadline = deadline
         self._url, self._most, self._seed = database_url, most, seed
         self._kills_a_run, self._phases = kills_a_run, phases
         self._pending: tuple[RunPlan, RunSender] | None = None
         self._used = Counter({point: totals.kills[point] for point in SERVICE_POINTS})
 
-    def run(self, save: Path | None = None) -> None:
+    def run(self) -> None:
         """Kill until `most` kills are done and the last run is verified."""
         with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
             folder, launcher = Path(name), Launcher()
@@ -66,8 +62,6 @@ class Campaign:
             try:
                 while self._goes_on:
                     self._one_run(served, clean)
-                    if save is not None:
-                        self.totals.save(save)
                 self._verify_pending(served, clean)
                 served.kill()
                 served.start()
@@ -76,8 +70,6 @@ class Campaign:
                 database = Database(served.database_url)
                 check_files(self.totals.findings, database, served.store)
                 database.close()
-                if save is not None:
-                    self.totals.save(save)
             finally:
                 served.kill()
                 clean.kill()
@@ -85,8 +77,8 @@ class Campaign:
 
     @property
     def _goes_on(self) -> bool:
-        """Return whether there are kills left to do, and time."""
-        return self.totals.done < self._most and time.monotonic() < self._deadline
+        """Return whether there are kills left to do."""
+        return self.totals.done < self._most
 
     def _one_run(self, served: Served, clean: Served) -> None:
         number = self.totals.runs
@@ -166,7 +158,7 @@ class Campaign:
             for _ in range(draw.randint(0, _MOST_OF_ONE)):
                 self._at_random(draw, served, sender, senders)
                 if served.kill_process(draw):
-                    self.totals.count_kill("one of several processes")
+                    self.totals.kills["one of several processes"] += 1
             reason = self._at_random(draw, served, sender, senders)
         elif share < STARTING_SHARE:
             served.start()
@@ -179,7 +171,7 @@ class Campaign:
         else:
             reason = self._at_point(draw, served, sender, senders)
         served.kill()
-        self.totals.count_kill("all processes" if self._processes > 1 and reason == "random" else reason)
+        self.totals.kills["all processes" if self._processes > 1 and reason == "random" else reason] += 1
 
     def _at_random(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> str:
         """Wait for some acknowledged requests and some milliseconds; sometimes end a decoder meanwhile."""

@@ -8,7 +8,6 @@ measurement of the runs that remain must be what it was before.
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 import tempfile
 import threading
@@ -23,8 +22,7 @@ from sqlalchemy import func, select
 from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
 from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.served import Served
-from benchmarks.faults.state import Totals
-from benchmarks.faults.verify import Findings
+from benchmarks.faults.verify import Findings, Totals
 from benchmarks.faults.workload import make_batch
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock_service.platform.database.session import Database
@@ -43,17 +41,15 @@ _SETTINGS = {
 }
 
 
-def kill_removals(
-    totals: Totals, *, database_url: str, most: int, seed: int, save: Path | None = None, deadline: float = math.inf
-) -> None:
-    """Kill the service `most` times in all, or until `deadline`, while it removes data."""
+def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int) -> None:
+    """Kill the service `most` times in all, while it removes data."""
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
         launcher = Launcher()
         served = Served(launcher, Path(name) / "service", database_url, **_SETTINGS)
         served.start()
         served.wait_until("/readyz")
         try:
-            while totals.done < most and time.monotonic() < deadline:
+            while totals.done < most:
                 _Round(totals, served, f"{seed}-{totals.runs}", most).run()
                 totals.runs += 1
                 check_catalogue(totals.findings, served)
@@ -62,8 +58,6 @@ def kill_removals(
                     f"problems {len(totals.findings.problems)}",
                     flush=True,
                 )
-                if save is not None:
-                    totals.save(save)
         finally:
             served.kill()
             launcher.close()
@@ -93,7 +87,7 @@ class _Round:
         for number in range(min(KILLS_A_ROUND, self._most - self._totals.done)):
             time.sleep(self._draw.uniform(0.0, 0.6))
             self._served.kill()
-            self._totals.count_kill("while removing")
+            self._totals.kills["while removing"] += 1
             self._served.start()
             # A few at once while it starts.
             if number % 4:

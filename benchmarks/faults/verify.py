@@ -50,6 +50,21 @@ class Findings:
         self.problems.append(f"{kind}: {text}")
 
 
+@dataclass(slots=True)
+class Totals:
+    """Kills by point, and what was found."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    findings: Findings = field(default_factory=Findings)
+    runs: int = 0
+    decoder_kills: int = 0
+
+    @property
+    def done(self) -> int:
+        """Return the number of kills of the service."""
+        return sum(self.kills.values())
+
+
 def wait_until_settled(database: Database, run_id: str) -> bool:
     """Wait until every step of the run is closed, and no attribution and no finding is due: after a crash that is the
     sweeper's.

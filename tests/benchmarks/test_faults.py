@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import pytest
 
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.removals import kill_removals
-from benchmarks.faults.state import Totals, note_case, revision
+from benchmarks.faults.verify import Totals
 
 
 @pytest.mark.slow
@@ -41,17 +38,3 @@ def test_removals_that_are_killed_are_done_and_remove_nothing_else() -> None:
     assert totals.findings.problems == []
     assert (totals.done, totals.findings.counts["acknowledged_removals"]) == (3, 3)
     assert totals.findings.counts["measurements_compared"] == 2
-
-
-def test_totals_add_up_over_calls(tmp_path: Path) -> None:
-    for _ in range(2):
-        totals = Totals.load(tmp_path / "sqlite.json")
-        totals.count_kill("random")
-        totals.findings.problem("lost", "a shard")
-        totals.save(tmp_path / "sqlite.json")
-        note_case(tmp_path / "cases.json", "disk_full", Counter({"507": 1}), ["unclear"])
-    totals = Totals.load(tmp_path / "sqlite.json")
-    assert (totals.done, totals.findings.counts["lost"]) == (2, 2)
-    assert totals.revisions == Counter({revision(): 2})
-    assert '"runs": 2' in (tmp_path / "cases.json").read_text()
-    assert '"507": 2' in (tmp_path / "cases.json").read_text()
