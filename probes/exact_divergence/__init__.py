@@ -1,16 +1,16 @@
 """Exact divergences of two distributions over the whole vocabulary, the reference for sampled estimators.
 
-`divergences` computes them for two `logit_sources`. `model_distribution` and `engine_distribution` give it the logits
-of a model of transformers and of vLLM at the states of real rollouts. `compiled_reduction`
-(CPU) and `reduction` (GPU) compute the sums.
+`divergences` computes them for two `logit_sources`. `model_distribution` and `pairs` give it the logits of a model of
+transformers and of vLLM at the states of real rollouts. `compiled_reduction` (CPU) and `reduction` (GPU) compute the
+sums.
 """
 
 from __future__ import annotations
 
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
 from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
+from foreshock_probes.exact_divergence.pairs import EngineDistribution
 
 __all__ = [
     "EngineDistribution",

@@ -261,4 +261,5 @@ def _as_array(tile: torch.Tensor) -> Logits:
     """Return the tile as an array; bfloat16 as float32, because numpy has no bfloat16."""
     if tile.dtype != torch.bfloat16:
         return tile.numpy()
-    return np.left_shift(tile.view(torch.int16).numpy(), 16, dtype=np.int32).view(np.float32)
+    as_float32: Logits = np.left_shift(tile.view(torch.int16).numpy(), 16, dtype=np.int32).view(np.float32)
+    return as_float32

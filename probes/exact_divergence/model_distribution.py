@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
-from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
 from foreshock_probes.exact_divergence.logit_sources import LogitSource
 from foreshock_probes.scorers.forward_pass import TokenBatch, head_in
 from foreshock_probes.scorers.request import UnsupportedScoreError
+
+if TYPE_CHECKING:
+    from foreshock_probes.exact_divergence.pairs import EngineDistribution
 
 __all__ = ["Head", "ModelDistribution", "exact_divergences_of_models", "head_of"]
 
@@ -144,7 +146,7 @@ def exact_divergences_of_models(
         if isinstance(distribution, ModelDistribution):
             distribution.check_tokens(rollouts)
     with torch.no_grad():
-        if isinstance(behaviour, EngineDistribution):
+        if not isinstance(behaviour, ModelDistribution):
             hidden = [states for states, _ in _states(target, rollouts, batch_size)]
             return behaviour.divergences(target.source(torch.cat(hidden)), rollouts, top_ks)
         pairs = zip(_states(target, rollouts, batch_size), _states(behaviour, rollouts, batch_size), strict=True)

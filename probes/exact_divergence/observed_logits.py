@@ -43,27 +43,28 @@ def check_reproduced(row: int, observed: NDArray[np.float64], returned: NDArray[
 
 
 class RolloutReduction:
-    """Reduces the engine's logits, chunk by chunk, to divergences from `target`; one rollout after another."""
+    """Reduces the engine's logits, chunk by chunk, to divergences from a target; one rollout after another."""
 
-    def __init__(self, target: LogitSource, top_ks: tuple[int, ...]) -> None:
-        self._target = target
+    def __init__(self, top_ks: tuple[int, ...] = ()) -> None:
         self._top_ks = top_ks
-        self._rollouts: list[ExactDivergences] = []
+        self._target: LogitSource | None = None
 
-    def start_rollout(self, tokens: NDArray[np.int32], first: int, prompt: int) -> None:
-        """Start the rollout `tokens`: `prompt` prompt tokens, then the response, from the target's state `first` on."""
-        self._tokens, self._first, self._prompt = tokens, first, prompt
+    def start_rollout(self, target: LogitSource, tokens: NDArray[np.int32], prompt: int) -> None:
+        """Start the rollout `tokens`; `target` has a state for each of them after the first `prompt` ones."""
+        self._target, self._tokens, self._prompt = target, tokens, prompt
         self._observed: list[int] = []
         self._parts: list[ExactDivergences] = []
 
     def add_logits(self, positions: NDArray[np.int64], logits: torch.Tensor) -> None:
         """Reduce the engine's `logits` [n, V] at `positions` [n] of the sequence; ignore those of the prompt."""
+        if self._target is None:
+            return
         needed = (positions >= self._prompt - 1) & (positions < self._tokens.size - 1)
         at = positions[needed]
         if not at.size:
             return
         self._observed += at.tolist()
-        states = torch.from_numpy(at - (self._prompt - 1) + self._first).to(self._target.device)
+        states = torch.from_numpy(at - (self._prompt - 1)).to(self._target.device)
         chosen = torch.from_numpy(np.flatnonzero(needed)).to(logits.device)
         self._parts.append(
             exact_divergences(
@@ -74,11 +75,12 @@ class RolloutReduction:
             )
         )
 
-    def finish_rollout(self, row: int, returned: NDArray[np.float64]) -> None:
-        """Compare the response's log-probs with those that the engine `returned` for the rollout `row`.
+    def finish_rollout(self, row: int, returned: NDArray[np.float64]) -> ExactDivergences:
+        """Return the divergences of the rollout `row`, whose response has the log-probs `returned` by the engine.
 
         Raises NotReproducedError if they differ or if a state was not observed exactly once, in order.
         """
+        self._target = None
         expected = range(self._prompt - 1, self._tokens.size - 1)
         if self._observed != list(expected):
             raise NotReproducedError(
@@ -86,14 +88,9 @@ class RolloutReduction:
                 f"{len(expected)} once and in order: this release of vLLM computes prompt log-probs in another way"
             )
         found = ExactDivergences.concatenate(self._parts)
-        if found.behaviour_log_probs is None:
-            raise AssertionError("exact_divergences got token ids and returned no log-probs")
+        assert found.behaviour_log_probs is not None
         check_reproduced(row, found.behaviour_log_probs, returned)
-        self._rollouts.append(found)
-
-    def divergences(self) -> ExactDivergences:
-        """Return the divergences of all rollouts, in their order."""
-        return ExactDivergences.concatenate(self._rollouts)
+        return found
 
 
 class PromptLogitsHook:

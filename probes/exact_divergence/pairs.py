@@ -1,27 +1,36 @@
-"""The two parts of an exact pair in a worker: the target's states in torch's process, the comparison in vLLM's.
+"""Exact divergences from vLLM: the two parts of a worker's exact pair, and `EngineDistribution` for a model in Python.
 
-Both parts use the models that the scorers keep loaded, with the numerics of their options. The target's batches are
-those of its scorer, so that its log-probs are the scorer's. The engine gets one rollout at a time, because its logits
-are observed (`observed_logits.PromptLogitsHook`); its option `batch_size` has no effect.
+The target's states and head go to a file. vLLM's process reduces the logits from which it computes prompt log-probs
+against them; they are not recomputed from a copy of the weights, because the engine's kernels, dtypes and rounding are
+what is measured. The engine gets one rollout at a time, because its logits are observed
+(`observed_logits.PromptLogitsHook`); its option `batch_size` has no effect.
+
+Both parts of a pair use the models that the scorers keep loaded, with the numerics of their options. The target's
+batches are those of its scorer, so that its log-probs are the scorer's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact
+from foreshock.hardware import accelerator_name
+from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact, encode_rollouts
 from foreshock.scorers import EXACT_PAIRS
-from foreshock_probes.exact_divergence.divergences import ExactDivergences
-from foreshock_probes.exact_divergence.logit_sources import LogitSource
+from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
+from foreshock_probes.engines.process import EngineProcess
+from foreshock_probes.engines.protocol import ScoreCommand
+from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
+from foreshock_probes.exact_divergence.logit_sources import LogitSource, SourceError
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution
 from foreshock_probes.exact_divergence.observed_logits import PromptLogitsHook, RolloutReduction
 from foreshock_probes.scorers.forward_pass import TokenBatch
@@ -33,12 +42,20 @@ from foreshock_probes.scorers.request import (
     parse_options,
     write_result,
 )
-from foreshock_probes.scorers.tokens import compose, known_states, sequence, sequence_lengths, tokens_of_states
+from foreshock_probes.scorers.tokens import (
+    check_tokens,
+    compose,
+    known_states,
+    sequence,
+    sequence_lengths,
+    tokens_of_states,
+    vocabulary_size,
+)
+from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
+from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
+from foreshock_probes.work_folder import ENGINE_DISTRIBUTION, work_folder
 
-if TYPE_CHECKING:
-    from foreshock_probes.scorers.vllm_engine import VllmEngine
-
-__all__ = ["compare_with_states", "part_of_pair", "run_part", "write_target"]
+__all__ = ["EngineDistribution", "run_part", "write_target"]
 
 # The columns of ExactBatch that ExactDivergences has under the same name.
 _COLUMNS = (
@@ -55,23 +72,18 @@ _COLUMNS = (
 def run_part(
     request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
 ) -> None:
-    """Do one part of a pair as a task of an engine; the divergences are written to the file `result`."""
-    divergences = part_of_pair(arguments["pair"], request, Path(arguments["states"]), warm, report)
-    if divergences is not None:
-        write_result(encode_exact(divergences), result)
+    """Do the part of a pair that belongs to the request's scorer, as a task of its engine.
 
-
-def part_of_pair(pair: str, request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> ExactBatch | None:
-    """Do the part of the pair that belongs to the request's scorer; the target's has no result but the file `states`.
-
-    Raises UnsupportedScoreError if the pair is unknown, or if its divergences cannot be computed correctly.
+    The target writes the file `states`, the behaviour the divergences. Raises UnsupportedScoreError if they cannot be
+    computed correctly.
     """
-    if pair not in EXACT_PAIRS:
-        raise UnsupportedScoreError(f"unknown exact pair {pair!r}; pairs: {', '.join(EXACT_PAIRS)}")
-    if request.scorer == EXACT_PAIRS[pair].target:
+    states = Path(arguments["states"])
+    if request.scorer == EXACT_PAIRS[arguments["pair"]].target:
         write_target(request, states, warm, report)
-        return None
-    return compare_with_states(request, states, warm, report)
+        return
+    with _opened(states) as target:
+        found, fingerprint = _compare(request, target, warm, report)
+        write_result(encode_exact(_batch(request.rollouts, found, target, fingerprint)), result)
 
 
 def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> None:
@@ -97,14 +109,13 @@ def write_target(request: ScoreRequest, states: Path, warm: WarmModel, report: R
     _write_states(states, model.source(hidden), known, forward.distribution.temperature, forward.fingerprint)
 
 
-def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, report: Report) -> ExactBatch:
-    """Return the divergences of the target in the file `states` (π) and of vLLM's prefill (μ) at all states.
+def _compare(
+    request: ScoreRequest, target: _TargetStates, warm: WarmModel, report: Report, top_ks: tuple[int, ...] = ()
+) -> tuple[list[ExactDivergences], Fingerprint]:
+    """Return the divergences of the target (π) and of vLLM's prefill (μ) at all states, rollout by rollout.
 
     Raises NotReproducedError if the log-probs that vLLM returns are not those of the observed logits.
     """
-    from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
-    from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
-
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
     if options.tensor_parallel_size != 1:
         raise UnsupportedScoreError(
@@ -112,57 +123,33 @@ def compare_with_states(request: ScoreRequest, states: Path, warm: WarmModel, re
         )
     prepared = prepare_engine(request, options, warm)
     engine = prepared.engine
+    target.move_to(engine.device)
     found: list[ExactDivergences] = []
-    with _open_states(states, engine.device) as target, _observed(engine, prepared.divisor) as observed:
+    with _observed(engine, prepared.divisor, top_ks) as reduction:
         for row in range(rollouts.num_rollouts):
             start, stop = _states_of(rollouts, row)
             if stop > start:
                 tokens = sequence(rollouts, row)
                 prompt = tokens.size - (stop - start)
                 engine.divide_logits_by(float(prepared.divisor[row]))
-                observed.start_rollout(target.source(row, start, stop), tokens, prompt)
+                reduction.start_rollout(target.source(row, start, stop), tokens, prompt)
                 (output,) = engine.prefill([tokens])
-                found.append(observed.finish_rollout(row, prompt_log_probs(output, prompt)))
+                found.append(reduction.finish_rollout(row, prompt_log_probs(output, prompt)))
             report(int(rollouts.response_offsets[row + 1]))
-        composition = compose(sequence_lengths(rollouts), 1, request.variant).name
-        return _batch(rollouts, found, target, prepared.fingerprint(request, options, composition))
-
-
-class _ObservedEngine:
-    """Reduces the logits of an engine's prompts, one rollout at a time, against the target's states."""
-
-    def __init__(self) -> None:
-        self._reduction: RolloutReduction | None = None
-
-    def start_rollout(self, target: LogitSource, tokens: NDArray[np.int32], prompt: int) -> None:
-        """Start the rollout `tokens`; `target` has a state for each of them after the first `prompt` ones."""
-        self._reduction = RolloutReduction(target, ())
-        self._reduction.start_rollout(tokens, 0, prompt)
-
-    def finish_rollout(self, row: int, returned: NDArray[np.float64]) -> ExactDivergences:
-        """Return the divergences of the rollout `row`. Raises NotReproducedError."""
-        reduction, self._reduction = self._reduction, None
-        if reduction is None:
-            raise AssertionError("finish_rollout needs a started rollout")
-        reduction.finish_rollout(row, returned)
-        return reduction.divergences()
-
-    def add_logits(self, positions: NDArray[np.int64], logits: torch.Tensor) -> None:
-        """Reduce logits [n, V]; called by the hook."""
-        if self._reduction is not None:
-            self._reduction.add_logits(positions, logits)
+    composition = compose(sequence_lengths(rollouts), 1, request.variant).name
+    return found, prepared.fingerprint(request, options, composition)
 
 
 @contextmanager
-def _observed(engine: VllmEngine, divisor: NDArray[np.float64]) -> Iterator[_ObservedEngine]:
-    """Observe the engine's logits within the block, after their division by a temperature."""
+def _observed(engine: VllmEngine, divisor: NDArray[np.float64], top_ks: tuple[int, ...]) -> Iterator[RolloutReduction]:
+    """Reduce the logits of the engine's prompts within the block, after their division by a temperature."""
     for temperature in np.unique(divisor):
         engine.divide_logits_by(float(temperature))  # the first other than 1 wraps the logits, below the hook
-    observed = _ObservedEngine()
-    hook = PromptLogitsHook(observed.add_logits)
+    reduction = RolloutReduction(top_ks)
+    hook = PromptLogitsHook(reduction.add_logits)
     engine.apply(hook.attach)
     try:
-        yield observed
+        yield reduction
     finally:
         hook.detach()
 
@@ -173,6 +160,7 @@ def _batch(
     """Return the divergences of all rollouts; NaN at response tokens without a state."""
     values = {name: np.full(rollouts.num_tokens, np.nan, np.float32) for name in _COLUMNS}
     flips = np.zeros(rollouts.num_tokens, np.uint8)
+    assert target.fingerprint is not None
     if found:
         together = ExactDivergences.concatenate(found)
         for name in _COLUMNS:
@@ -209,60 +197,145 @@ def _states_of(rollouts: RolloutBatch, row: int) -> tuple[int, int]:
     return (min(start + 1, stop) if without_prompt else start), stop
 
 
-_FINGERPRINT, _SOFTCAP = "fingerprint", "softcap"
-
-
 def _write_states(
-    path: Path, source: LogitSource, known: NDArray[np.bool_], divisor: NDArray[np.float64], fingerprint: Fingerprint
+    path: Path,
+    source: LogitSource,
+    known: NDArray[np.bool_],
+    divisor: NDArray[np.float64],
+    fingerprint: Fingerprint | None = None,
 ) -> None:
-    """Write the states [T, H] and the head of `source` to `path`.
+    """Write the states [T, H] and the head of `source`, whose own temperature is not written, to `path`.
 
     `known` [T] is False where a response token has no state before it. `divisor` [N] divides the logits of each
-    rollout; the source's own temperature must be 1.
+    rollout.
     """
     from safetensors.torch import save_file
 
-    if source.temperature != 1.0 or source.logits_dtype is not None:
-        raise ValueError("the states of a source with a temperature or a logits_dtype of its own cannot be written")
     tensors = {"hidden": source.hidden, "weight": source.weight}
     if source.bias is not None:
         tensors["bias"] = source.bias
     tensors |= {"known": torch.from_numpy(known), "divisor": torch.from_numpy(divisor)}
     # safetensors cannot store tensors that share memory.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {_FINGERPRINT: fingerprint.to_json(), _SOFTCAP: json.dumps(source.softcap)}
-    save_file(copies, path, metadata=metadata)
+    rounding = str(source.logits_dtype).removeprefix("torch.") if source.logits_dtype else None
+    metadata = {"softcap": json.dumps(source.softcap), "logits_dtype": json.dumps(rounding)}
+    save_file(copies, path, metadata=metadata | ({"fingerprint": fingerprint.to_json()} if fingerprint else {}))
 
 
 class _TargetStates:
-    """The target's distributions in an open file, on `device`."""
+    """The target's distributions in an open file."""
 
-    def __init__(self, file: Any, device: torch.device) -> None:
+    def __init__(self, file: Any) -> None:
         metadata = file.metadata()
-        self.fingerprint = Fingerprint.from_json(metadata[_FINGERPRINT])
+        known = metadata.get("fingerprint")
+        self.fingerprint = Fingerprint.from_json(known) if known else None
         self.known: NDArray[np.bool_] = file.get_tensor("known").numpy()
-        self._softcap: float | None = json.loads(metadata[_SOFTCAP])
         self._divisor: NDArray[np.float64] = file.get_tensor("divisor").numpy()
+        self._softcap: float | None = json.loads(metadata["softcap"])
+        rounding = json.loads(metadata["logits_dtype"])
+        self._logits_dtype: torch.dtype | None = getattr(torch, rounding) if rounding else None
         self._hidden = file.get_slice("hidden")
-        self._weight = file.get_tensor("weight").to(device)
-        self._bias = file.get_tensor("bias").to(device) if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
-        self._device = device
+        self._weight = file.get_tensor("weight")
+        self._bias = file.get_tensor("bias") if "bias" in file.keys() else None  # noqa: SIM118 (not a dict)
 
-    @property
-    def vocabulary(self) -> int:
-        """The size of the target's vocabulary."""
-        return int(self._weight.shape[0])
+    def move_to(self, device: torch.device) -> None:
+        """Compute the logits on this device."""
+        self._weight = self._weight.to(device)
+        self._bias = None if self._bias is None else self._bias.to(device)
 
     def source(self, row: int, start: int, stop: int) -> LogitSource:
         """Return the logits of the states `start` … `stop`, which belong to the rollout `row`."""
-        hidden = self._hidden[start:stop].to(self._device)
-        return LogitSource(hidden, self._weight, self._bias, float(self._divisor[row]), self._softcap)
+        hidden = self._hidden[start:stop].to(self._weight.device)
+        temperature = float(self._divisor[row])
+        return LogitSource(hidden, self._weight, self._bias, temperature, self._softcap, self._logits_dtype)
 
 
 @contextmanager
-def _open_states(path: Path, device: torch.device) -> Iterator[_TargetStates]:
+def _opened(path: Path) -> Iterator[_TargetStates]:
     """Open the file that `_write_states` wrote."""
     from safetensors import safe_open
 
     with safe_open(path, "pt", device="cpu") as file:
-        yield _TargetStates(file, device)
+        yield _TargetStates(file)
+
+
+_TASK = f"{__name__}:compare_distributions"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDistribution:
+    """The distribution of vLLM's prefill with the weights in the folder `weights`.
+
+    `options` are those of the scorer `vllm.prefill`, such as dtype, head_dtype and temperature (None: 1). The engine
+    gets one rollout at a time, prompt and response as one prompt: `batch_size` must not be set, and
+    tensor_parallel_size must be 1. If another model shares the GPU, choose gpu_memory_utilization so that both fit,
+    with room for the target's head and two tiles of logits. `environment` applies to the engine's process only, not to
+    the process that computes the target's states.
+    """
+
+    weights: Path
+    options: VllmOptions = field(default_factory=VllmOptions)
+    environment: EngineEnvironment = AS_IT_IS
+
+    def __post_init__(self) -> None:
+        if self.options.tensor_parallel_size != 1:
+            raise UnsupportedScoreError(
+                f"exact divergences need tensor_parallel_size=1, got {self.options.tensor_parallel_size}"
+            )
+        if "batch_size" in self.options.model_fields_set:
+            raise UnsupportedScoreError("the engine gets one rollout at a time; remove the option batch_size")
+
+    def divergences(self, target: LogitSource, rollouts: RolloutBatch, top_ks: Sequence[int]) -> ExactDivergences:
+        """Return the divergences [T] of `target` (π) and the engine (μ) at the state before each response token.
+
+        Starts an engine and stops it. Raises SourceError if the numbers of states or the vocabularies differ,
+        UnsupportedScoreError if a token is not in the vocabulary, and EngineError if vLLM cannot score the rollouts,
+        returns other log-probs than those of the observed logits, or crashes.
+        """
+        vocabulary = vocabulary_size(self.weights)
+        if target.tokens != rollouts.num_tokens or vocabulary not in (None, target.vocabulary):
+            raise SourceError(
+                f"the target's logits have the shape [{target.tokens}, {target.vocabulary}], the engine's "
+                f"[{rollouts.num_tokens}, {vocabulary}]; they must be equal"
+            )
+        if not target.tokens:
+            return exact_divergences(target, target, token_ids=[], top_ks=top_ks)
+        check_tokens(rollouts, self.weights)
+        with work_folder(ENGINE_DISTRIBUTION) as folder:
+            states, result = folder / "states.safetensors", folder / "divergences.npz"
+            (folder / "rollouts.parquet").write_bytes(encode_rollouts(rollouts))
+            divisor = np.full(rollouts.num_rollouts, target.temperature)
+            _write_states(states, target, np.ones(rollouts.num_tokens, np.bool_), divisor)
+            command = ScoreCommand(
+                scorer="vllm.prefill",
+                variant="",
+                weights_folder=str(self.weights.resolve()),
+                weights_digest="",
+                weights_version=None,
+                options=self.options.model_dump(exclude_unset=True) | {"temperature": self.options.temperature or 1.0},
+                accelerator=accelerator_name(),
+                rollouts=str(folder / "rollouts.parquet"),
+                scores=str(result),
+                task=_TASK,
+                arguments={"states": str(states), "top_ks": json.dumps(list(top_ks))},
+            )
+            engine = EngineProcess("vllm", folder, environment=self.environment)
+            try:
+                engine.score(command, lambda tokens: None)
+            finally:
+                engine.close()
+            with np.load(result, allow_pickle=False) as arrays:
+                values = dict(arrays)
+        return ExactDivergences(**values | {"top_ks": tuple(int(k) for k in values["top_ks"])})
+
+
+def compare_distributions(
+    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
+) -> None:
+    """Write the divergences of the target in the file `states` and of the engine, as a task of vLLM's process."""
+    with _opened(Path(arguments["states"])) as target:
+        found, _ = _compare(request, target, warm, report, tuple(json.loads(arguments["top_ks"])))
+    whole = ExactDivergences.concatenate(found)
+    arrays: dict[str, Any] = {each.name: getattr(whole, each.name) for each in fields(whole)}
+    with result.open("wb") as file:
+        np.savez(file, **arrays)

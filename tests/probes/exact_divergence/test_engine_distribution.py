@@ -13,8 +13,8 @@ from foreshock.measures.comparison import measure_step
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.theory import horizon_bound
 from foreshock_probes.exact_divergence import ExactDivergences, LogitSource, SourceError
-from foreshock_probes.exact_divergence.engine_distribution import EngineDistribution
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models
+from foreshock_probes.exact_divergence.pairs import EngineDistribution
 from foreshock_probes.scorers.request import UnsupportedScoreError
 from foreshock_probes.scorers.vllm_engine import BYTES_PER_LOGIT, VllmOptions
 from tests.paths import RECORDED
@@ -91,9 +91,7 @@ def test_rollouts_without_a_response_need_no_engine() -> None:
     assert np.isnan(found.delta_max)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_refusal_of_the_engine_process_raises_with_its_reason() -> None:
+def test_token_outside_the_vocabulary_raises_before_the_engine_starts() -> None:
     rollouts = RolloutBatch.from_lists(["a"], [[1, 2]], [[3, 40_000]])
     source = LogitSource(torch.zeros(2, 4), torch.zeros(16, 4))
     with pytest.raises(UnsupportedScoreError, match="40000"):

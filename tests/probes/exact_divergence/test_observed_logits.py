@@ -91,25 +91,22 @@ def test_log_probs_of_other_logits_raise() -> None:
 
 def test_states_missing_repeated_or_out_of_order_raise() -> None:
     random = torch.Generator().manual_seed(0)
-    target = LogitSource(torch.randn((4, WIDTH), generator=random), torch.randn((VOCABULARY, WIDTH), generator=random))
+    target = LogitSource(torch.randn((3, WIDTH), generator=random), torch.randn((VOCABULARY, WIDTH), generator=random))
     logits = torch.randn((7, VOCABULARY), generator=random)
     tokens = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.int32)  # a prompt of 4 tokens, whose last state is at position 3
-    expected = exact_divergences(
-        LogitSource(target.hidden[1:], target.weight), GivenLogits(logits[3:6]), token_ids=tokens[4:]
-    )
+    expected = exact_divergences(target, GivenLogits(logits[3:6]), token_ids=tokens[4:])
     assert expected.behaviour_log_probs is not None
 
     def reduce(*chunks: slice) -> RolloutReduction:
-        reduction = RolloutReduction(target, (8, 20))
-        reduction.start_rollout(tokens, first=1, prompt=4)
+        reduction = RolloutReduction((8, 20))
+        reduction.start_rollout(target, tokens, prompt=4)
         for chunk in chunks:
             reduction.add_logits(np.arange(7)[chunk], logits[chunk])
         return reduction
 
     for chunks in ([slice(0, 7)], [slice(0, 2), slice(2, 5), slice(5, 6)]):
-        reduction = reduce(*chunks)
-        reduction.finish_rollout(0, expected.behaviour_log_probs)
-        np.testing.assert_allclose(reduction.divergences().kl, expected.kl, rtol=1e-5)
+        found = reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
+        np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5)
     for chunks in ([], [slice(0, 5)], [slice(0, 6), slice(4, 6)], [slice(4, 6), slice(3, 4)]):
         with pytest.raises(NotReproducedError, match="expected each of its 3 once and in order"):
             reduce(*chunks).finish_rollout(0, expected.behaviour_log_probs)
