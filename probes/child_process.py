@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -52,6 +55,11 @@ class ChildProcess:
     def pid(self) -> int:
         """Id of the process and of its process group."""
         return self._process.pid
+
+    @property
+    def connection(self) -> Connection:
+        """The connection, for `multiprocessing.connection.wait`; it is ready too if the child has ended."""
+        return self._connection
 
     def alive(self) -> bool:
         """Return True if the process runs and was not closed."""
@@ -99,7 +107,7 @@ class ChildProcess:
     def _ended(self) -> ChildEndedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_LEAVE)
-        how, tail = how_it_ended(self._process.poll()), self.log_tail()
+        how, tail = _how_it_ended(self._process.poll()), self.log_tail()
         self.kill()
         return ChildEndedError(f"{how}; the end of its log:\n{tail}")
 
@@ -116,7 +124,28 @@ def connection_to_parent(descriptor: int) -> Connection:
     return Connection(descriptor)
 
 
-def how_it_ended(status: int | None) -> str:
+def messages_of_parent(connection: Connection, seconds_to_leave: float) -> Iterator[bytes]:
+    """Return the messages of the parent until it closes the connection; they are received from now on.
+
+    If this process still runs so many seconds later, it is killed with its process group: the parent no longer waits.
+    """
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def receive() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                messages.put(connection.recv_bytes())
+        messages.put(None)
+        time.sleep(seconds_to_leave)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=receive, daemon=True).start()
+    return iter(messages.get, None)
+
+
+def _how_it_ended(status: int | None) -> str:
     """Return how a process ended with this status; None: it runs, but has closed its connection."""
     if status is None:
         return "closed its pipe"

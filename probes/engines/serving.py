@@ -10,13 +10,9 @@ When the connection is closed, the process exits. If it is busy, it kills itself
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import os
-import queue
-import signal
 import sys
-import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -25,7 +21,7 @@ from pathlib import Path
 from foreshock.errors import ForeshockError
 from foreshock.rollouts import ScoreBatch, decode_rollouts, encode_scores
 from foreshock.scorers import ENGINES
-from foreshock_probes.child_process import connection_to_parent
+from foreshock_probes.child_process import connection_to_parent, messages_of_parent
 from foreshock_probes.engines.environment import hold_this_process
 from foreshock_probes.engines.protocol import Failed, Message, Progress, Ready, ScoreCommand, Scored
 from foreshock_probes.scorers.request import (
@@ -44,22 +40,9 @@ EXIT_SECONDS = 10.0
 
 def serve(engine: str, requests: Connection, replies: Connection) -> None:
     """Serve commands from `requests` until it is closed; send replies to `replies`, which may be the same."""
-    commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests, commands), daemon=True).start()
     warm = WarmModel()
-    while (message := commands.get()) is not None:
+    for message in messages_of_parent(requests, EXIT_SECONDS):
         _serve(ScoreCommand.model_validate_json(message), engine, warm, replies)
-
-
-def _read(requests: Connection, commands: queue.SimpleQueue[bytes | None]) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            commands.put(requests.recv_bytes())
-    commands.put(None)
-    time.sleep(EXIT_SECONDS)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(1)
 
 
 def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: Connection) -> None:

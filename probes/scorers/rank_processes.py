@@ -6,28 +6,28 @@ one of them dies; it then ends the others, which would wait in a collective oper
 
 from __future__ import annotations
 
+import argparse
 import datetime
-import multiprocessing
 import os
+import pickle
 import shutil
 import sys
 import tempfile
-import threading
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foreshock.errors import ForeshockError
-from foreshock_probes.child_process import how_it_ended
+from foreshock_probes.child_process import ChildEndedError, ChildProcess, connection_to_parent, messages_of_parent
 from foreshock_probes.engines.environment import hold_this_process
 from foreshock_probes.scorers.request import Report, TooFewDevicesError, WarmModel
+from foreshock_probes.scorers.table import imported
 
 
 def device_count() -> int:
@@ -80,7 +80,7 @@ class Rank:
 
 
 Handle = Callable[[Rank, Any, Report], Any]
-"""Does a task in a rank and returns its result. Task and result are pickled, and so is the function, by its name."""
+"""Does a task in a rank and returns its result. Task and result are pickled; the rank imports the function."""
 
 
 class RankProcesses:
@@ -88,24 +88,18 @@ class RankProcesses:
 
     def __init__(self, ranks: int, handle: Handle, *, on_gpus: bool) -> None:
         folder = Path(tempfile.mkdtemp(prefix="foreshock-ranks-"))
-        context = multiprocessing.get_context("spawn")
-        self._processes: list[BaseProcess] = []
-        self._connections: list[Connection] = []
-        self._end = weakref.finalize(self, _end, self._processes, self._connections, folder)
+        self._children: list[ChildProcess] = []
+        self._end = weakref.finalize(self, _end, self._children, folder)
+        named, kind = f"{handle.__module__}:{handle.__qualname__}", "cuda" if on_gpus else "cpu"
         for number, cores in enumerate(cores_of_ranks(ranks)):
-            mine, its = context.Pipe()
-            threads = max(1, len(cores))
-            arguments = (number, ranks, on_gpus, threads, str(folder / "store"), handle, its)
-            process = context.Process(target=_run, args=arguments, name=f"rank {number}", daemon=True)
-            process.start()
-            its.close()  # the end of the pipe is seen when the rank dies
-            self._processes.append(process)
-            self._connections.append(mine)
+            numbers = [str(each) for each in (number, ranks, max(1, len(cores)))]
+            arguments = [named, kind, *numbers, str(folder / "store")]
+            self._children.append(ChildProcess(__name__, arguments, os.environ, folder / f"rank-{number}.log"))
 
     @property
     def process_ids(self) -> list[int]:
         """Return the ids of the processes, by rank."""
-        return [process.pid or 0 for process in self._processes]
+        return [child.pid for child in self._children]
 
     def run(self, task: object, report: Report) -> list[Any]:
         """Return each rank's result. `report` is called with the sum of the numbers that the ranks reported.
@@ -123,19 +117,19 @@ class RankProcesses:
         self._end()
 
     def _run(self, task: object, report: Report) -> list[Any]:
-        for number, connection in enumerate(self._connections):
+        message = pickle.dumps(task)
+        for number, child in enumerate(self._children):
             try:
-                connection.send(task)
-            except OSError as error:
-                raise self._death(number) from error
+                child.send(message)
+            except ChildEndedError as error:
+                raise self._death(number, error) from error
         results: dict[int, Any] = {}
-        reported = [0] * len(self._connections)
-        while len(results) < len(self._connections):
-            for number in self._ready(results):
-                try:
-                    kind, value = self._connections[number].recv()
-                except (EOFError, OSError) as error:
-                    raise self._death(number) from error
+        reported = [0] * len(self._children)
+        # A rank that has its result is watched too: the others would wait for it if it died.
+        connections = {child.connection: number for number, child in enumerate(self._children)}
+        while len(results) < len(self._children):
+            for number in [connections[each] for each in wait(list(connections)) if each in connections]:
+                kind, value = self._reply(number)
                 if kind == "progress":
                     reported[number] = value
                     report(sum(reported))
@@ -145,83 +139,81 @@ class RankProcesses:
                     raise value
                 else:
                     # A rank that lost its connection to a dead one fails too, and may be heard of first.
-                    raise self._first_death() or RankError(f"{self._processes[number].name} failed with {value}")
+                    self._raise_first_death(number)
+                    raise RankError(f"rank {number} failed with {value}")
         return [results[number] for number in sorted(results)]
 
-    def _ready(self, results: dict[int, Any]) -> Sequence[int]:
-        """Wait for a message, and return the ranks that sent one. Raises RankError if a rank died instead."""
-        waiting = {self._connections[each]: each for each in range(len(self._connections)) if each not in results}
-        sentinels = {process.sentinel: number for number, process in enumerate(self._processes)}
-        ready = wait([*waiting, *sentinels])
-        numbers = [waiting[each] for each in ready if isinstance(each, Connection)]
-        if not numbers:
-            raise self._death(next(sentinels[each] for each in ready if isinstance(each, int)))
-        return numbers
+    def _reply(self, number: int, seconds: float = 0.0) -> Any:
+        """Return the next reply of a rank, None if there is none within `seconds`. Raises RankError if it died."""
+        try:
+            message = self._children[number].receive(seconds)
+        except ChildEndedError as error:
+            raise self._death(number, error) from error
+        return None if message is None else pickle.loads(message)
 
-    def _first_death(self) -> RankError | None:
-        sentinels = {process.sentinel: number for number, process in enumerate(self._processes)}
-        dead = [sentinels[each] for each in wait([*sentinels], _SECONDS_TO_SEE_A_DEATH) if isinstance(each, int)]
-        return self._death(dead[0]) if dead else None
+    def _raise_first_death(self, failed: int) -> None:
+        for number in range(len(self._children)):
+            while number != failed and self._reply(number, _SECONDS_TO_SEE_A_DEATH) is not None:
+                pass
 
-    def _death(self, number: int) -> RankError:
-        """Return the error for a rank that ended by itself."""
-        process = self._processes[number]
-        process.join(_SECONDS_TO_SEE_A_DEATH)
-        how = how_it_ended(process.exitcode)
-        return RankError(f"{process.name} of {len(self._processes)} {how}; all ranks were ended")
+    def _death(self, number: int, error: ChildEndedError) -> RankError:
+        return RankError(f"rank {number} of {len(self._children)} {error}\nall ranks were ended")
 
 
-def _end(processes: list[BaseProcess], connections: list[Connection], folder: Path) -> None:
+def _end(children: list[ChildProcess], folder: Path) -> None:
     """Kill the ranks: they hold nothing that must be saved, and one in a collective operation does not listen."""
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-    for connection in connections:
-        connection.close()
+    for child in children:
+        child.kill()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(
-    number: int, ranks: int, on_gpus: bool, threads: int, store: str, handle: Handle, connection: Connection
-) -> None:
-    """Serve tasks in a rank's process until the pipe is closed."""
+def main() -> int:
+    """Serve tasks in a rank's process until the connection is closed."""
+    parser = argparse.ArgumentParser(prog="python -m foreshock_probes.scorers.rank_processes")
+    parser.add_argument("handle", help="module:function")
+    parser.add_argument("kind", choices=("cpu", "cuda"))
+    for name in ("number", "ranks", "threads"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("store", help="file by which the ranks find each other")
+    parser.add_argument("--connection", type=int, required=True, help="file descriptor of the connection")
+    arguments = parser.parse_args()
+    connection = connection_to_parent(arguments.connection)
+    tasks = messages_of_parent(connection, seconds_to_leave=0.0)
     hold_this_process()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
-    device = torch.device("cuda", number) if on_gpus else torch.device("cpu")
-    if on_gpus:
+    torch.set_num_threads(arguments.threads)
+    on_gpu = arguments.kind == "cuda"
+    device = torch.device("cuda", arguments.number) if on_gpu else torch.device("cpu")
+    if on_gpu:
         torch.cuda.set_device(device)
     elif sys.platform == "linux":
         # All ranks are on this machine; gloo would look for its name in the network.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.distributed.init_process_group(
-        "nccl" if on_gpus else "gloo",
-        init_method=f"file://{store}",
-        rank=number,
-        world_size=ranks,
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{arguments.store}",
+        rank=arguments.number,
+        world_size=arguments.ranks,
         timeout=COLLECTIVE_TIMEOUT,
-        device_id=device if on_gpus else None,
+        device_id=device if on_gpu else None,
     )
-    rank = Rank(number, ranks, device, WarmModel())
-    while True:
+    handle: Handle = imported(arguments.handle)
+    rank = Rank(arguments.number, arguments.ranks, device, WarmModel())
+
+    def send(kind: str, value: object) -> None:
+        connection.send_bytes(pickle.dumps((kind, value)))
+
+    for task in tasks:
         try:
-            task = connection.recv()
-        except EOFError:
-            return
-        try:
-            result = handle(rank, task, lambda done: connection.send(("progress", done)))
+            result = handle(rank, pickle.loads(task), lambda done: send("progress", done))
         except ForeshockError as error:
-            connection.send(("refused", error))
+            send("refused", error)
         except Exception as error:
             traceback.print_exc()
-            connection.send(("failed", f"{type(error).__name__}: {str(error).strip()[:1000]}"))
+            send("failed", f"{type(error).__name__}: {str(error).strip()[:1000]}")
         else:
-            connection.send(("done", result))
+            send("done", result)
+    return 0
 
 
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+if __name__ == "__main__":
+    sys.exit(main())

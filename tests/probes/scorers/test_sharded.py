@@ -132,7 +132,7 @@ def test_a_killed_process_fails_the_command_and_the_next_one_starts_others(repla
     rollouts = make_rollouts(3)
     before, _ = replay.score(rollouts, checkpoints / "first", "torch.float32", shards=2)
     engine = psutil.Process(replay.process_ids()["torch"])
-    processes = [each for each in engine.children() if any("spawn_main" in word for word in each.cmdline())]
+    processes = [each for each in engine.children() if any("rank_processes" in word for word in each.cmdline())]
     assert len(processes) == 2
     processes[1].kill()
     with pytest.raises(EngineError, match="rank 1 of 2 was ended by signal 9") as error:
