@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foreshock.api.replays import AttributionRecord
+from foreshock.api.attribution import AttributionRecord
 from foreshock.api.runs import HealthRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import Bucket, Curve, RunQueries

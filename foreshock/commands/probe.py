@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from foreshock.api.replays import AttributionRecord
+from foreshock.api.attribution import AttributionRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
@@ -177,8 +177,8 @@ def _found(attribution: AttributionRecord) -> list[str]:
     """Return the replays of a weights search, if there was one, and the conclusions on the step."""
     search = attribution.weights_search
     lines = ["", *(weights_search_lines(search, Paint()) if search is not None else ())]
-    for sentence in attribution.conclusions:
-        lines += wrap(sentence, "    ", "  → ")
+    for conclusion in attribution.conclusions:
+        lines += wrap(conclusion.sentence, "    ", "  → ")
     return lines
 
 

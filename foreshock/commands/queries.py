@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import httpx
 
+from foreshock.api.attribution import AttributionRecord
 from foreshock.api.probes import ProbeRecord
-from foreshock.api.replays import AttributionRecord
 from foreshock.api.runs import HealthRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from foreshock.api.replays import AttributionRecord, LinkRecord, WeightsReplayRecord, WeightsSearchRecord
+from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchRecord
+from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.commands.diagnosis import Diagnosis
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 from foreshock.interval_names import INTERVAL, RANGE
@@ -65,22 +66,23 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         f"  step {attribution.step}: {' → '.join(attribution.chain)}   "
         + paint(f"({count(attribution.rollouts)} rollouts, {count(attribution.tokens)} tokens)", "dim")
     ]
-    rows = [_link_row(link, attribution.exact.get(link.name, math.nan)) for link in attribution.links]
+    exact = attribution.exact_kl()
+    rows = [_link_row(link, exact.get(link.name, math.nan)) for link in attribution.links]
     whole = attribution.whole
     rows.append([whole.name + " (all)", *_moments(whole), _share(1.0 if math.isfinite(whole.share) else math.nan),
                  "", ""])  # fmt: skip
     header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", _column(attribution), ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
-    if any(link.name in attribution.exact for link in attribution.links):
+    if any(link.name in exact for link in attribution.links):
         lines += note("*: exact KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
-    for sentence in attribution.conclusions:
-        lines += wrap(sentence, "      ", "    → ")
+    for conclusion in attribution.conclusions:
+        lines += wrap(conclusion.sentence, "      ", "    → ")
     if attribution.weights_search is not None:
         lines += weights_search_lines(attribution.weights_search, paint)
     if attribution.floors:
         lines += _floors(attribution)
-    if attribution.reference_links:
-        lines += _reference(attribution)
+    if attribution.side_branch is not None:
+        lines += _reference(attribution.side_branch)
     checks = f"{_column(attribution)}: {attribution.interval}s by {attribution.method or OLD_METHOD}; "
     checks += f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
@@ -102,9 +104,9 @@ def _floors(attribution: AttributionRecord) -> list[str]:
     return wrap(words, "      ", "    → ")
 
 
-def _reference(attribution: AttributionRecord) -> list[str]:
+def _reference(branch: SideBranchRecord) -> list[str]:
     """Return the distances of all scores from the reference."""
-    distances = ", ".join(f"{link.name.partition('/')[2]} {number(link.k3_kl)}" for link in attribution.reference_links)
+    distances = ", ".join(f"{link.name.partition('/')[2]} {number(link.k3_kl)}" for link in branch.links)
     return wrap(f"k3 of the same weights at float32 against {distances}", "      ", "    → ")
 
 

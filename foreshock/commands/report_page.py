@@ -316,7 +316,7 @@ def _cause(diagnosis: Diagnosis) -> str:
     if not diagnosis.attributions:
         return ""
     newest = diagnosis.attributions[-1]
-    lines = "".join(f"<p>{_words(sentence)}</p>" for sentence in newest.conclusions)
+    lines = "".join(f"<p>{_words(conclusion.sentence)}</p>" for conclusion in newest.conclusions)
     return f"<h2>Where the mismatch comes from: step {newest.step}</h2>{lines or '<p>No conclusion can be drawn.</p>'}"
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
+from foreshock.api.attribution import AttributionRecord
 from foreshock.api.replays import (
-    AttributionRecord,
     ExactStepRecord,
     ExactTokensRecord,
     MatrixRecord,
     WeightsSearchRecord,
-    attribution_record,
-    weights_search_record,
 )
 from foreshock.api.steps import CorrectionsRecord, LintRecord, TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
@@ -158,7 +155,7 @@ def theory(
 
 def attribution(run: str, step: int, *, attempt: int | None = None) -> Request[AttributionRecord]:
     """Return the causes of a step's mismatch. Raises Rejected (404) if no scores of the step are published."""
-    return get(partial(attribution_record, step), step_path(run, step, "attribution"), [("attempt", attempt)])
+    return get(AttributionRecord, step_path(run, step, "attribution"), [("attempt", attempt)])
 
 
 def exact(run: str, step: int, *, attempt: int | None = None) -> Request[ExactStepRecord]:
@@ -189,7 +186,7 @@ def layers(
 def weights_search(run: str, step: int, *, attempt: int | None = None) -> Request[WeightsSearchRecord]:
     """Return the newest weights search of a step. Raises Rejected (404) if none is done."""
     path = step_path(run, step, "weights-search")
-    return get(weights_search_record, path, [("attempt", attempt)])
+    return get(WeightsSearchRecord, path, [("attempt", attempt)])
 
 
 def matrix(run: str, step: int, *, attempt: int | None = None) -> Request[MatrixRecord]:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.attribution import (
+    AttributionDocument,
+    EnvironmentLinkRecord,
+    ExactOfLinkRecord,
+    LinkRecord,
+    SideBranchRecord,
+)
+from foreshock.api.records import parse
 from foreshock.api.runs import ConfidenceRecord
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock.diagnosis.conclusion import (
@@ -19,17 +28,11 @@ from foreshock.diagnosis.conclusion import (
     ReferenceEvidence,
 )
 from foreshock.interval_names import INTERVAL, interval_name
-from foreshock.json_values import number_or_nan
+from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.replay.attribution import repository
-from foreshock_service.replay.attribution.schemas import (
-    AttributionDocument,
-    EnvironmentLinkRead,
-    ExactOfLink,
-    LinkRead,
-    SideBranchRead,
-)
+from foreshock_service.replay.attribution.document import environment_in
 from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
@@ -50,7 +53,7 @@ _TITLES: dict[ConclusionKind, str] = {
 def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
     rows = repository.newest_documents(session, run_id, attempts_of_run(session, run_id), MOST_STEPS)
-    read = [(key, AttributionDocument(**stored) if stored is not None else None) for key, stored in rows]
+    read = [(key, parse(AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
     newest: dict[str, FindingOfStep] = {}
     steps: dict[str, list[int]] = {}
     for place, (key, document) in enumerate(read):
@@ -86,29 +89,29 @@ def evidence_of(
     *,
     earlier: Sequence[AttributionDocument] = (),
     model_kind: ModelKind | None = None,
-    exact: Sequence[ExactOfLink] = (),
+    exact: Sequence[ExactOfLinkRecord] = (),
     weights_search: WeightsSearch | None = None,
 ) -> AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
     branch = document.side_branch
     return AttributionEvidence(
         step=document.step,
-        chain=tuple(document.chain),
+        chain=document.chain,
         links=tuple(map(_link, document.links)),
         whole=_link(document.whole),
-        missing=tuple(document.missing),
+        missing=document.missing,
         prompt_groups=document.groups,
         rollouts=document.rollouts,
         tokens=document.tokens,
         reliable=document.interval == INTERVAL,
-        cancellation=number_or_nan(document.cancellation),
-        floors={floor.scorer: floor.k3_kl for floor in document.floors if floor.k3_kl is not None},
+        cancellation=document.cancellation,
+        floors={floor.scorer: floor.k3_kl for floor in document.floors if math.isfinite(floor.k3_kl)},
         reference=_reference(branch) if branch is not None else None,
         drift=_drift(document, earlier),
         model_kind=model_kind,
         declared_precision=document.declared_precision,
         environments={
-            name: read.environment() if read is not None else None for name, read in document.environments.items()
+            name: environment_in(read) if read is not None else None for name, read in document.environments.items()
         },
         environment_links=tuple(map(_environment_link, document.environment_links)),
         exact=tuple(map(_exact, exact)),
@@ -116,65 +119,65 @@ def evidence_of(
     )
 
 
-def _link(link: LinkRead) -> LinkEvidence:
+def _link(link: LinkRecord) -> LinkEvidence:
     return LinkEvidence(
         name=link.name,
         cause=link.cause,
-        k3_kl=number_or_nan(link.k3_kl),
-        rms_d=number_or_nan(link.rms_d),
-        share=number_or_nan(link.share),
-        share_low=number_or_nan(link.share_low),
-        share_high=number_or_nan(link.share_high),
-        excess_k3_kl=link.excess_k3_kl,
+        k3_kl=link.k3_kl,
+        rms_d=link.rms_d,
+        share=link.share,
+        share_low=link.share_low,
+        share_high=link.share_high,
+        excess_k3_kl=finite_or_none(link.excess_k3_kl),
     )
 
 
-def _reference(branch: SideBranchRead) -> ReferenceEvidence:
+def _reference(branch: SideBranchRecord) -> ReferenceEvidence:
     return ReferenceEvidence(
         reference=branch.reference,
         links=tuple(map(_link, branch.links)),
         engine=branch.engine,
         trainer=branch.trainer,
-        difference=number_or_nan(branch.difference),
-        difference_low=number_or_nan(branch.difference_low),
-        difference_high=number_or_nan(branch.difference_high),
+        difference=branch.difference,
+        difference_low=branch.difference_low,
+        difference_high=branch.difference_high,
         reliable=branch.interval == INTERVAL,
     )
 
 
-def _environment_link(link: EnvironmentLinkRead) -> EnvironmentLinkEvidence:
+def _environment_link(link: EnvironmentLinkRecord) -> EnvironmentLinkEvidence:
     return EnvironmentLinkEvidence(
         scorer=link.scorer,
-        first=link.first.environment(),
-        second=link.second.environment(),
-        k3_kl=number_or_nan(link.k3_kl),
-        share=number_or_nan(link.share),
-        share_low=number_or_nan(link.share_low),
-        share_high=number_or_nan(link.share_high),
+        first=environment_in(link.first),
+        second=environment_in(link.second),
+        k3_kl=link.k3_kl,
+        share=link.share,
+        share_low=link.share_low,
+        share_high=link.share_high,
         logged=link.logged,
-        excess=number_or_nan(link.excess),
-        excess_low=number_or_nan(link.excess_low),
-        excess_high=number_or_nan(link.excess_high),
+        excess=link.excess,
+        excess_low=link.excess_low,
+        excess_high=link.excess_high,
         reliable=link.interval == INTERVAL,
     )
 
 
-def _exact(read: ExactOfLink) -> ExactEvidence:
+def _exact(read: ExactOfLinkRecord) -> ExactEvidence:
     return ExactEvidence(
         link=read.pair,
-        kl=number_or_nan(read.kl.mean),
-        kl_low=number_or_nan(read.kl.low),
-        kl_high=number_or_nan(read.kl.high),
-        tv=number_or_nan(read.tv.mean),
-        delta_max=number_or_nan(read.delta_max),
-        top1_flip=number_or_nan(read.top1_flip.mean),
-        k3_kl=number_or_nan(read.k3_kl.mean),
-        k3_low=number_or_nan(read.k3_kl.low),
-        k3_high=number_or_nan(read.k3_kl.high),
+        kl=read.kl.mean,
+        kl_low=read.kl.low,
+        kl_high=read.kl.high,
+        tv=read.tv.mean,
+        delta_max=read.delta_max,
+        top1_flip=read.top1_flip.mean,
+        k3_kl=read.k3_kl.mean,
+        k3_low=read.k3_kl.low,
+        k3_high=read.k3_kl.high,
         tokens=read.tokens,
         prompt_groups=read.groups,
         non_finite=read.non_finite,
-        other_settings=tuple(read.other_settings),
+        other_settings=read.other_settings,
         reliable=read.interval == INTERVAL,
     )
 
@@ -183,7 +186,7 @@ def _drift(now: AttributionDocument, documents: Sequence[AttributionDocument]) -
     found: dict[str, list[DriftPoint]] = {}
     for document in documents:
         for link in document.links:
-            if link.k3_kl is not None:
+            if math.isfinite(link.k3_kl):
                 same = document.attempt == now.attempt and all(
                     document.environments.get(name) == now.environments.get(name) for name in link.name.split("/")
                 )

@@ -17,34 +17,28 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
+from foreshock.api.attribution import AttributionDocument, AttributionRecord, ConclusionRecord, ScoreSourceRecord
+from foreshock.api.records import from_attributes, parse, to_json
 from foreshock.clock import now_us
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock.digests import digest_of_json
 from foreshock.scorers import CHAIN, score_name
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.database.tables.probes import Score
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, TokensPurged
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.attribution import repository
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
-from foreshock_service.replay.attribution.schemas import (
-    AttributionDocument,
-    AttributionRead,
-    ConclusionRead,
-    ExactOfLink,
-    ScoreSource,
-)
+from foreshock_service.replay.attribution.document import document_of, exact_of_link
 from foreshock_service.replay.events import ScoresPublished
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.files import ScoreFiles
 from foreshock_service.replay.results.scores import files_of_score, newest_scores
-from foreshock_service.replay.results.weights_search import find_search
-from foreshock_service.replay.results.weights_search_schemas import WeightsSearchRead
+from foreshock_service.replay.results.weights_search import find_search, search_record
 from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
 from foreshock_service.runs.coverage import incomplete_of_step
 from foreshock_service.runs.events import MeasurementsChanged, StepClosed
@@ -103,7 +97,7 @@ class AttributionInputs:
 @router.get("/attribution")
 def read_attribution(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
-) -> AttributionRead:
+) -> AttributionRecord:
     """Return the causes of the step's mismatch: the links of the chain with their shares, and the noise floors.
 
     404 `attribution-not-found`: no scores of the step are published; request a probe. 404 `attribution-not-possible`:
@@ -114,12 +108,12 @@ def read_attribution(
     with context.database.read() as session:
         found = attribution_of_step(session, principal, run, step, attempt)
         incomplete = incomplete_of_step(session, StepKey(run, found.attempt, step))
-        return found.model_copy(update={"incomplete": incomplete})
+        return replace(found, incomplete=incomplete)
 
 
 def attribution_of_step(
     session: Session, principal: Principal, run_id: str, step: int, attempt: int | None
-) -> AttributionRead:
+) -> AttributionRecord:
     """Return the stored attribution of a step.
 
     Raises AttributionNotFound, AttributionNotPossible, AttributionPending, RunNotFound, RunDeleted.
@@ -133,7 +127,7 @@ def attribution_of_step(
             f"request a probe with POST /v1/runs/{run_id}/probes"
         )
     if found.document is not None:
-        return _read(session, run, AttributionDocument(**found.document), found.stale)
+        return _read(session, run, parse(AttributionDocument, found.document), found.stale)
     if found.stale:
         raise AttributionPending(
             f"the attribution of step {step} is being computed: retry in {_RETRY_AFTER_SECONDS} s",
@@ -146,24 +140,30 @@ def attribution_of_step(
     )
 
 
-def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRead:
+def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
     others = repository.other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
     found = exact_of_step(session, StepKey(run.id, document.attempt, document.step))
-    exact = [ExactOfLink.of_scores(each, document.scores) for each in found]
+    exact = tuple(exact_of_link(each, document.scores) for each in found)
     search = find_search(session, StepKey(run.id, document.attempt, document.step))
     evidence = evidence_of(
         document,
-        earlier=[AttributionDocument(**each) for each in others],
+        earlier=[parse(AttributionDocument, each) for each in others],
         model_kind=run.model_kind,
         exact=exact,
         weights_search=search,
     )
-    conclusions = [ConclusionRead.of(each) for each in conclude_attribution(evidence)]
-    shown = WeightsSearchRead.of(run.id, document.attempt, search) if search is not None else None
-    return AttributionRead(
-        **document.model_dump(), stale=stale, exact=exact, conclusions=conclusions, weights_search=shown
+    conclusions = tuple(from_attributes(ConclusionRecord, each) for each in conclude_attribution(evidence))
+    shown = search_record(run.id, document.attempt, search) if search is not None else None
+    return from_attributes(
+        AttributionRecord,
+        document,
+        stale=stale,
+        exact=exact,
+        conclusions=conclusions,
+        weights_search=shown,
+        incomplete=None,
     )
 
 
@@ -260,12 +260,12 @@ def store_attribution(
     if result.attribution is not None:
         used = {(each.scorer, each.variant, digest_of_json(each.fingerprint)) for each in result.used}
         sources = [
-            _source(score)
+            from_attributes(ScoreSourceRecord, score)
             for score in newest_scores(session, key)
             if (score.scorer, score.variant, digest_of_json(score.fingerprint)) in used
         ]
-        document = AttributionDocument.of(key, result.attribution, result, sources, now)
-    repository.put(session, key, None if document is None else document.model_dump(mode="json"), now)
+        document = document_of(key, result.attribution, result, sources, now)
+    repository.put(session, key, None if document is None else to_json(document), now)
     mark_due(session, key.run_id, "attribution")
     store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]
@@ -284,15 +284,3 @@ def _store_and_publish(
     if is_closed(session, key):
         context.events.publish(session, MeasurementsChanged(*key))
     return True
-
-
-def _source(score: Score) -> ScoreSource:
-    return ScoreSource(
-        scorer=score.scorer,
-        variant=score.variant,
-        fingerprint_digest=score.fingerprint_digest,
-        fingerprint=score.fingerprint,
-        accelerator=score.accelerator,
-        device_name=score.device_name,
-        rollouts=score.rollouts,
-    )

@@ -9,6 +9,8 @@ from functools import partial
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
+from foreshock.api.probes import ProbePolicyRecord, ScorerRecord
+from foreshock.api.records import from_attributes
 from foreshock.clock import now_us
 from foreshock.errors import InvalidRolloutsError
 from foreshock_service.platform.audit import record
@@ -19,7 +21,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.replay.probes import policy_repository as repository
 from foreshock_service.replay.probes.jobs import JobState
-from foreshock_service.replay.probes.policy_schemas import PolicyState, ProbePolicyBody, ProbePolicyRead
+from foreshock_service.replay.probes.policy_schemas import ProbePolicyBody
 from foreshock_service.replay.probes.requests import check_scorers, create_probe
 from foreshock_service.replay.probes.schemas import ProbeCreate
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs
@@ -49,16 +51,18 @@ class Budget:
         return used if self.seconds is None else f"{used} of {self.seconds:g} s"
 
 
-def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePolicyRead:
+def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePolicyRecord:
     """Return the run's policy with what its probes have cost. Raises RunNotFound, RunDeleted."""
     get_run(session, principal, run_id)
     stored = repository.find(session, run_id)
     policy = policy_of(stored)
     budget = budget_of(session, run_id, policy)
-    state: PolicyState = "off" if not policy.is_on else "budget_spent" if budget.is_spent else "active"
+    state = "off" if not policy.is_on else "budget_spent" if budget.is_spent else "active"
     automatic, impossible = repository.counts(session, run_id)
-    return ProbePolicyRead(
-        **policy.model_dump(),
+    return from_attributes(
+        ProbePolicyRecord,
+        policy,
+        scorers=tuple(from_attributes(ScorerRecord, each) for each in policy.scorers),
         state=state,
         note=_NOTES[state].format(used=budget.in_words()),
         spent_seconds=budget.spent_seconds,
@@ -194,7 +198,7 @@ def _end_queued(session: Session, run_id: str, reason: str) -> None:
 
 
 @router.get("")
-def read_probe_policy(run: RunIdentifier, context: Context, principal: Reader) -> ProbePolicyRead:
+def read_probe_policy(run: RunIdentifier, context: Context, principal: Reader) -> ProbePolicyRecord:
     """Return which steps of the run are probed automatically, and what its probes have cost."""
     with context.database.read() as session:
         return read_policy(session, principal, run)
@@ -203,7 +207,7 @@ def read_probe_policy(run: RunIdentifier, context: Context, principal: Reader) -
 @router.put("")
 def set_probe_policy(
     run: RunIdentifier, body: ProbePolicyBody, context: Context, principal: Administrator
-) -> ProbePolicyRead:
+) -> ProbePolicyRecord:
     """Set which steps are probed automatically and with which budget; fields left out get their defaults."""
     context.database.write(lambda session: set_policy(session, principal, run, body))
     with context.database.read() as session:

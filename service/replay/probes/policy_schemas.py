@@ -1,16 +1,14 @@
-"""The HTTP schemas of probe policies."""
+"""The body of a probe policy."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.scorers import default_scorers
 from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.replay.probes.schemas import Accelerator, ScorerRequest
-
-PolicyState = Literal["off", "active", "budget_spent"]
 
 
 def _default_scorers() -> list[ScorerRequest]:
@@ -43,14 +41,3 @@ class ProbePolicyBody(BaseModel):
     def is_on(self) -> bool:
         """Whether it probes any step."""
         return self.every_steps is not None or self.on_alerts
-
-
-class ProbePolicyRead(ProbePolicyBody):
-    """The policy of a run and what its probes have cost."""
-
-    state: PolicyState
-    note: str = Field(description="the state in words")
-    spent_seconds: float = Field(description="time for which workers held the run's jobs, failed tries included")
-    automatic_probes: int
-    impossible_steps: int = Field(description="steps that the policy chose and that could not be probed")
-    changed_at_us: int | None = Field(description="null: it was never set")

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.probes import ProbeRecord
 from foreshock.clock import now_us
 from foreshock.digests import digest_of_json
 from foreshock.errors import did_you_mean
@@ -32,7 +33,7 @@ from foreshock_service.replay.probes.environments import (
 from foreshock_service.replay.probes.job_bundles import new_jobs
 from foreshock_service.replay.probes.jobs import Priority
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
-from foreshock_service.replay.probes.schemas import ProbeCreate, ProbeRead, ScorerRequest, scorers_of_pairs
+from foreshock_service.replay.probes.schemas import ProbeCreate, ScorerRequest, scorers_of_pairs
 from foreshock_service.replay.probes.service import (
     ProbeNotPossible,
     change_priority,
@@ -101,7 +102,7 @@ class _Plan:
 
 def create_probe(
     context: ServiceContext, principal: Principal, run_id: str, body: ProbeCreate
-) -> tuple[ProbeRead, bool]:
+) -> tuple[ProbeRecord, bool]:
     """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
     check_scorers(body)
     with context.database.read() as session:
@@ -222,7 +223,7 @@ def _insert(
     count: RolloutCount,
     wanted: Mapping[str, WantedEnvironment],
     options: dict[str, dict[str, Any]],
-) -> tuple[ProbeRead, bool]:
+) -> tuple[ProbeRecord, bool]:
     now = database_now_us(session)
     body, request_digest = plan.body, plan.request_digest()
     row = {

@@ -1,18 +1,20 @@
-"""The HTTP schemas of probes."""
+"""The body of a request for a probe, and probes as they are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from foreshock.api.probes import JobRecord, ProbeRecord
+from foreshock.api.records import from_attributes
 from foreshock.probe_kinds import EXACT, PROBE_KINDS, ROUTING, WEIGHTS
 from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.parameters import AttemptNumber, JsonObject, Step
 from foreshock_service.replay.probes.environments import names_in_words
-from foreshock_service.replay.probes.jobs import JobState, Priority, state_of_probe
+from foreshock_service.replay.probes.jobs import Priority, state_of_probe
 
 if TYPE_CHECKING:
     KindName = str
@@ -106,45 +108,29 @@ class ProbeCreate(BaseModel):
         return self
 
 
-class JobRead(BaseModel):
-    """A part of a probe that one worker does; `attempts` counts its tries."""
-
-    id: str
-    engine: str
-    scorers: list[ScorerRequest]
-    exact_pairs: list[str]
-    state: JobState
-    attempts: int
-    reason: str | None = Field(
-        description="why it failed or was skipped; queued: the scorers that no live worker offers, null if one does"
+def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, str | None]) -> ProbeRecord:
+    """Return the probe as it is shown; `waiting` has the reasons of queued jobs by id."""
+    state, reason = state_of_probe(list(jobs))
+    return from_attributes(
+        ProbeRecord,
+        probe,
+        run=probe.run_id,
+        state=state.value,
+        reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
+        jobs=tuple(_job_record(job, waiting.get(job.id)) for job in jobs),
     )
-    reasons: list[str] = Field(description="the failure of each try")
-    worker: str | None
-    accelerator: str | None
-    priority: Priority
-    environments: list[str] = Field(description="names of the environments to score in, best first; empty: any")
-    environment: str | None = Field(description="the one that it is scored in; null: queued, or as its worker is")
-    environment_note: str | None = Field(description="why it is not scored in one of `environments`")
 
-    @classmethod
-    def of(cls, job: ProbeJob, waiting_reason: str | None) -> Self:
-        """Return the job as it is shown; `waiting_reason` is the reason of a queued job."""
-        return cls(
-            id=job.id,
-            engine=job.engine.partition(".")[0],
-            scorers=[ScorerRequest(**each) for each in job.scorers],
-            exact_pairs=list(job.exact_pairs),
-            state=JobState(job.state),
-            attempts=job.tries,
-            reason=job.reason or waiting_reason,
-            reasons=list(job.reasons),
-            worker=job.worker,
-            accelerator=job.accelerator,
-            priority=Priority(job.priority),
-            environments=[name for name in job.environments.split(",") if name],
-            environment=job.environment,
-            environment_note=environment_note(job),
-        )
+
+def _job_record(job: ProbeJob, waiting_reason: str | None) -> JobRecord:
+    return from_attributes(
+        JobRecord,
+        job,
+        engine=job.engine.partition(".")[0],
+        attempts=job.tries,
+        reason=job.reason or waiting_reason,
+        environments=tuple(name for name in job.environments.split(",") if name),
+        environment_note=environment_note(job),
+    )
 
 
 def environment_note(job: ProbeJob) -> str | None:
@@ -153,50 +139,3 @@ def environment_note(job: ProbeJob) -> str | None:
         return None
     names = names_in_words(job.environments.split(","))
     return f"no live worker offered the run's own environment ({names}): {job.worker} was used as it is"
-
-
-class ProbeRead(BaseModel):
-    """A probe with its jobs. Its state and reason follow from theirs."""
-
-    id: str
-    run: str
-    attempt: int
-    step: int
-    kind: str
-    scorers: list[ScorerRequest]
-    exact_pairs: list[str]
-    options: dict[str, Any]
-    environment: str | None = Field(description="as requested")
-    priority: Priority | None = Field(description="as requested; null: the service chooses that of the jobs")
-    state: JobState
-    reason: str | None
-    rollouts: int
-    tokens: int
-    from_sample: bool = Field(description="`max_rollouts` left some of the step's rollouts out")
-    jobs: list[JobRead]
-    created_at_us: int
-
-    @classmethod
-    def of(cls, probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, str | None]) -> Self:
-        """Return the probe as it is shown; `waiting` has the reasons of queued jobs by id."""
-        state, reason = state_of_probe(list(jobs))
-        reads = [JobRead.of(job, waiting.get(job.id)) for job in jobs]
-        return cls(
-            id=probe.id,
-            run=probe.run_id,
-            attempt=probe.attempt,
-            step=probe.step,
-            kind=probe.kind,
-            scorers=[ScorerRequest(**each) for each in probe.scorers],
-            exact_pairs=list(probe.exact_pairs),
-            options=dict(probe.options),
-            environment=probe.environment,
-            priority=Priority(probe.priority) if probe.priority is not None else None,
-            state=state,
-            reason=reason or next((waiting[job.id] for job in jobs if waiting.get(job.id)), None),
-            rollouts=probe.rollouts,
-            tokens=probe.tokens,
-            from_sample=probe.from_sample,
-            jobs=reads,
-            created_at_us=probe.created_at_us,
-        )

@@ -9,6 +9,7 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from foreshock.api.probes import ProbeRecord
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
@@ -29,7 +30,7 @@ from foreshock_service.replay.probes.jobs import (
     state_of_probe,
 )
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
-from foreshock_service.replay.probes.schemas import ProbeRead
+from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.rollouts.service import shards_with_tokens
@@ -80,7 +81,7 @@ def rollouts_of_step(context: ServiceContext, session: Session, key: StepKey) ->
     return pinned_rollouts(context, shards_with_tokens(session, key), None)
 
 
-def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
+def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
     """Return the probe with its jobs. Raises ProbeNotFound, RunDeleted."""
     probe, run = get_probe(session, principal, probe_id)
     return shown(session, run, probe)
@@ -88,7 +89,7 @@ def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRe
 
 def list_probes(
     session: Session, principal: Principal, run_id: str, step: int | None, cursor: str | None, limit: int
-) -> Page[ProbeRead]:
+) -> Page[ProbeRecord]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
     run = get_run(session, principal, run_id)
     of_step = (Probe.step == step,) if step is not None else ()
@@ -98,7 +99,7 @@ def list_probes(
 
 def list_probes_of_runs(
     session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
-) -> Page[ProbeRead]:
+) -> Page[ProbeRecord]:
     """Return one page of the probes of all runs whose project equals each of `projects`, newest first."""
     of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
     of_kind = (Probe.kind == kind,) if kind is not None else ()
@@ -112,7 +113,7 @@ def list_probes_of_runs(
     return page_of([reads[probe.id] for probe in probes], limit, _key_of)
 
 
-def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
+def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
     """Queue the failed and skipped jobs of an ended probe again, with all their tries.
 
     Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts are no longer there.
@@ -164,7 +165,7 @@ def get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Pr
     return probe, get_run(session, principal, probe.run_id)
 
 
-def shown(session: Session, run: Run, probe: Probe) -> ProbeRead:
+def shown(session: Session, run: Run, probe: Probe) -> ProbeRecord:
     """Return the probe as it is shown."""
     return _read(session, run.project, [probe])[0]
 
@@ -187,19 +188,19 @@ def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollou
     )
 
 
-def _read(session: Session, project: str, probes: Sequence[Probe]) -> list[ProbeRead]:
+def _read(session: Session, project: str, probes: Sequence[Probe]) -> list[ProbeRecord]:
     jobs = repository.jobs_of(session, [probe.id for probe in probes])
     queued = [job for of_probe in jobs.values() for job in of_probe if job.state == JobState.QUEUED]
     live = live_workers(session, project, database_now_us(session)) if queued else ()
     waiting = {job.id: waiting_reason(job, live) for job in queued}
-    return [ProbeRead.of(probe, jobs[probe.id], waiting) for probe in probes]
+    return [probe_record(probe, jobs[probe.id], waiting) for probe in probes]
 
 
 def _after(cursor: str | None) -> tuple[int, str] | None:
     return cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
 
 
-def _key_of(probe: ProbeRead) -> CursorKey:
+def _key_of(probe: ProbeRecord) -> CursorKey:
     return (probe.created_at_us, probe.id)
 
 
@@ -234,7 +235,7 @@ def _raise(session: Session) -> int:
     return len(jobs)
 
 
-def cancel_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRead:
+def cancel_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
     """Skip the unfinished jobs of a probe and fence their workers off; a cancelled probe stays as it is.
 
     Raises ProbeNotFound, RunDeleted, ProbeHasEnded.

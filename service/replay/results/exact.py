@@ -11,7 +11,12 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from foreshock.scorers import EXACT_PAIRS
+from foreshock.api.records import from_attributes, parse, to_json
+from foreshock.api.replays import ExactMeasuresRecord, ExactRecord, ExactStepRecord, MeanRecord
+from foreshock.interval_names import interval_name
+from foreshock.measures.estimators.intervals import Interval
+from foreshock.measures.exact import ExactMeasures
+from foreshock.scorers import EXACT_PAIRS, ExactPair
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables.probes import ExactDivergence, ExactShard
@@ -26,7 +31,6 @@ from foreshock_service.replay.leases.service import check_held, find_lease, is_c
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_of_step
 from foreshock_service.replay.results.documents import visible_step
-from foreshock_service.replay.results.exact_schemas import ExactMeasuresRead, ExactRead, ExactStepRead
 from foreshock_service.replay.results.files import measure_exact_files
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, ShardProblems, receive_shard
 from foreshock_service.runs.runs.addresses import RunIdentifier
@@ -123,23 +127,41 @@ async def put_exact(
 @router.get("/runs/{run}/steps/{step}/exact")
 def read_exact(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
-) -> ExactStepRead:
+) -> ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
     with context.database.read() as session:
         key = visible_step(session, principal, run, step, attempt)
-        items = exact_of_step(session, key)
+        items = tuple(exact_of_step(session, key))
     if not items:
         pair = next(iter(EXACT_PAIRS))
         raise ExactNotFound(
             f"no exact divergences of step {step} of attempt {key.attempt} are published: request a probe with "
             f'POST /v1/runs/{run}/probes {{"step": {step}, "exact_pairs": ["{pair}"]}}'
         )
-    return ExactStepRead(run=run, step=key.step, attempt=key.attempt, items=items)
+    return ExactStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
 
 
-def exact_of_step(session: Session, key: StepKey) -> list[ExactRead]:
+def exact_of_step(session: Session, key: StepKey) -> list[ExactRecord]:
     """Return the newest divergences of each pair at a step, by pair."""
-    return [ExactRead.of_row(row) for row in newest_exact(session, key)]
+    return [_record(row) for row in newest_exact(session, key)]
+
+
+def measures_record(measures: ExactMeasures) -> ExactMeasuresRecord:
+    """Return the measures as they are stored."""
+    means = {
+        name: from_attributes(MeanRecord, value)
+        for name in ExactMeasures.__slots__
+        if isinstance(value := getattr(measures, name), Interval)
+    }
+    return from_attributes(ExactMeasuresRecord, measures, **means, interval=interval_name(measures.reliable))
+
+
+def _record(row: ExactDivergence) -> ExactRecord:
+    pair = EXACT_PAIRS.get(row.pair) or ExactPair(*row.pair.split("/", 1))
+    measures = parse(ExactMeasuresRecord, row.measures)
+    own = {name: getattr(measures, name) for name in ExactMeasuresRecord.__slots__}
+    names = {"name": pair.name, "target": pair.target, "behaviour": pair.behaviour}
+    return from_attributes(ExactRecord, row, **own, **names)
 
 
 def newest_exact(session: Session, key: StepKey) -> list[ExactDivergence]:
@@ -163,8 +185,8 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
     found = {}
     for pair, stored in files.items():
         with stored_file(f"a shard of {pair}"):
-            measures = ExactMeasuresRead.of(context.decoders.run(measure_exact_files, pinned, stored))
-        found[pair] = MeasuredPair(digests[pair], measures.model_dump(mode="json"))
+            measures = context.decoders.run(measure_exact_files, pinned, stored)
+        found[pair] = MeasuredPair(digests[pair], to_json(measures_record(measures)))
     return found
 
 
@@ -191,8 +213,8 @@ def remeasure_exact(context: ServiceContext, key: StepKey) -> str | None:
         if gone or rollouts is None:
             left = f"{len(gone)} files of its exact divergences are missing, such as {gone[0]}"
             continue
-        measures = ExactMeasuresRead.of(context.decoders.run(measure_exact_files, rollouts, stored))
-        context.database.write(partial(_replace_measures, row, measures.model_dump(mode="json")))
+        measures = measures_record(context.decoders.run(measure_exact_files, rollouts, stored))
+        context.database.write(partial(_replace_measures, row, to_json(measures)))
     return left
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from fastapi import APIRouter, Query
 
-from foreshock.json_values import finite_or_none
+from foreshock.api.replays import ExactTokenRecord, ExactTokensRecord
 from foreshock.rollouts import ExactBatch, RolloutBatch
 from foreshock.rollouts.parquet_files import RolloutFile, find_exact
 from foreshock.scorers import EXACT_PAIRS
@@ -25,7 +25,6 @@ from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results.documents import visible_step
 from foreshock_service.replay.results.exact import EXACT, ExactNotFound, newest_exact
-from foreshock_service.replay.results.exact_schemas import ExactToken, ExactTokensRead
 from foreshock_service.replay.results.files import align_exact, read_exact
 from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, largest
 from foreshock_service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, RolloutNotFound
@@ -34,7 +33,7 @@ from foreshock_service.runs.runs.addresses import RunIdentifier
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))
-_VALUES_OF_TOKEN = len(ExactToken.model_fields)
+_VALUES_OF_TOKEN = len(ExactTokenRecord.__slots__)
 
 
 @router.get("/runs/{run}/steps/{step}/exact/tokens")
@@ -51,7 +50,7 @@ def read_exact_tokens(
     ] = None,
     from_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="first, of a rollout")] = 0,
     to_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="last, of a rollout")] = LARGEST_POSITION,
-) -> ExactTokensRead:
+) -> ExactTokensRecord:
     """Return the tokens with the largest divergences, or one rollout token by token."""
     with context.database.read() as session:
         key = visible_step(session, principal, run, step, attempt)
@@ -71,12 +70,12 @@ def read_exact_tokens(
             if found is None:
                 raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}")
             items = found
-    return ExactTokensRead(pair=pair, step=key.step, attempt=key.attempt, sample_id=sample_id, items=items)
+    return ExactTokensRecord(pair=pair, step=key.step, attempt=key.attempt, sample_id=sample_id, items=tuple(items))
 
 
-def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[ExactToken]:
+def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[ExactTokenRecord]:
     """Return the tokens with the largest KL; one row group of rollouts is in memory."""
-    worst: list[tuple[float, ExactToken]] = []
+    worst: list[tuple[float, ExactTokenRecord]] = []
     for _, read in _row_groups(rollouts):
         batch = read()
         exact = _aligned(batch, files)
@@ -94,7 +93,7 @@ def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> 
 
 def _of_rollout(
     rollouts: PinnedRollouts, files: Sequence[StoredFile], sample_id: str, asked: range, most_values: int
-) -> list[ExactToken] | None:
+) -> list[ExactTokenRecord] | None:
     """Return the tokens of a rollout at the positions `asked`; None if no rollout has this sample id.
 
     Raises AnswerTooLarge.
@@ -140,18 +139,18 @@ def _aligned(batch: RolloutBatch, files: Sequence[StoredFile]) -> ExactBatch | N
     return align_exact(batch, shards) if shards else None
 
 
-def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> ExactToken:
+def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> ExactTokenRecord:
     row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
-    return ExactToken(
+    return ExactTokenRecord(
         sample_id=batch.sample_ids[row],
         position=position - int(batch.response_offsets[row]),
         token_id=int(batch.response_token_ids[position]),
-        kl=finite_or_none(float(exact.kl[position])),
-        reverse_kl=finite_or_none(float(exact.reverse_kl[position])),
-        tv=finite_or_none(float(exact.tv[position])),
+        kl=float(exact.kl[position]),
+        reverse_kl=float(exact.reverse_kl[position]),
+        tv=float(exact.tv[position]),
         top1_flip=bool(exact.top1_flip[position]),
-        target_entropy=finite_or_none(float(exact.target_entropy[position])),
-        behaviour_entropy=finite_or_none(float(exact.behaviour_entropy[position])),
-        target_log_prob=finite_or_none(float(exact.target_log_probs[position])),
-        behaviour_log_prob=finite_or_none(float(exact.behaviour_log_probs[position])),
+        target_entropy=float(exact.target_entropy[position]),
+        behaviour_entropy=float(exact.behaviour_entropy[position]),
+        target_log_prob=float(exact.target_log_probs[position]),
+        behaviour_log_prob=float(exact.behaviour_log_probs[position]),
     )

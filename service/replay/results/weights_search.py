@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, status
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
+from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.probe_kinds import WEIGHTS
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.platform.context import Context
@@ -14,7 +16,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, visible_step
-from foreshock_service.replay.results.weights_search_schemas import WeightsSearchBody, WeightsSearchRead
+from foreshock_service.replay.results.weights_search_schemas import WeightsSearchBody
 from foreshock_service.runs.runs.addresses import RunIdentifier
 from foreshock_service.runs.step_key import StepKey
 
@@ -72,7 +74,7 @@ def put_search(
 @router.get("/runs/{run}/steps/{step}/weights-search", tags=["attribution"])
 def read_search(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
-) -> WeightsSearchRead:
+) -> WeightsSearchRecord:
     """Return the newest weights search of a step: which announced weights, or parts of them, give the logged log-probs.
 
     404 `weights-search-not-found`: none is done; request a probe of the kind `weights`.
@@ -85,10 +87,25 @@ def read_search(
             f"no weights search of step {step} of attempt {key.attempt} is done: request one with "
             f"foreshock probe {run} {step} --weights-search"
         )
-    return WeightsSearchRead.of(key.run_id, key.attempt, search)
+    return search_record(key.run_id, key.attempt, search)
 
 
 def find_search(session: Session, key: StepKey) -> WeightsSearch | None:
     """Return the newest published search of a step."""
     found = WEIGHTS_SEARCH.newest(session, key, 1)
     return WeightsSearch.from_dict(found[0].document) if found else None
+
+
+def search_record(run: str, attempt: int, search: WeightsSearch) -> WeightsSearchRecord:
+    """Return the search as it is shown."""
+    replays = tuple(
+        from_attributes(
+            WeightsReplayRecord,
+            replay,
+            weights=search.describe(replay),
+            announced=search.is_announced(replay),
+            at_noise_floor=search.reproduces(replay),
+        )
+        for replay in search.replays
+    )
+    return from_attributes(WeightsSearchRecord, search, run=run, attempt=attempt, replays=replays)

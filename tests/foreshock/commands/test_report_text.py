@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foreshock.api.replays import NoiseFloorRecord, attribution_record
+from foreshock.api.attribution import ConclusionRecord, ExactOfLinkRecord, NoiseFloorRecord
+from foreshock.api.records import NAN
+from foreshock.api.replays import MeanRecord
 from foreshock.api.runs import HealthRecord, PooledRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, evenly_spaced
@@ -21,18 +23,10 @@ from foreshock.learning_rate.advice import Applied
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import verdict_of
+from tests.foreshock.commands.attributions import attribution_of
 from tests.foreshock.learning_rate.test_advice import ANSWER
 
 STEPS = tuple(range(1, 41))
-
-
-def plain(value: Any) -> Any:
-    """Return a record of the measures as JSON values of the service."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    return value
 
 
 def chain(**differences: float) -> Any:
@@ -45,7 +39,7 @@ def chain(**differences: float) -> Any:
         score = score + generator.normal(0, size, 320) if size else score
         scores[name.replace("__", ".")] = score
     groups = [f"prompt-{row // 2}" for row in range(16)]
-    return attribution_record(7, plain(attribute(scores, offsets, None, groups)))
+    return attribution_of(7, attribute(scores, offsets, None, groups))
 
 
 def diagnosis(**changes: Any) -> Diagnosis:
@@ -136,7 +130,13 @@ def test_chain_lists_its_links_with_their_shares() -> None:
 def test_noise_floors_are_listed_below_the_links() -> None:
     found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
     assert "noise floor" not in text_of(attributions=(found,), probed_steps=(7,))
-    floors = (NoiseFloorRecord("vllm.prefill", 2e-6, 0.01), NoiseFloorRecord("torch.trainer", 0.0, 0.0))
+    floors = tuple(
+        NoiseFloorRecord(
+            scorer=scorer, comparison=f"{scorer}@rebatched/{scorer}", k3_kl=k3, mean_abs_d=k3, max_abs_d=largest,
+            rollouts=16, tokens=320,
+        )
+        for scorer, k3, largest in (("vllm.prefill", 2e-6, 0.01), ("torch.trainer", 0.0, 0.0))
+    )  # fmt: skip
     text = text_of(attributions=(dataclasses.replace(found, floors=floors),), probed_steps=(7,))
     assert "in other batches: vllm.prefill k3 2.00e-6, max |d| 0.010, torch.trainer k3 0," in " ".join(text.split())
 
@@ -144,7 +144,15 @@ def test_noise_floors_are_listed_below_the_links() -> None:
 def test_exact_divergence_stands_in_place_of_k3_of_its_link() -> None:
     found = chain(vllm__prefill=0.0, torch__trainer=0.05, trainer=0.001)
     assert "exact" not in text_of(attributions=(found,), probed_steps=(7,))
-    exact = {"torch.trainer/vllm.prefill": 3.7e-6}
+    mean = MeanRecord(mean=3.7e-6, low=NAN, high=NAN)
+    names = ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_entropy", "k3_kl")
+    means: dict[str, Any] = dict.fromkeys(names, mean)
+    pair = "torch.trainer/vllm.prefill"
+    exact = (ExactOfLinkRecord(
+        **means, delta_max=0.1, tokens=320, rollouts=16, groups=8, effective_groups=8.0, non_finite=0, pair=pair,
+        name=pair, target="torch.trainer", behaviour="vllm.prefill", from_sample=False, target_fingerprint={},
+        behaviour_fingerprint={}, accelerator="cpu", device_name="", published_at_us=1, other_settings=(),
+    ),)  # fmt: skip
     text = text_of(attributions=(dataclasses.replace(found, exact=exact),), probed_steps=(7,))
     (row,) = [line for line in text.splitlines() if line.startswith("    torch.trainer/vllm.prefill ")]
     assert row.split()[1] == "3.70e-6*"
@@ -159,7 +167,13 @@ def test_stale_attribution_is_marked() -> None:
 
 
 def test_conclusions_of_the_service_are_printed_verbatim() -> None:
-    found = dataclasses.replace(chain(vllm__prefill=0.0, trainer=0.0), conclusions=("A headline.", "A second one."))
+    found = dataclasses.replace(
+        chain(vllm__prefill=0.0, trainer=0.0),
+        conclusions=tuple(
+            ConclusionRecord(kind="cause", sentence=sentence, link=None, names_cause=False)
+            for sentence in ("A headline.", "A second one.")
+        ),
+    )
     lines = text_of(attributions=(found,), probed_steps=(7,)).splitlines()
     (first,) = [index for index, line in enumerate(lines) if line == "    → A headline."]
     assert lines[first + 1] == "    → A second one."

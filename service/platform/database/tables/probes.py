@@ -222,7 +222,7 @@ class ExactShard(Base):
 class ExactDivergence(Base):
     """The finished divergences of a pair at a step: the job and try that made them, and their measures.
 
-    `measures` is an `ExactMeasuresRead` of `service/replay/results/exact_schemas.py`.
+    `measures` is an `ExactMeasuresRecord` of `foreshock/api/replays.py`.
     """
 
     __tablename__ = "exact_divergences"

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from foreshock.api.attribution import AttributionRecord, LinkRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation, Threshold
 from foreshock.interval_names import CALLED_INTERVAL, RANGE, RANGE_NOTE
+from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import OLD_METHOD
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
@@ -27,7 +29,6 @@ from foreshock_service.present.pages.step_models import (
     TheoryRow,
     Value,
 )
-from foreshock_service.replay.attribution.schemas import AttributionRead
 from foreshock_service.replay.attribution.service import (
     AttributionNotFound,
     AttributionNotPossible,
@@ -79,11 +80,11 @@ def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None)
         return None
     except (AttributionNotPossible, AttributionPending) as error:
         return f"{error.detail[0].upper()}{error.detail[1:]}."
-    links = [LinkShare(link.name, link.cause, link.share, link.share_low, link.share_high) for link in read.links]
+    links = [LinkShare(link.name, link.cause, *_share(link)) for link in read.links]
     return Chain(step, links, [*sentences_of(read), *notes_of(read)])
 
 
-def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRead | None:
+def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRecord | None:
     """Return the attribution of a step; None if there is none (yet)."""
     try:
         return attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
@@ -91,11 +92,11 @@ def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None
         return None
 
 
-def link_rows(read: AttributionRead | None) -> list[LinkRow]:
+def link_rows(read: AttributionRecord | None) -> list[LinkRow]:
     """Return the links, then the whole, as rows of a table."""
     if read is None:
         return []
-    exact = {each.pair: each.kl.mean for each in read.exact if not each.other_settings}
+    exact = read.exact_kl()
     return [
         LinkRow(
             link.name,
@@ -104,18 +105,22 @@ def link_rows(read: AttributionRead | None) -> list[LinkRow]:
             number(link.excess_k3_kl),
             number(link.mean_d),
             number(link.max_abs_d),
-            share_in_words(link.share, link.share_low, link.share_high),
+            share_in_words(*_share(link)),
         )
         for link in (*read.links, read.whole)
     ]
 
 
-def sentences_of(read: AttributionRead | None) -> list[str]:
+def _share(link: LinkRecord) -> tuple[float | None, float | None, float | None]:
+    return finite_or_none(link.share), finite_or_none(link.share_low), finite_or_none(link.share_high)
+
+
+def sentences_of(read: AttributionRecord | None) -> list[str]:
     """Return the conclusions from an attribution, verbatim, the headline first."""
     return [] if read is None else [conclusion.sentence for conclusion in read.conclusions]
 
 
-def notes_of(read: AttributionRead | None) -> list[str]:
+def notes_of(read: AttributionRecord | None) -> list[str]:
     """Return the notes on what the numbers of an attribution are of."""
     if read is None:
         return []
@@ -124,7 +129,7 @@ def notes_of(read: AttributionRead | None) -> list[str]:
         notes.append("Scores or rollouts have arrived since; a new attribution is being computed.")
     if read.missing:
         notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
-    if any(not each.other_settings for each in read.exact):
+    if read.exact_kl():
         notes.append("(exact): KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate.")
     notes.append(f"Intervals of shares: {read.interval}s by {read.method or OLD_METHOD}.")
     if read.interval == RANGE:

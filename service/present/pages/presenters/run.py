@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import IncompleteStep
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.health import WINDOW_STEPS, HealthVerdict, PooledMeasure, conclude_health
@@ -51,7 +52,6 @@ from foreshock_service.present.pages.view_models import (
 )
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.policies import policy_in_words
-from foreshock_service.replay.probes.schemas import ProbeRead
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs.attempts.service import attempts_of_run
 from foreshock_service.runs.coverage import statistics_steps
@@ -274,7 +274,7 @@ def _newest_attempt(viewing: Viewing, run: Run) -> int | None:
     return attempts[-1].attempt if attempts else None
 
 
-def _probe(address: str, probe: ProbeRead) -> ProbeRow:
+def _probe(address: str, probe: ProbeRecord) -> ProbeRow:
     workers = {job.worker for job in probe.jobs if job.worker}
     return ProbeRow(
         step=probe.step,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.api.runs import StepRecord
 from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -43,7 +45,6 @@ from foreshock_service.present.pages.step_models import (
     WorstRolloutRow,
 )
 from foreshock_service.present.pages.view_models import Choice, Label, LintCard, LintPanel, Plot
-from foreshock_service.replay.results.weights_search_schemas import ReplayRead, WeightsSearchRead
 from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
 from foreshock_service.runs.measurements.curves import Curves
 from foreshock_service.runs.measurements.service import (
@@ -134,11 +135,11 @@ def _words(check: CheckRecord) -> str:
 MOST_ROWS = 12
 
 
-def weights_panel(search: WeightsSearchRead | None) -> WeightsPanel | None:
+def weights_panel(search: WeightsSearchRecord | None) -> WeightsPanel | None:
     """Return the replays of a search, the nearest to the logged log-probs first; None if there was no search."""
     if search is None:
         return None
-    done = sorted((each for each in search.replays if each.k3_kl is not None), key=lambda each: each.k3_kl or 0.0)
+    done = sorted((each for each in search.replays if math.isfinite(each.k3_kl)), key=lambda each: each.k3_kl)
     shown = [each for place, each in enumerate(done) if place < MOST_ROWS or each.announced]
     skipped = [each for each in search.replays if each.skipped]
     notes = [f"{len(done) - len(shown)} more replays have larger k3."] if len(done) > len(shown) else []
@@ -147,8 +148,8 @@ def weights_panel(search: WeightsSearchRead | None) -> WeightsPanel | None:
     return WeightsPanel(search.scorer, [_row(each) for each in shown], [*notes, f"The search ended: {search.ended}."])
 
 
-def _row(replay: ReplayRead) -> WeightsRow:
-    interval = f"{number(replay.k3_low)} to {number(replay.k3_high)}" if replay.k3_low is not None else "–"
+def _row(replay: WeightsReplayRecord) -> WeightsRow:
+    interval = f"{number(replay.k3_low)} to {number(replay.k3_high)}" if math.isfinite(replay.k3_low) else "–"
     return WeightsRow(
         weights="the announced weights alone" if replay.announced else replay.weights,
         k3=number(replay.k3_kl),

@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import update
 
+from foreshock.api.replays import ExactMeasuresRecord, ExactTokenRecord
 from foreshock.measures.exact import measure_exact
 from foreshock.rollouts import ExactBatch, RolloutBatch, decode_exact, encode_exact
 from foreshock_service.app import create_app
@@ -19,7 +20,6 @@ from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.tables import ExactDivergence
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.replay.results.exact_schemas import ExactMeasuresRead, ExactToken
 from foreshock_service.runs.step_key import StepKey
 from tests.foreshock.rollouts.exact_batches import exact_of, random_log_probs, sampled_from
 from tests.service.sending import Sender, make_batch, start_run
@@ -255,7 +255,7 @@ def test_tokens_are_read_by_rollout_and_by_size(run: Sender) -> None:
 
 
 def test_a_rollout_beyond_the_cap_of_answers_is_read_in_parts(settings: Settings, decoders: DecoderPool) -> None:
-    app = create_app(settings.model_copy(update={"max_answer_values": 3 * len(ExactToken.model_fields)}), decoders)
+    app = create_app(settings.model_copy(update={"max_answer_values": 3 * len(ExactTokenRecord.__slots__)}), decoders)
     with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         run, rollouts = start_run(http), make_batch(12)
         run.put_shard(1, rollouts).raise_for_status()
@@ -294,7 +294,7 @@ def test_remeasuring_gives_the_measures_of_the_stored_files(run: Sender, app: Fa
     before = run.get("steps/1/exact").json()
     nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
     changed = {name: nothing if isinstance(value, dict) else value for name, value in before["items"][0].items()}
-    changed = {name: changed[name] for name in ExactMeasuresRead.model_fields}
+    changed = {name: changed[name] for name in ExactMeasuresRecord.__slots__}
     app.state.context.database.write(lambda session: session.execute(update(ExactDivergence).values(measures=changed)))
     assert run.get("steps/1/exact").json() != before
     key = StepKey(run.run, run.attempt, 1)

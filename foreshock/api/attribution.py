@@ -1,0 +1,224 @@
+"""The attribution of a step: the links of its chain of scores, noise floors, environments and conclusions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreshock.api.records import NAN, Measured, Record, described
+from foreshock.api.replays import ExactRecord, WeightsSearchRecord
+from foreshock.api.runs import IncompleteStep
+from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE
+from foreshock.measures.estimators.attribution import OLD_METHOD
+
+__all__ = [
+    "AttributionDocument",
+    "AttributionRecord",
+    "ConclusionRecord",
+    "EnvironmentLinkRecord",
+    "EnvironmentRecord",
+    "ExactOfLinkRecord",
+    "LinkRecord",
+    "NoiseFloorRecord",
+    "ScoreSourceRecord",
+    "SideBranchRecord",
+]
+
+_CALLED = "a 95 % interval only if `interval` says so"
+_SHARE_INTERVAL = described(f"bootstrap-t interval by prompt group, {_CALLED}")
+_INTERVALS = described(f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRecord(Record):
+    """A comparison `target/behaviour` of the chain, in nats per token; null if it cannot be estimated."""
+
+    name: str
+    cause: str
+    """what can differ between the two scores"""
+    k3_kl: Measured
+    excess_k3_kl: Measured
+    """k3 less half the noise floor of each of its two ends; may be below 0; null if one is unknown"""
+    mean_d: Measured
+    rms_d: Measured
+    max_abs_d: Measured
+    share: Measured
+    """E[d_link·d]/E[d²]; the shares of the links add to 1"""
+    share_low: Measured = field(metadata=_SHARE_INTERVAL)
+    share_high: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBranchRecord(Record):
+    """Every score against the float32 forward pass: whether the engine or the trainer is nearer to it."""
+
+    reference: str
+    links: tuple[LinkRecord, ...]
+    engine: str | None
+    """the engine's score that is compared"""
+    trainer: str | None
+    """the trainer's score that is compared"""
+    nearer: str | None
+    """the nearer of the two, `equal`, or null if the data does not tell"""
+    difference: Measured = NAN
+    """E[d²] of the engine's score less that of the trainer's, in nats²"""
+    difference_low: Measured = field(
+        default=NAN,
+        metadata=described(f"bootstrap-t interval, paired by prompt group, {_CALLED}; null before it was measured"),
+    )
+    difference_high: Measured = NAN
+    tokens: int
+    rollouts: int
+    interval: str = field(default=RANGE, metadata=_INTERVALS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloorRecord(Record):
+    """The noise floor of a scorer: the scorer again with other batches. Half of its k3 is in each comparison of it."""
+
+    scorer: str
+    comparison: str
+    k3_kl: Measured
+    mean_abs_d: Measured
+    max_abs_d: Measured
+    rollouts: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSourceRecord(Record):
+    """A replayed score that the attribution uses, with its fingerprint."""
+
+    scorer: str
+    variant: str
+    fingerprint_digest: str
+    fingerprint: Mapping[str, Any]
+    accelerator: str
+    device_name: str
+    rollouts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRecord(Record):
+    """Environment that computed a score; null: unknown. `words` describe the hardware."""
+
+    words: str
+    device: str | None
+    instruction_set: str | None
+    mkl_kernels: str | None
+    driver: str | None
+    engine: str | None
+    engine_version: str | None
+    torch_version: str | None
+    dtype: str | None
+    head_dtype: str | None
+    quantization: str | None
+    attention_backend: str | None
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentLinkRecord(Record):
+    """A scorer in two environments, `second` against `first`, that of the chain; in nats per token."""
+
+    scorer: str
+    first: EnvironmentRecord
+    second: EnvironmentRecord
+    k3_kl: Measured
+    rms_d: Measured
+    max_abs_d: Measured
+    share: Measured
+    """E[d_link·d]/E[d²] with d of the whole chain"""
+    share_low: Measured = field(metadata=_SHARE_INTERVAL)
+    share_high: Measured
+    logged: str | None
+    """the logged score of the same side"""
+    excess: Measured
+    """½{E[(r₁−a)(r₂−a)] − ½E[(r₁−r₂)²]}: the difference between the logged score a and the replays r₁, r₂ beyond that
+    of their environments, if the run's is exchangeable with them; null if one of them is the run's"""
+    excess_low: Measured = field(metadata=_SHARE_INTERVAL)
+    excess_high: Measured
+    interval: str = field(default=RANGE, metadata=_INTERVALS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributionDocument(Record):
+    """The causes of a step's mismatch: the chain of scores from the logged `rollout` to the logged `trainer`."""
+
+    run: str
+    step: int
+    attempt: int
+    chain: tuple[str, ...]
+    missing: tuple[str, ...] = field(
+        metadata=described("scores of the full chain that are not available; the adjacent links are merged")
+    )
+    links: tuple[LinkRecord, ...]
+    whole: LinkRecord
+    side_branch: SideBranchRecord | None
+    floors: tuple[NoiseFloorRecord, ...]
+    cancellation: Measured = field(metadata=described("Σ E[d_link²]/E[d²]: above 1 if links cancel"))
+    telescoping_error: float = field(metadata=described("largest |Σ d_link − d| of a token, in nats"))
+    tokens: int = field(metadata=described("tokens that every score of the chain has"))
+    rollouts: int = field(metadata=described("rollouts that every score of the chain has"))
+    groups: int = field(metadata=described("prompt groups of these rollouts"))
+    of_rollouts: int = field(metadata=described("rollouts of the step when this was computed"))
+    from_sample: bool = field(metadata=described("some rollouts of the step are not in it"))
+    scores: tuple[ScoreSourceRecord, ...]
+    environments: Mapping[str, EnvironmentRecord | None] = field(
+        default_factory=dict, metadata=described("what computed each score of the chain; null: unknown")
+    )
+    environment_links: tuple[EnvironmentLinkRecord, ...] = field(
+        default=(), metadata=described("scorers that were replayed in two environments")
+    )
+    interval: str = field(default=RANGE, metadata=_INTERVALS)
+    method: str | None = field(
+        default=None, metadata=described(f"how the ends of shares are computed; null: by {OLD_METHOD}")
+    )
+    declared_precision: str | None = field(
+        default=None, metadata=described("how the trainer's fingerprint says that it computes; null: not declared")
+    )
+    computed_at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConclusionRecord(Record):
+    """A sentence that the stored numbers support."""
+
+    kind: str
+    sentence: str
+    link: str | None
+    """the comparison that it is about; null if it is about none"""
+    names_cause: bool
+    """true only if the sentence blames something"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactOfLinkRecord(ExactRecord):
+    """The exact divergences of a link of the chain."""
+
+    other_settings: tuple[str, ...]
+    """fields of the fingerprints in which its scorers differ from the link's scores, except batches"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributionRecord(AttributionDocument):
+    """The stored attribution of a step, and the conclusions from it."""
+
+    exact: tuple[ExactOfLinkRecord, ...]
+    """exact divergences of pairs of these scores, the newest of each pair"""
+    conclusions: tuple[ConclusionRecord, ...]
+    """computed when read; the first one is the headline"""
+    weights_search: WeightsSearchRecord | None = None
+    """the newest search for the weights that the engine held; null if none is done"""
+    incomplete: IncompleteStep | None = None
+    """the step closed without some of its shards; null: it has all, or is still open"""
+    stale: bool
+    """scores or rollouts arrived since; a new attribution is being computed"""
+
+    def exact_kl(self) -> dict[str, float]:
+        """Return KL(μ‖π) over the whole vocabulary, in nats per token, of the links with the settings of their scores.
+
+        A link's exact divergence with other settings is not among them.
+        """
+        return {each.pair: each.kl.mean for each in self.exact if not each.other_settings}
