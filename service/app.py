@@ -71,6 +71,7 @@ from foreshock_service.runs.events import (
     AdviceModeChanged,
     AttemptStarted,
     ChangeAnnounced,
+    FindingsChanged,
     ItemsLost,
     MeasurementsChanged,
     ModelKindChanged,
@@ -80,6 +81,7 @@ from foreshock_service.runs.events import (
     ScalarNamesChanged,
     ScalarsChanged,
     ScalarsLogged,
+    ShardAwaitsOthers,
     StepClosed,
 )
 from foreshock_service.runs.findings.endpoints import of_runs as findings_of_runs
@@ -120,6 +122,8 @@ from foreshock_service.watch.detection.derivation import (
     derive_changed_step,
 )
 from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
+from foreshock_service.watch.diagnosis import OfRun, diagnose_due_runs, note_awaiting, note_change
+from foreshock_service.watch.diagnosis import router as diagnosis
 from foreshock_service.watch.long_polls import LongPolls
 from foreshock_service.watch.notifications.service import Notifier
 from foreshock_service.watch.risk.service import router as risk
@@ -157,6 +161,7 @@ ROUTERS = (
     rules,
     default_rules,
     advice,
+    diagnosis,
     risk,
     corrections,
     theory,
@@ -166,6 +171,22 @@ ROUTERS = (
 
 FINDING_SOURCES: Sources = {"lint": findings_of_run, "attribution": causes_of_run}
 """What reads the findings of a run, by source."""
+
+
+CHANGES_OF_RUNS: tuple[type[OfRun], ...] = (
+    StepClosed,
+    ScalarsChanged,
+    ScalarsLogged,
+    MeasurementsChanged,
+    ChangeAnnounced,
+    DetectionDerived,
+    AttemptStarted,
+    RanksCompared,
+    ItemsLost,
+    RunBecameStale,
+    FindingsChanged,
+)
+"""Events after which the diagnosis of the run is computed again, in the same transaction."""
 
 
 @cache
@@ -252,6 +273,9 @@ def subscribe_handlers(events: EventBus) -> EventBus:
     for reread in (ModelKindChanged, ScalarNamesChanged, RulesChanged):
         events.subscribe(reread, partial(derive_all, events))
     events.subscribe(ScoresPublished, mark_attribution_stale)
+    events.subscribe(ShardAwaitsOthers, note_awaiting)
+    for changes_run in CHANGES_OF_RUNS:
+        events.subscribe(changes_run, note_change)
     events.subscribe(RunRemoved, cancel_jobs_of_run)
     return events
 
@@ -266,6 +290,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),
         Job("make_automatic_probes", lambda: make_automatic_probes(context)),
         Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
+        Job("diagnose_due_runs", lambda: diagnose_due_runs(context)),
         Job("rebuild_due_findings", lambda: rebuild_due_findings(context, FINDING_SOURCES)),
         Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),  # its own
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),

@@ -21,6 +21,9 @@ from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number, plural
 from foreshock.severity import Severity, severity_rank
 
+JUDGE_VERSION: Final = "1"
+"""Grows with each change of what is said, so that stored diagnoses are computed again."""
+
 LEAST_MEASURED_STEPS: Final = 5
 """With fewer steps that have both log-probs, a run is not called healthy: most rules need so many in a row."""
 
@@ -95,18 +98,18 @@ class History:
     """What is known of a run: plain data, of its newest steps.
 
     `k3` is that of trainer/rollout, with `tokens` at the same steps; `reward` and `length` are means of a step.
-    `causes` are what the lint and the probes name. `incomplete_steps` closed without some of their shards.
+    `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name.
     """
 
     alerts: tuple[PastAlert, ...] = ()
     observed_step: int | None = None
+    newest_step: int | None = None
     k3: SteppedValues = SteppedValues()
     tokens: Sequence[int] = ()
     reward: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()
     awaited: tuple[AwaitedShards, ...] = ()
-    incomplete_steps: int = 0
 
 
 def diagnose(history: History) -> Diagnosis:
@@ -184,15 +187,18 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     """Return what must be known before a run is called healthy, then what else is missing."""
     waits = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
     blocking: list[MissingData] = []
+    copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
+    log_both = "Log rollout_log_probs and trainer_log_probs of the same tokens."
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
     if history.observed_step is None:
-        blocking = waits or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
-        waits = []
+        blocking = waits[:1] or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
+        waits = waits[1:]
     elif not measured:
-        log_both = "Log rollout_log_probs and trainer_log_probs of the same tokens."
         blocking.append(MissingData(sentence="no step has both log-probs yet", what_to_do=log_both))
-    elif any(each.rule == "scores_identical" and each.is_open for each in alerts):
-        copied = next(each for each in alerts if each.rule == "scores_identical" and each.is_open)
+    elif history.newest_step is not None and history.k3.steps[-1] < history.newest_step - NEWEST_STEPS:
+        sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
+        blocking.append(MissingData(sentence=sentence, what_to_do=log_both))
+    elif copied is not None:
         sentence = "the trainer's log-probs are copies of the engine's, so nothing is measured"
         blocking.append(MissingData(sentence=sentence, what_to_do=copied.what_to_do))
     elif measured < LEAST_MEASURED_STEPS:
@@ -202,9 +208,6 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
         blocking.append(MissingData(sentence=sentence, what_to_do="Log more rollouts a step."))
     lesser = list(waits)
-    if history.incomplete_steps:
-        sentence = f"{plural(history.incomplete_steps, 'step')} closed without all shards"
-        lesser.append(MissingData(sentence=sentence, what_to_do="Look whether a rank died; a late shard is added."))
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
         lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))

@@ -97,6 +97,18 @@ class ItemsLost(StepEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ShardAwaitsOthers(StepEvent):
+    """Open step that got a shard and lacks others."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingsChanged:
+    """Change of the findings of a run that its stored steps have."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunRemoved:
     """Deletion of a run: its tombstone is set, its rows are deleted in the background."""
 

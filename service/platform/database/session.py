@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
@@ -39,6 +39,7 @@ _FIRST_RETRY_SECONDS = 0.01
 _LONGEST_RETRY_SECONDS = 0.2
 _LARGEST_BATCH = 64
 _CALLBACKS = "foreshock.after_commit"
+_LAST_WORK = "foreshock.before_commit"
 _logger = logging.getLogger(__name__)
 
 
@@ -49,6 +50,24 @@ def after_commit(session: Session, callback: Callable[[], object]) -> None:
     does, such as waking a long poll.
     """
     session.info.setdefault(_CALLBACKS, []).append(callback)
+
+
+def before_commit(session: Session, key: str, work: Callable[[Session], object]) -> None:
+    """Call `work(session)` when everything else of the session's transaction is done; once for each key.
+
+    What it raises rolls the transaction back.
+    """
+    waiting: dict[str, Callable[[Session], object]] | None = session.info.get(_LAST_WORK)
+    if waiting is None:
+        waiting = session.info[_LAST_WORK] = {}
+        event.listen(session, "before_commit", _do_last_work)
+    waiting.setdefault(key, work)
+
+
+def _do_last_work(session: Session) -> None:
+    waiting = session.info[_LAST_WORK]
+    while waiting:
+        waiting.pop(next(iter(waiting)))(session)
 
 
 class Database:

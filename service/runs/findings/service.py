@@ -25,7 +25,7 @@ from foreshock_service.platform.parameters import Page, decode_cursor, page_of
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs.attempts.active_attempts import active_attempt_of
 from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.events import AttemptStarted
+from foreshock_service.runs.events import AttemptStarted, FindingsChanged
 from foreshock_service.runs.findings import repository
 from foreshock_service.runs.findings.repository import CursorOfFindings, Due
 from foreshock_service.runs.findings.schemas import FindingFilter, FindingOfStep, FindingOfSteps
@@ -148,14 +148,15 @@ def _try_to_rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool
     try:
         with context.database.read() as session:
             found = sources[due.source](session, due.run_id)
-        return context.database.write(partial(_store, due, found))
+        return context.database.write(partial(_store, context, due, found))
     except Exception:
         _logger.exception("the findings of run %s (%s) could not be read; they are retried", due.run_id, due.source)
         return False
 
 
-def _store(due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
+def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
     if lock_run_for_background(session, due.run_id) is None or not repository.settle(session, due):
         return False
     replace_findings(session, due.run_id, due.source, found)
+    context.events.publish(session, FindingsChanged(due.run_id))
     return True

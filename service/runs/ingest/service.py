@@ -23,7 +23,7 @@ from foreshock_service.platform.uploads import Upload
 from foreshock_service.runs.attempts.service import check_attempt
 from foreshock_service.runs.changes.service import note_setup
 from foreshock_service.runs.deletions import search_step_again
-from foreshock_service.runs.events import StepClosed
+from foreshock_service.runs.events import ShardAwaitsOthers, StepClosed
 from foreshock_service.runs.rollouts.service import add_shard, find_shard, set_file_bytes
 from foreshock_service.runs.rollouts.shards import DecodedShard, decode_shard, is_intact
 from foreshock_service.runs.rollouts.statistics_shards import decode_statistics
@@ -254,6 +254,8 @@ def commit_shard(
     if decoded.step is not None:
         store_fold(session, key, decoded.step)
         context.events.publish(session, StepClosed(*key))
+    elif step.received_shards < step.expected_shards and step.closed_at_us is None:
+        context.events.publish(session, ShardAwaitsOthers(*key))
     return _committed("stored", upload.digest, measured.rollouts, measured.tokens, row["full_rollouts"], step)
 
 

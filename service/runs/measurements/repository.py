@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import (
@@ -19,7 +21,7 @@ from foreshock_service.platform.database.tables import (
     measurements,
 )
 from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
-from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, is_active
+from foreshock_service.runs.attempts.active_attempts import ActiveRange, AttemptStart, active_ranges, is_active
 from foreshock_service.runs.measurements.curves import KEYS, MeasuredStep
 from foreshock_service.runs.step_key import StepKey
 
@@ -159,6 +161,31 @@ def newest_steps(
         values = dict(zip(columns, row[4:], strict=True))
         found[row[0]].append(MeasuredStep(StepKey(row[0], row[1], row[2]), row[3], values))
     return {run_id: steps[-count:] for run_id, steps in found.items()}
+
+
+def newest_rows(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], columns: Sequence[str], count: int
+) -> list[tuple[Any, ...]]:
+    """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order."""
+    found: list[tuple[Any, ...]] = []
+    for each in active_ranges(attempts):
+        parameters = {"run_id": run_id, "rows": 2 * count - len(found), **each.parameters()}
+        found += [tuple(row) for row in session.execute(_newest_rows(tuple(columns)), parameters)]
+        if len(found) >= 2 * count:
+            break
+    return found[::-1]
+
+
+@cache
+def _newest_rows(columns: tuple[str, ...]) -> Select[Any]:
+    table = measurements.c
+    query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
+        table.run_id == bindparam("run_id"),
+        table.attempt == bindparam("attempt"),
+        table.step.between(bindparam("first"), bindparam("end") - 1),
+        table.comparison.in_((STEP_ROW, TRAINER_ROLLOUT)),
+    )
+    return query.order_by(table.step.desc(), table.comparison).limit(bindparam("rows", type_=BigInteger))
 
 
 def summaries_of(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:

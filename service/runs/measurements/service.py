@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -119,6 +120,16 @@ def newest_steps(
 ) -> dict[str, list[MeasuredStep]]:
     """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
     return repository.newest_steps(session, run_ids, comparison, columns, count)
+
+
+def newest_rows(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], columns: Sequence[str], count: int
+) -> list[tuple[Any, ...]]:
+    """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order.
+
+    Of steps without one of the two comparisons more are returned.
+    """
+    return repository.newest_rows(session, run_id, attempts, columns, count)
 
 
 def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:

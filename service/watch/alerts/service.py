@@ -27,6 +27,7 @@ from foreshock_service.runs.runs.service import get_run, lock_run
 from foreshock_service.watch.alerts import repository
 from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.detection.derivation import DetectionDerived
+from foreshock_service.watch.diagnosis import compute_before_commit
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
@@ -137,6 +138,7 @@ def _change(session: Session, principal: Principal, run: Run, alert: Alert, stat
         alert.changed_by = "operator"
         alert.changed_at_us = now_us()
         session.flush()
+        compute_before_commit(session, run.id)
     return alert
 
 

@@ -1,4 +1,4 @@
-"""Tables of measurements, scalars and lint, and of alerts, advice and notifications."""
+"""Tables of measurements, scalars and lint, and of alerts, diagnoses, advice and notifications."""
 
 from __future__ import annotations
 
@@ -198,6 +198,27 @@ class Alert(Base):
     changed_by: Mapped[str]
     version: Mapped[int]
     opened_at_us: Mapped[int]
+    changed_at_us: Mapped[int]
+
+
+class StoredDiagnosis(Base):
+    """The diagnosis of a run; `document` has all of it, the columns are for queries.
+
+    `revision` grows with each change of the content. `judged_by` is the version of the judge: what another one wrote is
+    computed again. `awaits_shards`: it names shards that an open step waits for.
+    """
+
+    __tablename__ = "diagnoses"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    revision: Mapped[int]
+    verdict: Mapped[str]
+    since_step: Mapped[int | None]
+    headline: Mapped[str]
+    observed_step: Mapped[int | None]
+    awaits_shards: Mapped[bool]
+    judged_by: Mapped[str]
+    document: Mapped[dict[str, Any]]
     changed_at_us: Mapped[int]
 
 

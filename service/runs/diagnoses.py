@@ -1,0 +1,99 @@
+"""The stored diagnosis of each run: written by `service/watch/diagnosis.py`, rendered by everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import cast
+
+from sqlalchemy import ColumnElement, bindparam, select
+from sqlalchemy.orm import Session
+
+from foreshock.api.diagnosis import Diagnosis, RunVerdict, Verdict, diagnosis_of
+from foreshock.api.records import to_json
+from foreshock.clock import now_us
+from foreshock.diagnosis.diagnose import JUDGE_VERSION, History, diagnose
+from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database.tables import Run, StoredDiagnosis
+
+_STORED = select(
+    StoredDiagnosis.revision, StoredDiagnosis.document, StoredDiagnosis.awaits_shards, StoredDiagnosis.judged_by,
+    StoredDiagnosis.changed_at_us,
+).where(StoredDiagnosis.run_id == bindparam("run_id"))  # fmt: skip
+
+NOTHING_YET = diagnose(History())
+"""The diagnosis of a run without data."""
+
+
+def find_diagnosis(session: Session, run_id: str) -> Diagnosis | None:
+    """Return the stored diagnosis; None if none is stored yet."""
+    stored = session.execute(_STORED, {"run_id": run_id}).first()
+    return None if stored is None else diagnosis_of(stored.document)
+
+
+def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, RunVerdict]:
+    """Return the verdict and the headline of each run, in one query; without a row those of a run without data."""
+    table = StoredDiagnosis
+    query = select(
+        table.run_id, table.verdict, table.since_step, table.headline, table.observed_step, table.revision
+    ).where(table.run_id.in_(run_ids))
+    found = dict.fromkeys(run_ids, NOTHING_YET.summary)
+    for run_id, verdict, since, headline, observed_step, revision in session.execute(query):
+        found[run_id] = RunVerdict(
+            verdict=cast(Verdict, verdict),
+            since=since,
+            headline=headline,
+            observed_step=observed_step,
+            revision=revision,
+        )
+    return found
+
+
+def store_diagnosis(session: Session, run_id: str, found: Diagnosis, *, awaits_shards: bool) -> bool:
+    """Store a diagnosis and return True; False if the stored one says the same. The run is locked."""
+    document = to_json(found)
+    before = session.execute(_STORED, {"run_id": run_id}).first()
+    revision = 1
+    if before is not None:
+        unchanged = {**document, "revision": before.revision, "computed_at_us": before.changed_at_us}
+        same = before.document == unchanged
+        if same and before.awaits_shards == awaits_shards and before.judged_by == JUDGE_VERSION:
+            return False
+        revision = before.revision + (not same)
+    at_us = now_us()
+    row = {
+        "run_id": run_id,
+        "revision": revision,
+        "verdict": found.verdict,
+        "since_step": found.since,
+        "headline": found.headline,
+        "observed_step": found.observed_step,
+        "awaits_shards": awaits_shards,
+        "judged_by": JUDGE_VERSION,
+        "document": document | {"revision": revision, "computed_at_us": at_us},
+        "changed_at_us": at_us,
+    }
+    upsert(session, StoredDiagnosis, [row], ("run_id",))
+    return True
+
+
+def awaits_shards(session: Session, run_id: str) -> bool:
+    """Return whether a shard that arrives may change the diagnosis: it names missing ones, or no step is complete."""
+    query = select(StoredDiagnosis.awaits_shards, StoredDiagnosis.observed_step)
+    found = session.execute(query.where(StoredDiagnosis.run_id == run_id)).first()
+    return found is None or found[0] or found[1] is None
+
+
+def runs_to_judge(session: Session, limit: int) -> Sequence[str]:
+    """Return up to `limit` runs without a diagnosis, or with one of another release's judge, newest first."""
+    table = StoredDiagnosis
+    query = select(Run.id).outerjoin(table, table.run_id == Run.id).where(Run.deleted_at_us.is_(None))
+    query = query.where(table.run_id.is_(None) | (table.judged_by != JUDGE_VERSION))
+    return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id).limit(limit)).all()
+
+
+def has_verdict(verdict: Verdict) -> ColumnElement[bool]:
+    """Return the condition that a run has this verdict; a run without a stored diagnosis is "unknown"."""
+    stored = select(StoredDiagnosis.run_id).where(StoredDiagnosis.run_id == Run.id)
+    if verdict == "unknown":
+        return ~stored.where(StoredDiagnosis.verdict != verdict).exists()
+    return stored.where(StoredDiagnosis.verdict == verdict).exists()

@@ -1,0 +1,146 @@
+"""The diagnosis of runs: stored by the transaction that changes it, and read as it is stored."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import delete, update
+
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Run, Step, StoredDiagnosis
+from foreshock_service.runs.runs.service import mark_stale_runs
+from foreshock_service.runs.steps.closing import close_waiting_steps
+from foreshock_service.watch import diagnosis
+from tests.service.sending import Sender, make_batch, start_run
+
+
+def context_of(app: FastAPI) -> ServiceContext:
+    context: ServiceContext = app.state.context
+    return context
+
+
+def diagnosis_of(sender: Sender) -> dict[str, Any]:
+    found: dict[str, Any] = sender.get("diagnosis").raise_for_status().json()
+    return found
+
+
+def stored(app: FastAPI, run: str) -> StoredDiagnosis | None:
+    with context_of(app).database.read() as session:
+        return session.get(StoredDiagnosis, run)
+
+
+def test_a_new_run_is_unknown_and_reading_stores_nothing(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    read = diagnosis_of(run)
+    assert (read["verdict"], read["headline"], read["revision"]) == ("unknown", "Unknown: no step is complete yet.", 0)
+    assert stored(app, run.run) is None
+
+
+def test_a_closing_step_stores_the_diagnosis_with_a_revision(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    first = diagnosis_of(run)
+    assert first["headline"].startswith("Unknown: 1 step with both log-probs, 5 are needed")
+    assert (first["revision"], first["observed_step"]) == (1, 1)
+    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    assert diagnosis_of(run) == first
+    run.put_shard(2, make_batch(12, seed=2)).raise_for_status()
+    assert diagnosis_of(run)["revision"] == 2
+    found = stored(app, run.run)
+    assert found is not None
+    assert (found.verdict, found.headline) == ("unknown", diagnosis_of(run)["headline"])
+
+
+def test_missing_shards_of_the_first_step_are_named_at_once_and_only_once(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    for shard in (0, 1):
+        run.put_shard(0, make_batch(12, seed=shard), shard=shard, shards=4).raise_for_status()
+    read = diagnosis_of(run)
+    assert read["headline"].startswith("Unknown: step 0 is waiting for shards 2 and 3 of 4 since ")
+    assert len(read["missing"]) == 1
+    run.put_shard(0, make_batch(12, seed=2), shard=2, shards=4).raise_for_status()
+    assert "for shard 3 of 4 since" in diagnosis_of(run)["headline"]
+    run.put_shard(0, make_batch(12, seed=3), shard=3, shards=4).raise_for_status()
+    assert "waiting" not in str(diagnosis_of(run))
+
+
+def test_missing_shards_of_a_later_step_are_named_after_a_while(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    run.put_shard(0, make_batch(12, seed=1)).raise_for_status()
+    run.put_shard(1, make_batch(12, seed=2), shard=0, shards=2).raise_for_status()
+    assert diagnosis.diagnose_due_runs(context_of(app)) == 0
+    a_while_ago = Step.last_shard_at_us - int(diagnosis.WAIT_SECONDS * 1e6) - 1
+    context_of(app).database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=a_while_ago)))
+    assert diagnosis.diagnose_due_runs(context_of(app)) == 1
+    assert "step 1 is waiting for shard 1 of 2 since" in str(diagnosis_of(run)["missing"])
+    assert diagnosis.diagnose_due_runs(context_of(app)) == 0
+    run.put_shard(1, make_batch(12, seed=3), shard=1, shards=2).raise_for_status()
+    assert "waiting" not in str(diagnosis_of(run))
+
+
+def test_a_stale_run_an_answered_alert_and_a_resume_change_it(http: httpx.Client, app: FastAPI) -> None:
+    run = start_run(http)
+    for step in range(3):
+        run.put_shard(step, make_batch(12, seed=step)).raise_for_status()
+    context = context_of(app)
+    context.database.write(lambda session: session.execute(update(Run).values(seen_at_us=1)))
+    assert mark_stale_runs(context, 0) == 1
+    read = diagnosis_of(run)
+    assert "no client of the run gave a sign of life" in read["headline"]
+    (alert,) = [each for each in run.get("alerts", state="open").json()["items"] if each["rule"] == "stale_run"]
+    http.post(f"/v1/runs/{run.run}/alerts/{alert['id']}/resolve").raise_for_status()
+    assert "sign of life" not in diagnosis_of(run)["headline"]
+    run.new_attempt("again", resume_step=0)
+    assert diagnosis_of(run)["headline"] == "Unknown: no step is complete yet."
+
+
+def test_a_missing_row_and_one_of_another_judge_are_computed_in_the_background(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start_run(http)
+    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    want = diagnosis_of(run)
+    context = context_of(app)
+    context.database.write(lambda session: session.execute(delete(StoredDiagnosis)))
+    assert diagnosis_of(run)["headline"] == want["headline"]
+    assert diagnosis.diagnose_due_runs(context) == 1
+    assert diagnosis_of(run)["headline"] == want["headline"]
+    context.database.write(
+        lambda session: session.execute(update(StoredDiagnosis).values(judged_by="older", headline="old"))
+    )
+    assert diagnosis.diagnose_due_runs(context) == 1
+    assert diagnosis.diagnose_due_runs(context) == 0
+    found = stored(app, run.run)
+    assert found is not None
+    assert found.headline == want["headline"]
+
+
+def test_a_judge_that_raises_stops_no_upload_and_says_so(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start_run(http)
+
+    def fail(history: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(diagnosis, "diagnose", fail)
+    run.put_shard(1, make_batch(12, seed=1)).raise_for_status()
+    assert diagnosis_of(run)["headline"] == "Unknown: this run could not be diagnosed."
+
+
+def test_it_is_the_same_in_any_order_of_arrival(http: httpx.Client, app: FastAPI) -> None:
+    shards = [(step, shard) for step in range(6) for shard in range(2)]
+    found = []
+    for number in range(3):
+        run = start_run(http, key=f"order {number}")
+        for step, shard in random.Random(number).sample(shards, len(shards)):
+            batch = make_batch(12, seed=2 * step + shard)
+            run.put_shard(step, batch, shard=shard, shards=2).raise_for_status()
+        close_waiting_steps(context_of(app))
+        read = diagnosis_of(run)
+        found.append({name: value for name, value in read.items() if name not in ("revision", "computed_at_us")})
+    assert found[1:] == found[:1] * 2
