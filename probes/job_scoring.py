@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from foreshock.api.leases import JobWeightsRecord, LeasedJobRecord, LeaseRecord
+from foreshock.api.probes import ScorerRecord
 from foreshock.errors import ForeshockError, ServiceError, ServiceUnavailable
 from foreshock.probe_kinds import EXACT, PROBE_KINDS
 from foreshock.retry import Backoff, retry, sleep_until_stopped
@@ -19,7 +22,7 @@ from foreshock_probes.engines.process import EngineError, EnginePool, JobAbandon
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.offers import Offers
 from foreshock_probes.scorers.table import imported
-from foreshock_probes.service_client import Checkpoint, FailKind, Job, Lease, LeaseClient, RequestedScorer
+from foreshock_probes.service_client import FailKind, LeaseClient
 from foreshock_probes.weights import (
     AnnouncedCheckpoint,
     UnknownRootError,
@@ -43,7 +46,7 @@ class LeasedJob:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: LeaseRecord,
         client: LeaseClient,
         offers: Offers,
         library: WeightsLibrary,
@@ -52,7 +55,7 @@ class LeasedJob:
         console: WorkerConsole,
         abandoned: Callable[[], bool],
     ) -> None:
-        self.job: Job = lease.job
+        self.job: LeasedJobRecord = lease.job
         self.library, self.folder, self.client = library, folder, client
         self.rollouts_file, self.result_file = folder / "rollouts.parquet", folder / "scores.parquet"
         self._lease, self._pool, self._console, self._abandoned = lease, pool, console, abandoned
@@ -70,7 +73,7 @@ class LeasedJob:
         if document is not None:
             self.call(lambda: self.client.upload_document(self._lease, kind.document, document))
 
-    def score(self, requested: RequestedScorer) -> bytes:
+    def score(self, requested: ScorerRecord) -> bytes:
         """Run a scorer, upload its scores and return them."""
         self.result_file.unlink(missing_ok=True)
         seconds = self.run_engine(self.command(requested), requested.name)
@@ -87,7 +90,7 @@ class LeasedJob:
         arguments = {"pair": key, "states": str(states)}
         try:
             for scorer in (pair.target, pair.behaviour):
-                command = self.command(RequestedScorer(scorer=scorer), EXACT_PART, **arguments)
+                command = self.command(ScorerRecord(scorer=scorer), EXACT_PART, **arguments)
                 seconds += self.run_engine(command, f"{pair.name}: {scorer}")
         finally:
             states.unlink(missing_ok=True)  # as large as the head and all states
@@ -95,7 +98,7 @@ class LeasedJob:
         self.call(partial(self.client.upload_exact, self._lease, key, self.result_file.read_bytes()))
         self.log_done(pair.name, seconds)
 
-    def command(self, requested: RequestedScorer, task: str | None = None, **arguments: str) -> ScoreCommand:
+    def command(self, requested: ScorerRecord, task: str | None = None, **arguments: str) -> ScoreCommand:
         """Return the command to run a scorer with the job's weights; `task` and its arguments as in ScoreCommand."""
         return ScoreCommand(
             scorer=requested.scorer,
@@ -103,7 +106,7 @@ class LeasedJob:
             weights_folder=str(self.weights.folder),
             weights_digest=self.weights.digest,
             weights_version=self.weights.version,
-            options=self.job.options.get(requested.scorer, {}),
+            options=dict(self.job.options.get(requested.scorer, {})),
             accelerator=self._accelerator,
             rollouts=str(self.rollouts_file),
             scores=str(self.result_file),
@@ -122,9 +125,9 @@ class LeasedJob:
         """Return the job's rollouts."""
         return decode_rollouts(self.rollouts_file.read_bytes())
 
-    def announced(self, checkpoint: Checkpoint) -> AnnouncedCheckpoint:
+    def announced(self, checkpoint: JobWeightsRecord) -> AnnouncedCheckpoint:
         """Return a checkpoint of the job as its run announced it."""
-        return AnnouncedCheckpoint(**checkpoint.model_dump(), project=self.job.project)
+        return AnnouncedCheckpoint(**asdict(checkpoint), project=self.job.project)
 
     def call(self, call: Callable[[], T]) -> T:
         """Return the service's answer to `call`, retried while it is unavailable."""
@@ -180,6 +183,6 @@ def failure_of(error: Exception, stop_reason: str | None, console: WorkerConsole
     return "retry", f"the worker failed with {type(error).__name__}: {error}"
 
 
-def names_of_job(job: Job) -> str:
+def names_of_job(job: LeasedJobRecord) -> str:
     """Return the names of the job's scorers and exact pairs, for messages."""
     return ", ".join([*(each.name for each in job.scorers), *(EXACT_PAIRS[key].name for key in job.exact_pairs)])

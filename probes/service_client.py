@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
+from foreshock.api.leases import LeaseRecord
+from foreshock.api.probes import ScorerRecord
+from foreshock.api.records import parse
 from foreshock.client.connection import ServiceConnection
 from foreshock.errors import Rejected, WrongService
 
 FailKind = Literal["retry", "final", "skipped"]
 
 _TRANSFER_SECONDS = 300.0
-_TOKEN_HEADER = "X-Foreshock-Lease-Token"
+_TOKEN_HEADER = "X-Foreshock-LeaseRecord-Token"
 _PARQUET = "application/vnd.apache.parquet"
 # The service keeps 2,000 characters, including a prefix of its own.
 _LONGEST_REASON = 1_800
@@ -25,77 +26,6 @@ _LONGEST_REASON = 1_800
 
 class LeaseLostError(Rejected):
     """The lease is no longer held, or the job was deleted; the result must be dropped."""
-
-
-class _FromService(BaseModel):
-    # A newer service may send more fields.
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class RequestedScorer(_FromService):
-    """A scorer of a job and its variant."""
-
-    scorer: str
-    variant: str = ""
-
-    @property
-    def name(self) -> str:
-        """The scorer's name with its variant, for messages."""
-        return f"{self.scorer} ({self.variant})" if self.variant else self.scorer
-
-
-class Checkpoint(_FromService):
-    """The weights of a job, as announced by the run."""
-
-    root: str
-    path: str
-    format: str = "hf_safetensors"
-    digest: str
-    step: int
-    weights_version: int | None = None
-    expires_at_us: int | None = None
-
-
-class JobRollouts(_FromService):
-    """The size and digest of a job's rollouts."""
-
-    count: int
-    tokens: int
-    digest: str
-
-
-class Job(_FromService):
-    """The rollouts, weights and scorers or exact pairs of a job. `options` are keyed by scorer.
-
-    `environment` is one that this worker offers, to score in; None: as the machine is.
-    `project` is that of the run; empty: the service is of a release that does not send it.
-    `candidates` are the checkpoints that a weights search tries besides.
-    """
-
-    id: str
-    probe: str
-    run: str
-    project: str = ""
-    attempt: int
-    step: int
-    kind: str = "exact"
-    scorers: tuple[RequestedScorer, ...]
-    exact_pairs: tuple[str, ...] = ()
-    options: dict[str, dict[str, Any]] = {}
-    environment: str | None = None
-    checkpoint: Checkpoint
-    candidates: tuple[Checkpoint, ...] = ()
-    rollouts: JobRollouts
-
-
-class Lease(_FromService):
-    """A job leased to this worker until `expires_at_us` (UTC microseconds of the service's clock)."""
-
-    lease: str
-    token: int
-    expires_at_us: int
-    heartbeat_seconds: float
-    job: Job
 
 
 class LeaseClient:
@@ -116,7 +46,7 @@ class LeaseClient:
         wait_seconds: float,
         environments: Sequence[str] = (),
         exact_pairs: Sequence[str] = (),
-    ) -> Lease | None:
+    ) -> LeaseRecord | None:
         """Return a lease on the next job for these scorers or pairs, None if there is none within `wait_seconds`.
 
         `environments` are the names of those that this worker can score in.
@@ -134,39 +64,39 @@ class LeaseClient:
         if response.status_code == 204:
             return None
         try:
-            return Lease.model_validate(self._connection.decoded(response))
-        except ValidationError as error:
+            return parse(LeaseRecord, self._connection.decoded(response))
+        except (KeyError, TypeError, ValueError) as error:
             raise WrongService(
                 f"{self._connection.url} sent a lease of an unknown form; update the worker or the service: {error}"
             ) from error
 
-    def heartbeat(self, lease: Lease) -> None:
+    def heartbeat(self, lease: LeaseRecord) -> None:
         """Extend the lease."""
         self._on_lease("POST", lease, "heartbeat", json_body={"token": lease.token}, timeout_seconds=10.0)
 
-    def rollouts(self, lease: Lease) -> bytes:
+    def rollouts(self, lease: LeaseRecord) -> bytes:
         """Return the job's rollouts as a Parquet file."""
         response = self._on_lease("GET", lease, "rollouts", timeout_seconds=_TRANSFER_SECONDS)
         return bytes(response.content)
 
-    def upload_scores(self, lease: Lease, requested: RequestedScorer, scores: bytes, shard: int = 0) -> None:
+    def upload_scores(self, lease: LeaseRecord, requested: ScorerRecord, scores: bytes, shard: int = 0) -> None:
         """Upload scores. Uploading the same bytes again has no effect."""
         query = {"scorer": requested.scorer, "variant": requested.variant}
         self._upload(lease, f"scores/{shard}", query, scores)
 
-    def upload_exact(self, lease: Lease, pair: str, divergences: bytes, shard: int = 0) -> None:
+    def upload_exact(self, lease: LeaseRecord, pair: str, divergences: bytes, shard: int = 0) -> None:
         """Upload the divergences of an exact pair. Uploading the same bytes again has no effect."""
         self._upload(lease, f"exact/{shard}", {"pair": pair}, divergences)
 
-    def upload_document(self, lease: Lease, path: str, document: dict[str, Any]) -> None:
+    def upload_document(self, lease: LeaseRecord, path: str, document: dict[str, Any]) -> None:
         """Upload the result of a job that is a document. Uploading it again replaces it."""
         self._on_lease("PUT", lease, path, json_body=document)
 
-    def complete(self, lease: Lease) -> None:
+    def complete(self, lease: LeaseRecord) -> None:
         """Mark the job as complete; its scores, or the result of its search or comparison, must have been uploaded."""
         self._on_lease("POST", lease, "complete", json_body={"token": lease.token})
 
-    def fail(self, lease: Lease, reason: str, kind: FailKind) -> None:
+    def fail(self, lease: LeaseRecord, reason: str, kind: FailKind) -> None:
         """Mark the job as failed with `reason`. `kind`: "retry", "final", or "skipped" if the weights are missing."""
         body = {"token": lease.token, "reason": _shortened(reason), "kind": kind}
         self._on_lease("POST", lease, "fail", json_body=body)
@@ -179,13 +109,13 @@ class LeaseClient:
         """Close the connection."""
         self._connection.close()
 
-    def _upload(self, lease: Lease, path: str, query: dict[str, str], content: bytes) -> None:
+    def _upload(self, lease: LeaseRecord, path: str, query: dict[str, str], content: bytes) -> None:
         headers = {"Content-Type": _PARQUET}
         self._on_lease(
             "PUT", lease, path, query=query, content=content, headers=headers, timeout_seconds=_TRANSFER_SECONDS
         )
 
-    def _on_lease(self, method: str, lease: Lease, action: str, **options: Any) -> Any:
+    def _on_lease(self, method: str, lease: LeaseRecord, action: str, **options: Any) -> Any:
         headers = {_TOKEN_HEADER: str(lease.token), **options.pop("headers", {})}
         try:
             return self._connection.request(method, f"/v1/leases/{lease.lease}/{action}", headers=headers, **options)

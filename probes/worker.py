@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from foreshock.api.leases import LeaseRecord
 from foreshock.errors import ServiceError
 from foreshock.retry import Backoff, sleep_until_stopped
 from foreshock_probes.console import WorkerConsole
@@ -26,7 +27,7 @@ from foreshock_probes.job_scoring import (
     names_of_job,
 )
 from foreshock_probes.offers import offers_of_machine
-from foreshock_probes.service_client import FailKind, Lease, LeaseClient, LeaseLostError
+from foreshock_probes.service_client import FailKind, LeaseClient, LeaseLostError
 from foreshock_probes.settings import WorkerSettings
 from foreshock_probes.weights import WeightsLibrary
 from foreshock_probes.work_folder import work_folder
@@ -97,7 +98,7 @@ class Worker:
         if self._stop_reason is not None:
             self._console.log(f"stopped ({self._stop_reason})")
 
-    def _next_lease(self, idle_since: float, until_idle_seconds: float | None) -> Lease | None:
+    def _next_lease(self, idle_since: float, until_idle_seconds: float | None) -> LeaseRecord | None:
         """Return a lease on the next job, None if there is none now. Retries without limit if the service is down."""
         wait = self._settings.lease_wait_seconds
         if until_idle_seconds is not None:
@@ -133,7 +134,7 @@ class Worker:
             self._client.interrupt()
             time.sleep(0.1)
 
-    def _run_job(self, lease: Lease, pool: EnginePool, folder: Path) -> None:
+    def _run_job(self, lease: LeaseRecord, pool: EnginePool, folder: Path) -> None:
         """Run the leased job and report its outcome to the service."""
         job = lease.job
         self._console.log(
@@ -159,7 +160,7 @@ class Worker:
                 kind, reason = failure_of(error, self._stop_reason, self._console)
                 self._fail(lease, kind, reason)
 
-    def _fail(self, lease: Lease, kind: FailKind, reason: str) -> None:
+    def _fail(self, lease: LeaseRecord, kind: FailKind, reason: str) -> None:
         self._console.log(f"job {lease.job.id}: {_OUTCOMES[kind]}: {reason}")
         try:
             # A short deadline: without the report, the lease expires and the job is retried without a reason.
@@ -194,7 +195,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
     goes on, and the service checks the fencing token when the scores are uploaded.
     """
 
-    def __init__(self, lease: Lease, connect: Callable[[], LeaseClient]) -> None:
+    def __init__(self, lease: LeaseRecord, connect: Callable[[], LeaseClient]) -> None:
         self._lease = lease
         self._connect = connect
         self._lost = threading.Event()

@@ -31,6 +31,11 @@ class ScorerRecord(Record):
     scorer: str
     variant: str = ""
 
+    @property
+    def name(self) -> str:
+        """The scorer's name with its variant, for messages."""
+        return f"{self.scorer} ({self.variant})" if self.variant else self.scorer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(Record):

@@ -22,8 +22,8 @@ from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedSc
 from foreshock_probes.scorers.table import imported
 
 if TYPE_CHECKING:
+    from foreshock.api.probes import ScorerRecord
     from foreshock_probes.job_scoring import LeasedJob
-    from foreshock_probes.service_client import RequestedScorer
 
 PART = f"{__name__}:run_part"
 """The task of an engine that records routes."""
@@ -109,7 +109,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     return compare_routes(job.rollouts(), target, behaviour, (first, second)).to_dict()
 
 
-def _record(job: LeasedJob, requested: RequestedScorer) -> RecordedRoutes:
+def _record(job: LeasedJob, requested: ScorerRecord) -> RecordedRoutes:
     routes, name = job.folder / "routes.safetensors", f"routes of {requested.name}"
     try:
         command = job.command(requested, PART, routes=str(routes))

@@ -13,11 +13,23 @@ from typing import Annotated, TypeVar, cast
 
 from anyio import fail_after, to_thread
 from fastapi import APIRouter, Depends, Request, Response, status
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from sqlalchemy import Select, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
+from foreshock.api.service import (
+    BacklogRecord,
+    DatabaseRecord,
+    LongPollsRecord,
+    ProcessRecord,
+    ReadinessRecord,
+    ServiceJobRecord,
+    ServiceRecord,
+    SpaceRecord,
+    StorageRecord,
+    UploadsRecord,
+)
 from foreshock.clock import now_us
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
@@ -42,106 +54,6 @@ class Liveness(BaseModel):
     status: str
 
 
-class Readiness(BaseModel):
-    """The outcome of each check: `ok`, or the reason why it fails."""
-
-    ready: bool
-    checks: dict[str, str]
-    details: dict[str, str] = Field(description="`token_pass`: `compiled`, or numpy and why")
-
-
-class Space(BaseModel):
-    """Bytes of the file system that holds a folder."""
-
-    free_bytes: int
-    total_bytes: int
-
-
-class StorageRead(BaseModel):
-    """What the database and the token store hold, and the room that is left."""
-
-    database_bytes: int
-    database_space: Space | None = Field(description="null: PostgreSQL, on a machine of its own")
-    revision: str | None = Field(description="migration that the database has")
-    newest_revision: str | None = Field(description="migration that this release requires")
-    token_store: str = Field(description="`folder` or `s3`")
-    token_space: Space | None = Field(description="null: an S3-compatible store, which has no such bound")
-
-
-class BacklogRead(BaseModel):
-    """Work that waits, of all processes."""
-
-    steps_to_fold: int = Field(description="steps with shards that are not in their measurements yet")
-    runs_to_replay: int = Field(description="runs whose detectors are to be replayed after late data")
-    files_to_remove: int = Field(description="files of deleted or purged rollouts that wait for their grace")
-    clients: int = Field(description="clients of running runs that were heard in the last two minutes")
-    undelivered_items: int = Field(description="items that wait in the memory or spool of these clients")
-
-
-class ProcessRead(BaseModel):
-    """The process that answered."""
-
-    name: str = Field(description="host, process id and a random part: as `holder` of a job")
-    process_id: int
-    processes: int = Field(description="processes that serve this address")
-    started_at_us: int
-    resident_bytes: int
-    event_loop_delay_max_seconds: float = Field(description="of the last minute")
-
-
-class UploadsRead(BaseModel):
-    """Uploads of this process."""
-
-    in_progress: int
-    places: int
-    decoding: int = Field(description="bodies that are decoded or wait for a decoder")
-    decoding_places: int
-    shards_per_second: float = Field(description="stored, over the last minute or since the start")
-    tokens_per_second: float
-
-
-class DatabaseRead(BaseModel):
-    """The database, as this process sees it."""
-
-    kind: str
-    writes_waiting: int
-    write_p50_seconds: float = Field(description="of the newest writes, waiting included")
-    write_p99_seconds: float
-
-
-class LongPollsRead(BaseModel):
-    """Requests of this process that wait for a change."""
-
-    waiting: int
-
-
-class JobRead(BaseModel):
-    """A background job. `holder` is the process that did it last; with several processes one does each job."""
-
-    name: str
-    holder: str
-    is_running: bool
-    runs: int
-    started_at_us: int | None
-    finished_at_us: int | None
-    leased_until_us: int | None = Field(description="by the database's clock; null: not leased")
-    error: str | None = Field(description="kind of the error of its last run; null: it went well, or runs")
-
-
-class ServiceRead(BaseModel):
-    """The state of the service itself."""
-
-    version: str
-    process: ProcessRead
-    readiness: Readiness
-    uploads: UploadsRead
-    database: DatabaseRead
-    long_polls: LongPollsRead
-    storage: StorageRead | None = Field(description="null: the database or the store does not answer")
-    backlog: BacklogRead | None = Field(description="null: the database does not answer")
-    jobs: list[JobRead]
-
-
 @router.get("/livez")
 async def livez() -> Liveness:
     """Report that the process answers; restart it if it does not."""
@@ -149,8 +61,10 @@ async def livez() -> Liveness:
     return Liveness(status="alive")
 
 
-@router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready; the checks give the reason"}})
-async def readyz(context: Context, response: Response) -> Readiness:
+@router.get(
+    "/readyz", responses={503: {"model": ReadinessRecord, "description": "Not ready; the checks give the reason"}}
+)
+async def readyz(context: Context, response: Response) -> ReadinessRecord:
     """Check that the database can be written and is migrated, the token store too, and that the decoders started."""
     readiness = await check_readiness(context)
     if not readiness.ready:
@@ -158,7 +72,7 @@ async def readyz(context: Context, response: Response) -> Readiness:
     return readiness
 
 
-async def check_readiness(context: ServiceContext) -> Readiness:
+async def check_readiness(context: ServiceContext) -> ReadinessRecord:
     """Return the outcome of every check; they run side by side and take CHECK_SECONDS at most."""
     database, migrations, token_store = await asyncio.gather(
         _outcome(context, context.database.check_writable),
@@ -172,7 +86,9 @@ async def check_readiness(context: ServiceContext) -> Readiness:
         "decoders": context.decoders.state,
     }
     ready = all(outcome == "ok" for outcome in checks.values())
-    return Readiness(ready=ready, checks=checks, details={"token_pass": context.decoders.token_pass or "not known yet"})
+    return ReadinessRecord(
+        ready=ready, checks=checks, details={"token_pass": context.decoders.token_pass or "not known yet"}
+    )
 
 
 def _check_migrated(context: ServiceContext) -> None:
@@ -202,12 +118,12 @@ FiguresOfApp = Annotated[ServiceFigures, Depends(_figures_of)]
 
 
 @router.get("/v1/service")
-async def read_service(context: Context, principal: Administrator, figures: FiguresOfApp) -> ServiceRead:
+async def read_service(context: Context, principal: Administrator, figures: FiguresOfApp) -> ServiceRecord:
     """Return the state of the service: the process that answers, its queues, and the background jobs of all."""
     return await service_state(context, figures)
 
 
-async def service_state(context: ServiceContext, figures: ServiceFigures) -> ServiceRead:
+async def service_state(context: ServiceContext, figures: ServiceFigures) -> ServiceRecord:
     """Return the state of the service; parts that do not answer in time are None."""
     writes = figures.write_seconds
     shards_per_second, tokens_per_second = context.ingest_rate.per_second()
@@ -217,9 +133,9 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
         _in_time(context, partial(read_backlog, context)),
         _in_time(context, partial(_jobs, figures)),
     )
-    return ServiceRead(
+    return ServiceRecord(
         version=figures.version,
-        process=ProcessRead(
+        process=ProcessRecord(
             name=process_name(),
             process_id=os.getpid(),
             processes=context.settings.processes,
@@ -228,7 +144,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
             event_loop_delay_max_seconds=max(figures.loop_delays.seconds, default=0.0),
         ),
         readiness=readiness,
-        uploads=UploadsRead(
+        uploads=UploadsRecord(
             in_progress=context.uploads.taken,
             places=context.uploads.most,
             decoding=context.decoders.bodies,
@@ -236,16 +152,16 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
             shards_per_second=shards_per_second,
             tokens_per_second=tokens_per_second,
         ),
-        database=DatabaseRead(
+        database=DatabaseRecord(
             kind="sqlite" if context.database.is_sqlite else "postgresql",
             writes_waiting=context.database.writes_waiting,
             write_p50_seconds=percentile(writes, 50),
             write_p99_seconds=percentile(writes, 99),
         ),
-        long_polls=LongPollsRead(waiting=figures.polls.count),
+        long_polls=LongPollsRecord(waiting=figures.polls.count),
         storage=storage,
         backlog=backlog,
-        jobs=jobs or [],
+        jobs=tuple(jobs or ()),
     )
 
 
@@ -257,13 +173,13 @@ async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | 
     return None
 
 
-def _jobs(figures: ServiceFigures) -> list[JobRead]:
+def _jobs(figures: ServiceFigures) -> list[ServiceJobRecord]:
     """Return the leased jobs as the database has them, and this process's own as it has them."""
-    shared: dict[str, JobRead] = {}
+    shared: dict[str, ServiceJobRecord] = {}
     if not figures.context.database.is_sqlite:
         with figures.context.database.read() as session:
             for row in all_jobs(session):
-                shared[row.name] = JobRead(
+                shared[row.name] = ServiceJobRecord(
                     name=row.name,
                     holder=row.holder,
                     is_running=row.leased_until_us > 0,
@@ -274,7 +190,7 @@ def _jobs(figures: ServiceFigures) -> list[JobRead]:
                     error=row.error,
                 )
     own = [
-        JobRead(
+        ServiceJobRecord(
             name=name,
             holder=process_name(),
             is_running=record.started_at_us is not None and record.finished_at_us is None,
@@ -290,13 +206,13 @@ def _jobs(figures: ServiceFigures) -> list[JobRead]:
     return sorted([*shared.values(), *own], key=lambda job: job.name)
 
 
-def read_storage(context: ServiceContext) -> StorageRead:
+def read_storage(context: ServiceContext) -> StorageRecord:
     """Return the space that is taken and left. Raises what the database and the file system raise."""
     settings = context.settings
     with context.database.read() as session:
         taken, revision = _database_bytes(session), current_revision(session.connection())
     file = make_url(settings.database_url).database if context.database.is_sqlite else None
-    return StorageRead(
+    return StorageRecord(
         database_bytes=taken,
         database_space=None if file is None else _space(Path(file).absolute().parent),
         revision=revision,
@@ -306,7 +222,7 @@ def read_storage(context: ServiceContext) -> StorageRead:
     )
 
 
-def read_backlog(context: ServiceContext) -> BacklogRead:
+def read_backlog(context: ServiceContext) -> BacklogRecord:
     """Return the work that waits."""
     heard = AttemptClient.seen_at_us > now_us() - _HEARD_SECONDS * 1_000_000
     clients = select(func.count(), func.coalesce(func.sum(AttemptClient.undelivered), 0))
@@ -314,7 +230,7 @@ def read_backlog(context: ServiceContext) -> BacklogRead:
         # The runs come first: their clients are found by an index.
         found = clients.join(Run, Run.id == AttemptClient.run_id).where(Run.state == "running", heard)
         number, undelivered = session.execute(found).one()
-        return BacklogRead(
+        return BacklogRecord(
             steps_to_fold=_count(session, select(Step.run_id).where(Step.folded_shards < Step.received_shards)),
             runs_to_replay=_count(session, select(DueReplay.run_id)),
             files_to_remove=_count(session, select(FileRemoval.file)),
@@ -334,8 +250,8 @@ def _database_bytes(session: Session) -> int:
     return int(pages) * int(size)
 
 
-def _space(folder: Path) -> Space:
+def _space(folder: Path) -> SpaceRecord:
     # A folder that does not exist yet will be in the first one above it that does.
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     usage = shutil.disk_usage(existing)
-    return Space(free_bytes=usage.free, total_bytes=usage.total)
+    return SpaceRecord(free_bytes=usage.free, total_bytes=usage.total)

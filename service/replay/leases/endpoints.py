@@ -14,11 +14,12 @@ from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
+from foreshock.api.leases import LeaseRecord
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Worker
 from foreshock_service.replay.leases import service
-from foreshock_service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRead, LeaseRequest, TokenBody
+from foreshock_service.replay.leases.schemas import FailBody, HeartbeatRead, LeaseRequest, TokenBody
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 
@@ -30,12 +31,12 @@ _POLL_SECONDS = 0.5
 
 @router.post(
     "",
-    response_model=LeaseRead,
+    response_model=LeaseRecord,
     responses={204: {"description": "No job is queued that this worker can do"}},
 )
 async def request_lease(
     body: LeaseRequest, request: Request, context: Context, principal: Worker
-) -> LeaseRead | Response:
+) -> LeaseRecord | Response:
     """Lease the longest-queued job that this worker can do; waits up to `wait` seconds for one."""
     deadline = time.monotonic() + body.wait
     while True:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from foreshock_service.platform.parameters import Name
-from foreshock_service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName, ScorerRequest
+from foreshock_service.replay.probes.schemas import Accelerator, EnvironmentName, PairKey, ScorerName
 
 Token = int
 
@@ -29,54 +29,6 @@ class LeaseRequest(BaseModel):
     scorers: list[ScorerName] = Field(min_length=1, max_length=64, description="all scorers that the worker offers")
     exact_pairs: list[PairKey] = Field(default=[], max_length=64, description="all exact pairs that the worker offers")
     wait: float = Field(default=0.0, ge=0, le=60, description="seconds to wait if there is no job")
-
-
-class CheckpointRead(BaseModel):
-    """The place of the weights: `path` below a root that the worker's own configuration names."""
-
-    root: str
-    path: str
-    format: str
-    digest: str
-    step: int
-    weights_version: int | None
-
-
-class RolloutsRead(BaseModel):
-    """The rollouts to score."""
-
-    count: int
-    tokens: int = Field(description="response tokens")
-    digest: str = Field(description="digest of the set of their sample ids")
-
-
-class LeasedJob(BaseModel):
-    """The job of a lease."""
-
-    id: str
-    probe: str
-    run: str
-    project: str = Field(description="of the run; the worker's weights roots are bound to projects")
-    attempt: int
-    step: int
-    kind: str
-    scorers: list[ScorerRequest]
-    exact_pairs: list[str] = Field(description="comparisons `target/behaviour` over the whole vocabulary")
-    options: dict[str, Any] = Field(description="options by scorer")
-    environment: str | None = Field(description="the environment to score in; null: as the worker is")
-    checkpoint: CheckpointRead
-    candidates: list[CheckpointRead] = Field(description="of a weights search: the other weights to try, in this order")
-    rollouts: RolloutsRead
-
-
-class LeaseRead(BaseModel):
-    """A lease of a job. The worker sends `token` with each later request; heartbeats extend the lease."""
-
-    lease: str
-    token: Token
-    expires_at_us: int = Field(description="end of the lease by the database's clock")
-    heartbeat_seconds: float = Field(description="interval of heartbeats")
-    job: LeasedJob
 
 
 class TokenBody(BaseModel):

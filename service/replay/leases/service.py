@@ -7,6 +7,9 @@ from pathlib import Path
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.leases import JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
+from foreshock.api.probes import ScorerRecord
+from foreshock.api.records import parse
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Run
@@ -17,18 +20,14 @@ from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import repository
 from foreshock_service.replay.leases.repository import JobKind
 from foreshock_service.replay.leases.schemas import (
-    CheckpointRead,
     FailBody,
-    LeasedJob,
-    LeaseRead,
     LeaseRequest,
-    RolloutsRead,
 )
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
 from foreshock_service.replay.probes.jobs import JobState, Outcome
 from foreshock_service.replay.probes.pinned_rollouts import write_rollouts
-from foreshock_service.replay.probes.schemas import ScorerRequest, scorers_of_pairs
+from foreshock_service.replay.probes.schemas import scorers_of_pairs
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
 from foreshock_service.replay.probes.workers import live_workers, record_worker, touch_worker
 from foreshock_service.runs.runs.service import get_run
@@ -52,7 +51,7 @@ class LeaseLost(ProblemError):
     problem_type = "lease-lost"
 
 
-def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRead | None:
+def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRecord | None:
     """Lease the first job, by priority and age, that the worker can do; None if there is none."""
     return context.database.write(lambda session: _claim(session, context, principal, request))
 
@@ -139,7 +138,9 @@ def sweep(context: ServiceContext) -> int:
     return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
 
 
-def _claim(session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRead | None:
+def _claim(
+    session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest
+) -> LeaseRecord | None:
     now = database_now_us(session)
     record_worker(session, _worker(principal, request, now))
     _expire_overdue(session, context)
@@ -234,15 +235,15 @@ def _duration_us(context: ServiceContext) -> int:
     return int(context.settings.lease_seconds * 1e6)
 
 
-def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> LeaseRead:
+def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> LeaseRecord:
     assert job.lease_expires_at_us is not None
     asked = {each["scorer"] for each in job.scorers} | scorers_of_pairs(job.exact_pairs)
-    return LeaseRead(
+    return LeaseRecord(
         lease=lease.id,
         token=lease.token,
         expires_at_us=job.lease_expires_at_us,
         heartbeat_seconds=context.settings.lease_seconds / _HEARTBEATS,
-        job=LeasedJob(
+        job=LeasedJobRecord(
             id=job.id,
             probe=probe.id,
             run=run.id,
@@ -250,12 +251,12 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, ru
             attempt=probe.attempt,
             step=probe.step,
             kind=probe.kind,
-            scorers=[ScorerRequest(**each) for each in job.scorers],
-            exact_pairs=list(job.exact_pairs),
+            scorers=tuple(parse(ScorerRecord, each) for each in job.scorers),
+            exact_pairs=tuple(job.exact_pairs),
             options={name: options for name, options in probe.options.items() if name in asked},
             environment=job.environment,
-            checkpoint=CheckpointRead(**probe.checkpoint),
-            candidates=[CheckpointRead(**each) for each in probe.candidates or ()],
-            rollouts=RolloutsRead(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
+            checkpoint=parse(JobWeightsRecord, probe.checkpoint),
+            candidates=tuple(parse(JobWeightsRecord, each) for each in probe.candidates or ()),
+            rollouts=JobRolloutsRecord(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
         ),
     )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from foreshock.api.service import (
+    BacklogRecord,
+    ServiceJobRecord,
+    ServiceRecord,
+    SpaceRecord,
+    StorageRecord,
+)
 from foreshock.clock import now_us
-from foreshock_service.platform.health import BacklogRead, JobRead, ServiceRead, Space, StorageRead
 from foreshock_service.present.pages.rendering import DASH, count, moment
 from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
 
@@ -21,7 +27,7 @@ _CHECKS = {
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def service_page(state: ServiceRead) -> ServicePage:
+def service_page(state: ServiceRecord) -> ServicePage:
     """Return the page of a state of the service."""
     process = state.process
     return ServicePage(
@@ -49,7 +55,7 @@ def bytes_in_words(value: int) -> str:
     return f"{value} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
-def _checks(state: ServiceRead) -> list[ServiceFigure]:
+def _checks(state: ServiceRecord) -> list[ServiceFigure]:
     tones: dict[bool, Tone] = {True: "", False: "critical"}
     figures = [
         ServiceFigure(
@@ -62,7 +68,7 @@ def _checks(state: ServiceRead) -> list[ServiceFigure]:
     return [*figures, ServiceFigure("Kernels", token_pass, words, "/readyz: details.token_pass")]
 
 
-def _uploads(state: ServiceRead) -> list[ServiceFigure]:
+def _uploads(state: ServiceRecord) -> list[ServiceFigure]:
     uploads = state.uploads
     full: Tone = "warning" if uploads.in_progress >= uploads.places else ""
     return [
@@ -86,7 +92,7 @@ def _uploads(state: ServiceRead) -> list[ServiceFigure]:
     ]  # fmt: skip
 
 
-def _database(state: ServiceRead) -> list[ServiceFigure]:
+def _database(state: ServiceRecord) -> list[ServiceFigure]:
     database, storage = state.database, state.storage
     slow: Tone = "warning" if database.write_p99_seconds > SLOW_WRITE_SECONDS else ""
     revision = DASH if storage is None else f"{storage.revision} of {storage.newest_revision}"
@@ -109,9 +115,9 @@ def _database(state: ServiceRead) -> list[ServiceFigure]:
     ]  # fmt: skip
 
 
-def _storage(storage: StorageRead | None) -> list[ServiceFigure]:
+def _storage(storage: StorageRecord | None) -> list[ServiceFigure]:
     if storage is None:
-        return [ServiceFigure("Space", DASH, "The database or the store does not answer.", "storage", "critical")]
+        return [ServiceFigure("SpaceRecord", DASH, "The database or the store does not answer.", "storage", "critical")]
     figures = [
         ServiceFigure(
             "Database", bytes_in_words(storage.database_bytes), "Bytes of the database.", "storage.database_bytes"
@@ -126,7 +132,7 @@ def _storage(storage: StorageRead | None) -> list[ServiceFigure]:
     return figures
 
 
-def _free(name: str, space: Space, source: str) -> ServiceFigure:
+def _free(name: str, space: SpaceRecord, source: str) -> ServiceFigure:
     share = space.free_bytes / max(space.total_bytes, 1)
     tone: Tone = "critical" if share < LEAST_SPACE else "warning" if share < LOW_SPACE else ""
     words = "Without room uploads get a 507 and stay with their clients. `foreshock retention` frees tokens."
@@ -135,7 +141,7 @@ def _free(name: str, space: Space, source: str) -> ServiceFigure:
     )
 
 
-def _backlog(backlog: BacklogRead | None) -> list[ServiceFigure]:
+def _backlog(backlog: BacklogRecord | None) -> list[ServiceFigure]:
     if backlog is None:
         return [ServiceFigure("Backlog", DASH, "The database does not answer.", "backlog", "critical")]
     return [
@@ -165,7 +171,7 @@ def _backlog(backlog: BacklogRead | None) -> list[ServiceFigure]:
     ]  # fmt: skip
 
 
-def _process(state: ServiceRead) -> list[ServiceFigure]:
+def _process(state: ServiceRecord) -> list[ServiceFigure]:
     process, polls = state.process, state.long_polls
     slow: Tone = "warning" if process.event_loop_delay_max_seconds > SLOW_LOOP_SECONDS else ""
     return [
@@ -179,7 +185,7 @@ def _process(state: ServiceRead) -> list[ServiceFigure]:
     ]  # fmt: skip
 
 
-def _job(job: JobRead) -> JobRow:
+def _job(job: ServiceJobRecord) -> JobRow:
     if job.error is not None:
         state = Label(f"failed: {job.error}", "critical")
     else:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from foreshock.api.records import parse
+from foreshock.api.service import ServiceRecord, SpaceRecord
 from foreshock_service.platform.database.opening import newest_revision
-from foreshock_service.platform.health import ServiceRead, Space
 from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.present.pages.presenters.service import bytes_in_words, service_page
 from tests.service.present.pages.conftest import Site
@@ -38,7 +40,7 @@ def test_page_shows_every_part_of_the_service(site: Site) -> None:
 def test_every_figure_has_a_source_that_the_api_answers(site: Site) -> None:
     state = site.http.get("/v1/service").raise_for_status().json()
     ready = site.http.get("/readyz").raise_for_status().json()
-    page = service_page(ServiceRead.model_validate(state))
+    page = service_page(parse(ServiceRecord, state))
     figures = [figure for group in page.groups for figure in group.figures]
     assert len(figures) == len({figure.source for figure in figures}) > 20
     for figure in figures:
@@ -79,16 +81,13 @@ def test_page_is_for_administrators(http: httpx.Client, app: FastAPI) -> None:
 
 
 def test_what_is_wrong_has_a_tone(site: Site) -> None:
-    state = ServiceRead.model_validate(site.http.get("/v1/service").raise_for_status().json())
+    state = parse(ServiceRecord, site.http.get("/v1/service").raise_for_status().json())
     assert state.storage is not None
-    full = state.storage.model_copy(update={"token_space": Space(free_bytes=10**7, total_bytes=10**9)})
-    readiness = state.readiness.model_copy(
-        update={"ready": False, "checks": {**state.readiness.checks, "database": "failed: TimeoutError"}}
-    )
-    uploads = state.uploads.model_copy(update={"in_progress": state.uploads.places})
-    page = service_page(
-        state.model_copy(update={"storage": full, "backlog": None, "readiness": readiness, "uploads": uploads})
-    )
+    full = replace(state.storage, token_space=SpaceRecord(free_bytes=10**7, total_bytes=10**9))
+    checks = {**state.readiness.checks, "database": "failed: TimeoutError"}
+    readiness = replace(state.readiness, ready=False, checks=checks)
+    uploads = replace(state.uploads, in_progress=state.uploads.places)
+    page = service_page(replace(state, storage=full, backlog=None, readiness=readiness, uploads=uploads))
     assert page.state.text == "not ready"
     tones = {figure.source: figure.tone for group in page.groups for figure in group.figures if figure.tone}
     assert tones["storage.token_space"] == "critical"

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock.api.leases import LeaseRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
@@ -33,7 +34,7 @@ from foreshock_service.platform.database.tables.probes import Lease, Probe, Prob
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import service as leases
-from foreshock_service.replay.leases.schemas import FailBody, LeaseRead, LeaseRequest
+from foreshock_service.replay.leases.schemas import FailBody, LeaseRequest
 from foreshock_service.replay.leases.service import LeaseLost
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.job_bundles import new_jobs
@@ -59,7 +60,7 @@ class Clock:
 class LeaseMachine(RuleBasedStateMachine):
     """Two probes of two jobs each in a project of their own; a model of which lease holds which job."""
 
-    granted: Bundle[LeaseRead] = Bundle("granted")
+    granted: Bundle[LeaseRecord] = Bundle("granted")
 
     def __init__(self, context: ServiceContext, clock: Clock) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.project = new_identifier("project")
         self.principal = Principal(None, self.project, frozenset(Scope))
         self.jobs: dict[str, str] = {}  # job id → its probe's id
-        self.holder: dict[str, LeaseRead] = {}
+        self.holder: dict[str, LeaseRecord] = {}
         self.ends_at: dict[str, int] = {}
         self.tries: dict[str, int] = {}
         self.newest_token: dict[str, int] = {}
@@ -126,7 +127,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return lease
 
     @rule(lease=granted)
-    def heartbeat(self, lease: LeaseRead) -> None:
+    def heartbeat(self, lease: LeaseRecord) -> None:
         """A heartbeat extends the lease of the holder only."""
         job = lease.job.id
         if self._holds(lease):
@@ -137,14 +138,14 @@ class LeaseMachine(RuleBasedStateMachine):
                 leases.heartbeat(self.context, self.principal, lease.lease, lease.token)
 
     @rule(lease=granted, wrong=st.integers(1, 9))
-    def guess_a_token(self, lease: LeaseRead, wrong: int) -> None:
+    def guess_a_token(self, lease: LeaseRecord, wrong: int) -> None:
         """A token that is not the lease's own never works."""
         if wrong != lease.token:
             with pytest.raises(LeaseLost):
                 leases.heartbeat(self.context, self.principal, lease.lease, wrong)
 
     @rule(lease=granted)
-    def complete(self, lease: LeaseRead) -> None:
+    def complete(self, lease: LeaseRecord) -> None:
         """The holder completes its job; a repeated request changes nothing; another worker's is refused."""
         job = lease.job.id
         if self._holds(lease):
@@ -160,7 +161,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self._publish(lease)
 
     @rule(lease=granted, kind=st.sampled_from(["retry", "retry", "final", "skipped"]))
-    def fail(self, lease: LeaseRead, kind: str) -> None:
+    def fail(self, lease: LeaseRecord, kind: str) -> None:
         """The holder reports a failure: the job is queued again, or the probe ends."""
         body = FailBody(token=lease.token, reason="why", kind=kind)  # type: ignore[arg-type]
         if not self._holds(lease):
@@ -212,7 +213,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 self.tries[job] = 0
 
     @rule(lease=consumes(granted))
-    def forget(self, lease: LeaseRead) -> None:
+    def forget(self, lease: LeaseRecord) -> None:
         """A worker dies without reporting."""
 
     @invariant()
@@ -243,7 +244,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def _duration(self) -> int:
         return int(self.context.settings.lease_seconds * 1e6)
 
-    def _publish(self, lease: LeaseRead) -> None:
+    def _publish(self, lease: LeaseRecord) -> None:
         self.context.database.write(
             lambda session: publishing.publish_job(session, self.context, self.principal, lease.lease, lease.token, {})
         )
@@ -254,7 +255,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert row is not None
             return row.engine
 
-    def _holds(self, lease: LeaseRead) -> bool:
+    def _holds(self, lease: LeaseRecord) -> bool:
         held = self.holder.get(lease.job.id)
         return held is not None and held.lease == lease.lease
 
@@ -277,7 +278,7 @@ def _probe(run: str, request: str, created_at_us: int) -> Probe:
     )  # fmt: skip
 
 
-def _send_scores(session: Session, lease: LeaseRead) -> None:
+def _send_scores(session: Session, lease: LeaseRecord) -> None:
     """Add the catalogue row of an upload."""
     for asked in lease.job.scorers:
         row = {

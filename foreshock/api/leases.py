@@ -1,0 +1,73 @@
+"""Leases: a job, its weights and rollouts, as a worker gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreshock.api.probes import ScorerRecord
+from foreshock.api.records import Record
+
+__all__ = ["JobRolloutsRecord", "JobWeightsRecord", "LeaseRecord", "LeasedJobRecord"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWeightsRecord(Record):
+    """The place of the weights: `path` below a root that the worker's own configuration names."""
+
+    root: str
+    path: str
+    format: str = "hf_safetensors"
+    digest: str
+    step: int
+    weights_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRolloutsRecord(Record):
+    """The rollouts to score."""
+
+    count: int
+    tokens: int
+    """response tokens"""
+    digest: str
+    """digest of the set of their sample ids"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedJobRecord(Record):
+    """The job of a lease."""
+
+    id: str
+    probe: str
+    run: str
+    project: str = ""
+    """of the run; the worker's weights roots are bound to projects"""
+    attempt: int
+    step: int
+    kind: str = "exact"
+    scorers: tuple[ScorerRecord, ...]
+    exact_pairs: tuple[str, ...] = ()
+    """comparisons `target/behaviour` over the whole vocabulary"""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """options by scorer"""
+    environment: str | None = None
+    """the environment to score in; null: as the worker is"""
+    checkpoint: JobWeightsRecord
+    candidates: tuple[JobWeightsRecord, ...] = ()
+    """of a weights search: the other weights to try, in this order"""
+    rollouts: JobRolloutsRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord(Record):
+    """A lease of a job. The worker sends `token` with each later request; heartbeats extend the lease."""
+
+    lease: str
+    token: int
+    expires_at_us: int
+    """end of the lease by the database's clock"""
+    heartbeat_seconds: float
+    """interval of heartbeats"""
+    job: LeasedJobRecord
