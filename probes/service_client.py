@@ -18,7 +18,7 @@ from foreshock.errors import Rejected, WrongService
 FailKind = Literal["retry", "final", "skipped"]
 
 _TRANSFER_SECONDS = 300.0
-_TOKEN_HEADER = "X-Foreshock-LeaseRecord-Token"
+_TOKEN_HEADER = "X-Foreshock-Lease-Token"
 _PARQUET = "application/vnd.apache.parquet"
 # The service keeps 2,000 characters, including a prefix of its own.
 _LONGEST_REASON = 1_800
