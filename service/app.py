@@ -62,10 +62,12 @@ from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jo
 from foreshock_service.replay.probes.workers import router as hardware
 from foreshock_service.replay.results.publishing import router as results
 from foreshock_service.replay.results.scores import read_replayed_scores
-from foreshock_service.runs.attempts.endpoints import router as attempts
-from foreshock_service.runs.changes.endpoints import router as changes
+from foreshock_service.runs.attempts import router as attempts
+from foreshock_service.runs.changes import router as changes
 from foreshock_service.runs.checkpoints import router as checkpoints
+from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.corrections import router as corrections
+from foreshock_service.runs.curves import router as measurements
 from foreshock_service.runs.deletions import router as deletions
 from foreshock_service.runs.events import (
     AdviceModeChanged,
@@ -89,18 +91,16 @@ from foreshock_service.runs.findings.endpoints import router as findings
 from foreshock_service.runs.findings.service import Sources, rebuild_due_findings
 from foreshock_service.runs.findings.service import forget_superseded as forget_superseded_findings
 from foreshock_service.runs.health.service import router as run_health
-from foreshock_service.runs.ingest.endpoints import router as ingest
+from foreshock_service.runs.ingest import router as ingest
 from foreshock_service.runs.lint.endpoints import router as lint
 from foreshock_service.runs.lint.service import findings_of_run
-from foreshock_service.runs.measurements.endpoints import router as measurements
-from foreshock_service.runs.rollouts.endpoints import router as rollouts
-from foreshock_service.runs.rollouts.shards import PRELOAD
-from foreshock_service.runs.runs.endpoints import router as runs
-from foreshock_service.runs.runs.service import mark_stale_runs
-from foreshock_service.runs.scalars.endpoints import router as scalars
-from foreshock_service.runs.steps.closing import close_waiting_steps
-from foreshock_service.runs.steps.endpoints import router as steps
+from foreshock_service.runs.run_endpoints import router as runs
+from foreshock_service.runs.runs import mark_stale_runs
+from foreshock_service.runs.scalars import router as scalars
+from foreshock_service.runs.shard_decoding import PRELOAD
+from foreshock_service.runs.steps import router as steps
 from foreshock_service.runs.theory import router as theory
+from foreshock_service.runs.tokens import router as rollouts
 from foreshock_service.watch.advice.endpoints import router as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.alerts.delivery import (

@@ -36,7 +36,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def noun_of(module: str) -> str:
-    """Return the noun of a module: `foreshock_service.runs.steps` for `foreshock_service.runs.steps.service`."""
+    """Return the noun of a module: `foreshock_service.runs.steps` for `foreshock_service.runs.steps`."""
     parts = module.split(".")
     in_part = len(parts) > 2 and parts[1] in PARTS and (REPOSITORY / Path(*parts[:3])).is_dir()
     return ".".join(parts[:3]) if in_part else module

@@ -29,7 +29,7 @@ class KillPoint(NamedTuple):
     when: Literal["before", "after", "inside"]
 
 
-_INGEST, _STEPS = "foreshock_service.runs.ingest.service", "foreshock_service.runs.steps.closing"
+_INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.closing"
 _STORE, _DATABASE = "foreshock_service.platform.store.local", "foreshock_service.platform.database.session"
 _SCORES, _SHARDS = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.shards"
 _SPOOL, _SENDER, _REGISTRAR = "foreshock.client.spool", "foreshock.client.sender", "foreshock.client.registrar"

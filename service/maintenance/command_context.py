@@ -16,7 +16,7 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import open_store
 from foreshock_service.platform.uploads import UploadPlaces
-from foreshock_service.runs.rollouts.shards import PRELOAD
+from foreshock_service.runs.shard_decoding import PRELOAD
 
 
 @contextmanager

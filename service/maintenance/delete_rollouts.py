@@ -51,8 +51,8 @@ from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
 from foreshock_service.runs.deletions import DeletedIds
-from foreshock_service.runs.runs.service import lock_run_for_background
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.runs import lock_run_for_background
 
 _STEPS_AT_ONCE = 100
 _ROUND_SECONDS = 20.0

@@ -41,7 +41,7 @@ from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.service import cancel_jobs_of_run
 from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
 from foreshock_service.runs.events import RunRemoved
-from foreshock_service.runs.runs.service import delete_run
+from foreshock_service.runs.runs import delete_run
 
 # A transaction is aimed at this length: a small upload waits for one of them at most.
 _TRANSACTION_SECONDS = 0.03

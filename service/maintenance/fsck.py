@@ -30,8 +30,8 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans
 from foreshock_service.platform.store.tokens import FileName, ListedFile, parse_name
-from foreshock_service.runs.rollouts.service import set_file_bytes
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.shards import set_file_bytes
 
 Problem = Literal["missing", "damaged", "wrong size", "orphan"]
 

@@ -39,15 +39,14 @@ from foreshock_service.platform.settings import load_settings
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from foreshock_service.replay.results.exact import remeasure_exact
+from foreshock_service.runs.closing import store_fold
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.folding import fold_step
 from foreshock_service.runs.lint.judging import judge_step
-from foreshock_service.runs.measurements.folding import fold_step
-from foreshock_service.runs.rollouts.remeasuring import TokenFile, measure_file
-from foreshock_service.runs.rollouts.service import replace_shards, shards_of_step
-from foreshock_service.runs.rollouts.shards import FoldedStep, MeasuredShard
-from foreshock_service.runs.runs.service import lock_run_for_background
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.closing import store_fold
-from foreshock_service.runs.steps.service import is_closed
+from foreshock_service.runs.runs import lock_run_for_background
+from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard
+from foreshock_service.runs.shards import measure_again, replace_shards, shards_of_step, why_not_whole
+from foreshock_service.runs.steps import is_closed
 
 _TRIES = 5
 
@@ -64,13 +63,13 @@ class StepReport:
 class _Stored:
     """A step as it is stored: the files of its shards in order, and its scores."""
 
-    files: tuple[TokenFile, ...]
+    files: tuple[Shard, ...]
     # None if tokens were removed: then nothing is measured again.
     scored: AttributionInputs | None
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
-        files = tuple(TokenFile.of(shard) for shard in shards_of_step(session, key))
+        files = tuple(shards_of_step(session, key))
         whole = all(file.tokens_removed is None for file in files)
         return cls(files, attribution_inputs(context, session, key) if whole else None)
 
@@ -115,23 +114,23 @@ def check_step(context: ServiceContext, key: StepKey) -> StepReport:
     return StepReport(key, _removed(stored.files) or gone_files(context, stored.files) or _gone_scores(stored.scored))
 
 
-def _removed(files: Sequence[TokenFile]) -> str | None:
+def _removed(files: Sequence[Shard]) -> str | None:
     """Return why a step cannot be measured again although nothing is missing; None if it can."""
-    removed = [why for file in files if (why := file.removed_in_words()) is not None]
+    removed = [why for file in files if (why := why_not_whole(file)) is not None]
     return f"{removed[0]}; its measures stay" if removed else None
 
 
-def gone_files(context: ServiceContext, files: Sequence[TokenFile]) -> str | None:
+def gone_files(context: ServiceContext, files: Sequence[Shard]) -> str | None:
     """Describe the missing token files; None if all exist."""
-    gone = [file for file in files if not context.store.file(file.name).exists()]
+    gone = [file for file in files if not context.store.file(file.file).exists()]
     if not gone:
         return None
-    return f"{len(gone)} of its {len(files)} token files are missing, such as {gone[0].name}"
+    return f"{len(gone)} of its {len(files)} token files are missing, such as {gone[0].file}"
 
 
 def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
     """Return the step as it is measured now, and a description of missing scores."""
-    measured = tuple(measure_file(context, file) for file in stored.files)
+    measured = tuple(measure_again(context, file) for file in stored.files)
     measurements = fold_step(part for shard in measured for part in shard.parts)
     folded = FoldedStep(measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured]))
     gone = _gone_scores(stored.scored)

@@ -40,9 +40,9 @@ from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import ENDED
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run, lock_run, lock_run_for_background
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run, lock_run_for_background
 
 
 @dataclass(frozen=True, slots=True)

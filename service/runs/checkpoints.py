@@ -29,10 +29,10 @@ from foreshock_service.platform.parameters import (
     page_of,
 )
 from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.runs.attempts.service import require_attempt
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run, lock_run, note_derived_model_kind
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.attempts import check_attempt
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run, note_derived_model_kind
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 _KEY = ("run_id", "attempt", "step")
@@ -110,7 +110,7 @@ def announce_checkpoint(
     The model kind in the announcement applies to the run unless the run declares another one.
     """
     run = lock_run(session, principal, key.run_id)
-    require_attempt(session, key.run_id, key.attempt)
+    check_attempt(session, key.run_id, key.attempt)
     row = {**key._asdict(), "announced_at_us": now_us(), **body.model_dump()}
     created = _put(session, row)
     note_derived_model_kind(session, events, run, body.model_kind)

@@ -32,11 +32,11 @@ from foreshock_service.platform.context import Context
 from foreshock_service.platform.parameters import ActiveOrAttempt, Name, StepPath
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.runs.coverage import coverage_of_step, with_shards
-from foreshock_service.runs.measurements.endpoints import Comparison
-from foreshock_service.runs.measurements.service import stored_statistics
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.curves import Comparison
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.measurements import stored_statistics
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.steps import coverage_of_step, with_shards
 
 TOO_LARGE = "a value too large for a float64 is null"
 

@@ -25,9 +25,9 @@ from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import Cursor, Limit, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.platform.security import Administrator, Principal
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run, lock_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run
 
 router = APIRouter(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
 

@@ -1,11 +1,19 @@
-"""Events of a run that other parts handle. Each is published with the run locked."""
+"""Events of a run that other parts handle, and the key of a step. Events are published with the run locked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from foreshock.model_kind import ModelKind
-from foreshock_service.runs.step_key import StepKey
+
+
+class StepKey(NamedTuple):
+    """Key of a step, in the order of the tables' primary keys. The steps of two attempts differ; one is active."""
+
+    run_id: str
+    attempt: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,12 @@ from foreshock_service.platform.database.tables import AdviceAcknowledgement, Ru
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.runs.corrections import TOO_LARGE, MeasuredPair, read_pair
-from foreshock_service.runs.coverage import with_shards
-from foreshock_service.runs.measurements.endpoints import Comparison
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.scalars.service import scalars_of_step
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.curves import Comparison
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run
+from foreshock_service.runs.scalars import scalars_of_step
+from foreshock_service.runs.steps import with_shards
 
 Part = TypeVar("Part")
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])

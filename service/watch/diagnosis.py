@@ -31,16 +31,15 @@ from foreshock_service.platform.database.tables import (
     StoredFinding,
 )
 from foreshock_service.platform.security import Reader
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
+from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.diagnoses import awaits_shards, find_diagnosis, runs_to_judge, store_diagnosis
-from foreshock_service.runs.events import ShardAwaitsOthers
-from foreshock_service.runs.measurements.service import newest_rows
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import find_run, get_run, lock_run_for_background
-from foreshock_service.runs.scalars.service import scalars_of_active_steps
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import missing_shards_of
+from foreshock_service.runs.events import ShardAwaitsOthers, StepKey
+from foreshock_service.runs.measurements import newest_rows
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import find_run, get_run, lock_run_for_background
+from foreshock_service.runs.scalars import scalars_of_active_steps
+from foreshock_service.runs.steps import missing_shards_of
 
 WAIT_SECONDS: Final = 30.0
 """A step whose shards do not come for so long is named; before the first complete step, at once."""

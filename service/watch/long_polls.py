@@ -25,7 +25,7 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run
 from foreshock_service.platform.parameters import etag_of, matches, names_version
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.runs.service import check_visible
+from foreshock_service.runs.runs import check_visible
 
 LONGEST_WAIT_SECONDS = 30
 LOOK_SECONDS = 0.5

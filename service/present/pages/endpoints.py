@@ -58,9 +58,8 @@ from foreshock_service.present.pages.sessions import (
     sign_out,
 )
 from foreshock_service.present.pages.view_models import LoginPage
-from foreshock_service.runs.runs.addresses import RunIdentifier, RunOfPage
-from foreshock_service.runs.runs.schemas import RunUpdate
-from foreshock_service.runs.runs.service import get_run, update_run
+from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
+from foreshock_service.runs.runs import RunUpdate, get_run, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
 from foreshock_service.watch.alerts.endpoints import AlertIdentifier

@@ -17,8 +17,8 @@ from foreshock_service.present.pages.presenters.advice import rules_page
 from foreshock_service.present.pages.presenters.viewing import open_viewing
 from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response
 from foreshock_service.present.pages.sessions import OperatorSession, PageRoute, PageSession, ReaderSession
-from foreshock_service.runs.runs.addresses import RunIdentifier, RunOfPage
-from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
+from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.rules.service import change_rule, set_rules
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

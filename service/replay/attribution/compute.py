@@ -41,7 +41,7 @@ from foreshock_service.replay.results.files import (
     preferred_scores,
     read_aligned_scores,
 )
-from foreshock_service.runs.measurements.folding import FoldedStatistics
+from foreshock_service.runs.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
 

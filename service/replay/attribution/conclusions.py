@@ -34,10 +34,10 @@ from foreshock.weights_search import WeightsSearch
 from foreshock_service.replay.attribution import repository
 from foreshock_service.replay.attribution.document import environment_in
 from foreshock_service.replay.results.weights_search import find_search
-from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import of_steps
-from foreshock_service.runs.step_key import StepKey
 
 DRIFT_STEPS = 20
 """Other probed steps that the conclusions compare a step with, the newest."""

@@ -29,7 +29,7 @@ from foreshock_service.replay.attribution.compute import (
 )
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
 
 
 def document_of(

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.probes import Attribution
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.events import StepKey
 
 _KEY = StepKey._fields
 

@@ -39,15 +39,13 @@ from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.files import ScoreFiles
 from foreshock_service.replay.results.scores import files_of_score, newest_scores
 from foreshock_service.replay.results.weights_search import find_search, search_record
-from foreshock_service.runs.attempts.service import attempts_of_run, find_attempt, resolve_step
-from foreshock_service.runs.coverage import incomplete_of_step
-from foreshock_service.runs.events import MeasurementsChanged, StepClosed
+from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
+from foreshock_service.runs.events import MeasurementsChanged, StepClosed, StepKey
 from foreshock_service.runs.findings.service import mark_due
-from foreshock_service.runs.measurements.service import store_measurements
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run, lock_run_for_background
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import is_closed
+from foreshock_service.runs.measurements import store_measurements
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run_for_background
+from foreshock_service.runs.steps import find_step, incomplete_step, is_closed
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -107,7 +105,7 @@ def read_attribution(
     """
     with context.database.read() as session:
         found = attribution_of_step(session, principal, run, step, attempt)
-        incomplete = incomplete_of_step(session, StepKey(run, found.attempt, step))
+        incomplete = incomplete_step(find_step(session, StepKey(run, found.attempt, step)))
         return replace(found, incomplete=incomplete)
 
 

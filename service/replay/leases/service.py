@@ -30,7 +30,7 @@ from foreshock_service.replay.probes.pinned_rollouts import write_rollouts
 from foreshock_service.replay.probes.schemas import scorers_of_pairs
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
 from foreshock_service.replay.probes.workers import live_workers, record_worker, touch_worker
-from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.runs import get_run
 
 _EXPIRED_AT_ONCE = 100
 # Heartbeats in the time of a lease: two in a row may be lost.

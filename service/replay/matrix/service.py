@@ -31,10 +31,10 @@ from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
 from foreshock_service.replay.probes.workers import live_workers
-from foreshock_service.runs.attempts.service import resolve_step
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.attempts import resolve_step
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run
 
 router = APIRouter(prefix="/v1", tags=["probes"])
 

@@ -12,7 +12,7 @@ from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, N
 from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.replay.probes import requests, service
 from foreshock_service.replay.probes.schemas import ProbeCreate
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1", tags=["probes"])
 ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]

@@ -25,10 +25,10 @@ from foreshock_service.replay.probes.policy_schemas import ProbePolicyBody
 from foreshock_service.replay.probes.requests import check_scorers, create_probe
 from foreshock_service.replay.probes.schemas import ProbeCreate
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs
-from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run, lock_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run
 
 router = APIRouter(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
 

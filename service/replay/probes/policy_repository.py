@@ -12,8 +12,8 @@ from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, 
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.repository import is_near_open_alert
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
+from foreshock_service.runs.events import StepKey
 
 
 def find(session: Session, run_id: str) -> ProbePolicy | None:

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Run
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.replay.probes.jobs import JobState, Priority
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.events import StepKey
 
 
 def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:

@@ -43,11 +43,11 @@ from foreshock_service.replay.probes.service import (
     shown,
 )
 from foreshock_service.replay.probes.workers import live_workers
-from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from foreshock_service.runs.rollouts.service import removed_in_words, shards_of_step
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import find_step
+from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts, resolve_step
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.runs import get_run
+from foreshock_service.runs.shards import removed_in_words, shards_of_step
+from foreshock_service.runs.steps import find_step
 
 _NAMED_CHECKPOINTS = 5
 
@@ -191,7 +191,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         rollouts=pinned_rollouts(context, present, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
-        attempt_fingerprint=require_attempt(session, run_id, key.attempt).fingerprint,
+        attempt_fingerprint=fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
         candidates=_candidates(session, key, body) if body.kind == WEIGHTS.name else None,
     )
 

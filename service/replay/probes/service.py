@@ -32,10 +32,9 @@ from foreshock_service.replay.probes.jobs import (
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
-from foreshock_service.runs.events import RunRemoved
-from foreshock_service.runs.rollouts.service import shards_with_tokens
-from foreshock_service.runs.runs.service import find_run, get_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import RunRemoved, StepKey
+from foreshock_service.runs.runs import find_run, get_run
+from foreshock_service.runs.shards import shards_with_tokens
 
 CANCELLED = "the probe was cancelled"
 _RAISED_AT_ONCE = 100

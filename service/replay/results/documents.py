@@ -27,10 +27,10 @@ from foreshock_service.platform.database.tables.probes import (
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
-from foreshock_service.runs.attempts.service import resolve_step
+from foreshock_service.runs.attempts import resolve_step
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings.service import mark_due
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.runs import get_run
 
 Row = TypeVar("Row", bound=StoredResult)
 Body = TypeVar("Body", bound=BaseModel)

@@ -33,8 +33,8 @@ from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_
 from foreshock_service.replay.results.documents import visible_step
 from foreshock_service.replay.results.files import measure_exact_files
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, ShardProblems, receive_shard
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 

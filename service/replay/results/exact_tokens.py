@@ -26,9 +26,9 @@ from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results.documents import visible_step
 from foreshock_service.replay.results.exact import EXACT, ExactNotFound, newest_exact
 from foreshock_service.replay.results.files import align_exact, read_exact
-from foreshock_service.runs.rollouts.chosen_tokens import TOKEN_COLUMNS, largest
-from foreshock_service.runs.rollouts.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, RolloutNotFound
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.chosen_tokens import TOKEN_COLUMNS, largest
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, RolloutNotFound
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 

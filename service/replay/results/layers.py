@@ -18,7 +18,7 @@ from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToke
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights, newest_by_pair, visible_step
 from foreshock_service.replay.results.layers_schemas import LayersBody, LayersRead, LayersStepRead
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 

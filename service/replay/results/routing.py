@@ -15,7 +15,7 @@ from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights, newest_by_pair, visible_step
 from foreshock_service.replay.results.routing_schemas import RoutingBody, RoutingRead, RoutingStepRead
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 

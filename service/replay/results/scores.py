@@ -25,8 +25,8 @@ from foreshock_service.replay.probes.job_bundles import scored_by
 from foreshock_service.replay.probes.schemas import ScorerName, VariantName
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
 from foreshock_service.replay.results.shards import FileKind, ShardAddress, ShardProblems, receive_shard
-from foreshock_service.runs.attempts.service import find_attempt
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.attempts import find_attempt
+from foreshock_service.runs.events import StepKey
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 

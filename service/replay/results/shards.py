@@ -40,7 +40,7 @@ from foreshock_service.replay.leases.service import check_held, find_lease, hold
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
 from foreshock_service.replay.results.files import CheckedFile, Format, check_upload
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
 
 _TRIES = 5
 

@@ -17,8 +17,8 @@ from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, visible_step
 from foreshock_service.replay.results.weights_search_schemas import WeightsSearchBody
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 

@@ -13,7 +13,7 @@ from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, 
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs.findings import service
 from foreshock_service.runs.findings.schemas import FindingFilter
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1/runs/{run}/findings", tags=["findings"])
 

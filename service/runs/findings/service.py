@@ -23,14 +23,13 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import StoredFinding
 from foreshock_service.platform.parameters import Page, decode_cursor, page_of
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.attempts.active_attempts import active_attempt_of
-from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.events import AttemptStarted, FindingsChanged
+from foreshock_service.runs.active_steps import active_attempt_of
+from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
 from foreshock_service.runs.findings import repository
 from foreshock_service.runs.findings.repository import CursorOfFindings, Due
 from foreshock_service.runs.findings.schemas import FindingFilter, FindingOfStep, FindingOfSteps
-from foreshock_service.runs.runs.service import get_run, lock_run_for_background
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.runs import get_run, lock_run_for_background
 
 
 def list_findings(

@@ -25,10 +25,9 @@ from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.runs.lint.service import read_run as read_lint
-from foreshock_service.runs.measurements.curves import MeasuredStep
-from foreshock_service.runs.measurements.service import newest_steps, summaries_of_steps
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.measurements import MeasuredStep, newest_steps, summaries_of_steps
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run
 
 _COLUMNS = (*JUDGED_MEASURES, "tokens", "pareto_k", "pareto_k_inverse")
 _OVER_PROMPTS = tuple(name for name in JUDGED_MEASURES if name in CLUSTERED_BY_PROMPT)

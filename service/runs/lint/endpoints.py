@@ -8,9 +8,9 @@ from foreshock.api.steps import LintRecord, RunLintRecord
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.security import Reader
-from foreshock_service.runs.coverage import with_shards
 from foreshock_service.runs.lint import service
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.steps import with_shards
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
 

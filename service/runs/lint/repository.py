@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import Scalar, ShardLint, StepLint
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.events import StepKey
 
 STEP_KEY = ("run_id", "attempt", "step")
 SHARD_KEY = (*STEP_KEY, "shard")

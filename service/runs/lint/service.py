@@ -27,9 +27,9 @@ from foreshock.severity import severity_rank
 from foreshock_service.platform.database.tables import Run, ShardLint
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from foreshock_service.runs.attempts.service import attempts_of_run, require_attempt, resolve_step
-from foreshock_service.runs.coverage import coverage_of_step
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
+from foreshock_service.runs.attempts import attempts_of_run, check_attempt, resolve_step
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import add_step, of_steps
 from foreshock_service.runs.lint import repository
@@ -42,8 +42,8 @@ from foreshock_service.runs.lint.judging import (
     warning_record,
 )
 from foreshock_service.runs.lint.repository import RunSums, WarnedStep
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.runs import get_run
+from foreshock_service.runs.steps import coverage_of_step
 
 _SURPRISAL = "raw_log_probs"
 # Evidence of a shard is read in about 0.3 ms.
@@ -145,7 +145,7 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
     """Return the lint of a run, over the active steps or over one attempt."""
     run = get_run(session, principal, run_id)
     if attempt is not None:
-        require_attempt(session, run_id, attempt)
+        check_attempt(session, run_id, attempt)
     attempts = attempts_of_run(session, run_id)
     sums = repository.run_sums(session, run_id, attempts, attempt)
     warnings = _by_name(repository.warned_steps(session, run_id, attempts, attempt))

@@ -12,7 +12,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch.advice import service
 from foreshock_service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, OperatorDecisionCreate
 from foreshock_service.watch.long_polls import (

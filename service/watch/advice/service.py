@@ -33,9 +33,9 @@ from foreshock_service.platform.parameters import Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.policies import steps_between_probes
-from foreshock_service.runs.attempts.service import find_attempt, require_attempt
+from foreshock_service.runs.attempts import check_attempt, find_attempt
 from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
-from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.runs import get_run, lock_run
 from foreshock_service.watch.advice import repository
 from foreshock_service.watch.advice.schemas import (
     AcknowledgementCreate,
@@ -136,7 +136,7 @@ def acknowledge(session: Session, principal: Principal, run_id: str, body: Ackno
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
     attempt = body.attempt if body.attempt is not None else newest_attempt
-    require_attempt(session, run_id, attempt)
+    check_attempt(session, run_id, attempt)
     row = {
         "run_id": run_id,
         "attempt": attempt,

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.runs.attempts.active_attempts import active_attempt_of
-from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.active_steps import active_attempt_of
+from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import (
     AttemptStarted,
     ItemsLost,
@@ -24,9 +24,9 @@ from foreshock_service.runs.events import (
     RunBecameStale,
     ScalarsLogged,
     StepClosed,
+    StepKey,
 )
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import (
+from foreshock_service.runs.steps import (
     find_step,
     first_split,
     missing_shards,

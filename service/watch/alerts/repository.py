@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables import Alert, Run
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of, is_active
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
 from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.rules.service import DELIVERY_RULES
 

@@ -21,9 +21,9 @@ from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import AttemptStarted
-from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.runs import get_run, lock_run
 from foreshock_service.watch.alerts import repository
 from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.detection.derivation import DetectionDerived

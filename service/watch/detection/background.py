@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.runs.service import lock_run_for_background
+from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.watch.detection import states
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION, Derivation, store
 from foreshock_service.watch.detection.history import closed_steps_after, watched_as, watched_run

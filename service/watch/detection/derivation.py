@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.rule import Event
 from foreshock_service.platform.context import EventBus
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, active_attempt_of
-from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
+from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import (
     AttemptStarted,
     ModelKindChanged,

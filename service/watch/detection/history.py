@@ -22,11 +22,11 @@ from foreshock.digests import digest_of_json
 from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
-from foreshock_service.runs.attempts.active_attempts import AttemptStart, is_active
-from foreshock_service.runs.changes.service import rebaselined_steps
-from foreshock_service.runs.measurements.service import measures_of_active_steps
-from foreshock_service.runs.runs.service import find_run
-from foreshock_service.runs.scalars.service import (
+from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.changes import rebaselined_steps
+from foreshock_service.runs.measurements import measures_of_active_steps
+from foreshock_service.runs.runs import find_run
+from foreshock_service.runs.scalars import (
     newest_step_with_scalars,
     scalars_of_active_steps,
     steps_with_scalars,

@@ -15,8 +15,8 @@ from foreshock.severity import Severity
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.security import Reader
-from foreshock_service.runs.runs.addresses import RunIdentifier
-from foreshock_service.runs.runs.service import get_run
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.alerts.service import standing_of_runs
 from foreshock_service.watch.detection.states import observed_steps
 

@@ -12,7 +12,7 @@ from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.security import Administrator, Reader
-from foreshock_service.runs.runs.addresses import RunIdentifier
+from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch.rules import service
 from foreshock_service.watch.rules.service import RulesPut
 

@@ -35,7 +35,7 @@ from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.runs.service import get_run, lock_run
+from foreshock_service.runs.runs import get_run, lock_run
 
 
 class RulesPut(BaseModel):

@@ -23,7 +23,7 @@ from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files
-from foreshock_service.runs.rollouts.shards import is_intact
+from foreshock_service.runs.shard_decoding import is_intact
 from tests.service.postgres import PostgresCluster, find_programs
 from tests.service.sending import Sender, make_batch, start_run
 

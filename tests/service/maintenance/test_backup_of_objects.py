@@ -16,7 +16,7 @@ from foreshock_service.platform.database.opening import existing_database
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.rollouts.shards import is_intact
+from foreshock_service.runs.shard_decoding import is_intact
 from tests.service.maintenance.test_backup import back_up_database, uploading
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer
 from tests.service.sending import start_run

@@ -14,7 +14,7 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.rollouts.shards import PRELOAD
+from foreshock_service.runs.shard_decoding import PRELOAD
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 

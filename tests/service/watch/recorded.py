@@ -17,14 +17,11 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert, DetectorSnapshot, Run, Step, measurements
 from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
 from foreshock_service.platform.security import UNRESTRICTED
-from foreshock_service.runs.attempts.schemas import AttemptCreate
-from foreshock_service.runs.attempts.service import get_or_create_attempt
-from foreshock_service.runs.changes.service import ChangePut, announce_change
-from foreshock_service.runs.events import StepClosed
-from foreshock_service.runs.runs.schemas import RunCreate
-from foreshock_service.runs.runs.service import get_or_create_run
-from foreshock_service.runs.scalars.service import ScalarsPut, put_scalars
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.attempts import AttemptCreate, get_or_create_attempt
+from foreshock_service.runs.changes import ChangePut, announce_change
+from foreshock_service.runs.events import StepClosed, StepKey
+from foreshock_service.runs.runs import RunCreate, get_or_create_run
+from foreshock_service.runs.scalars import ScalarsPut, store_scalars
 from foreshock_service.watch.advice import repository as advice
 from foreshock_service.watch.detection import states
 
@@ -96,7 +93,7 @@ class RecordedRun:
         number = self.attempt if attempt is None else attempt
         body = ScalarsPut(values=dict(values))
         self.database.write(
-            lambda session: put_scalars(session, self.events, UNRESTRICTED, self.run, number, step, body)
+            lambda session: store_scalars(session, self.events, UNRESTRICTED, StepKey(self.run, number, step), body)
         )
 
     def announce(self, step: int, kind: ChangeKind) -> None:

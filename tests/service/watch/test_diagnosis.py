@@ -12,8 +12,8 @@ from sqlalchemy import delete, update
 
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step, StoredDiagnosis
-from foreshock_service.runs.runs.service import mark_stale_runs
-from foreshock_service.runs.steps.closing import close_waiting_steps
+from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.watch import diagnosis
 from tests.service.sending import Sender, make_batch, start_run
 

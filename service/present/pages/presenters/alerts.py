@@ -23,9 +23,9 @@ from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, V
 from foreshock_service.present.pages.rendering import TONES, number
 from foreshock_service.present.pages.step_models import AlertOfRunRow, AlertsPage
 from foreshock_service.present.pages.view_models import AlertCard, AlertGroup, Label
-from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.changes.service import newest_changes
-from foreshock_service.runs.steps.service import arrival_times
+from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.changes import newest_changes
+from foreshock_service.runs.steps import arrival_times
 from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.alerts.service import list_alerts, list_alerts_of_runs
 

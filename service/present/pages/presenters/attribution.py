@@ -37,7 +37,7 @@ from foreshock_service.replay.attribution.service import (
     newest_replayed_steps,
 )
 from foreshock_service.runs.corrections import CorrectionQuery, evaluate_corrections
-from foreshock_service.runs.measurements.service import MeasurementNotFound, StatisticsOutOfDate
+from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
 from foreshock_service.runs.theory import FoundTheory, TheoryQuery, theory_of_pair
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.

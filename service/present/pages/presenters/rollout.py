@@ -25,19 +25,18 @@ from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE, MISS
 from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of
 from foreshock_service.present.pages.rendering import DASH, announced_names, count, number, texts_of
 from foreshock_service.present.pages.step_models import RolloutPage, ScoredBy, StepMeasure
-from foreshock_service.runs.attempts.service import fingerprints_of_attempts
-from foreshock_service.runs.measurements.service import (
-    CurveQuery,
+from foreshock_service.runs.attempts import fingerprints_of_attempts
+from foreshock_service.runs.curves import CurveQuery, read_curves
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.measurements import (
     MeasurementNotFound,
     StatisticsOutOfDate,
-    read_curves,
     read_statistics,
     statistics_of_steps,
 )
-from foreshock_service.runs.rollouts.sampled_tokens import TokenSample, sample_tokens
-from foreshock_service.runs.rollouts.tokens import WholeRollout, read_whole_rollout
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.runs import get_run
+from foreshock_service.runs.sampled_tokens import TokenSample, sample_tokens
+from foreshock_service.runs.tokens import WholeRollout, read_whole_rollout
 
 MOST_STEPS = 48
 """Columns of the heat map. Each is read from the statistics of its step."""

@@ -53,13 +53,18 @@ from foreshock_service.present.pages.view_models import (
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.service import list_probes
-from foreshock_service.runs.attempts.service import attempts_of_run
-from foreshock_service.runs.coverage import statistics_steps
+from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.health.service import health_evidence, pooled_mismatch
-from foreshock_service.runs.measurements.service import MOST_INCOMPLETE, incomplete_steps, is_run_out_of_date
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import missing_shards_of, shards_in_words
+from foreshock_service.runs.measurements import is_run_out_of_date
+from foreshock_service.runs.runs import get_run
+from foreshock_service.runs.steps import (
+    MOST_LISTED,
+    incomplete_steps,
+    missing_shards_of,
+    shards_in_words,
+    statistics_steps,
+)
 from foreshock_service.watch.risk.service import risks_of_runs
 
 TONES: dict[HealthVerdict, Tone] = {
@@ -193,7 +198,7 @@ def _data(run: Run, incomplete: int) -> Tile:
     newest = "no step yet" if run.last_step is None else f"newest step {run.last_step}"
     if incomplete:
         steps = "1 step" if incomplete == 1 else f"{incomplete} steps"
-        more = " or more" if incomplete == MOST_INCOMPLETE else ""
+        more = " or more" if incomplete == MOST_LISTED else ""
         return Tile("Data", f"{steps}{more} incomplete", newest, "warning")
     return Tile("Data", "none" if run.last_step is None else "complete", newest)
 

@@ -54,12 +54,11 @@ from foreshock_service.present.pages.step_models import (
 )
 from foreshock_service.present.pages.view_models import Label, Plot
 from foreshock_service.replay.probes.workers import hardware_of
-from foreshock_service.runs.attempts.service import attempts_of_run, fingerprints_of_attempts
+from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
 from foreshock_service.runs.health.service import pooled_mismatch
-from foreshock_service.runs.measurements.curves import MeasuredStep
-from foreshock_service.runs.measurements.service import incomplete_counts, newest_steps
-from foreshock_service.runs.runs.schemas import RunFilter
-from foreshock_service.runs.runs.service import get_run, list_runs
+from foreshock_service.runs.measurements import MeasuredStep, newest_steps
+from foreshock_service.runs.runs import RunFilter, get_run, list_runs
+from foreshock_service.runs.steps import incomplete_counts
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.alerts.service import open_counts
 from foreshock_service.watch.detection.states import observed_steps

@@ -18,7 +18,6 @@ from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import ranges_note, required_range
 from foreshock_service.platform.columnar import floats_or_none
-from foreshock_service.platform.parameters import encode_cursor
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters.alerts import run_dashboard
@@ -45,19 +44,13 @@ from foreshock_service.present.pages.step_models import (
     WorstRolloutRow,
 )
 from foreshock_service.present.pages.view_models import Choice, Label, LintCard, LintPanel, Plot
+from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
-from foreshock_service.runs.measurements.curves import Curves
-from foreshock_service.runs.measurements.service import (
-    CurveQuery,
-    MeasurementNotFound,
-    is_out_of_date,
-    read_curves,
-    summaries_of_steps,
-)
-from foreshock_service.runs.rollouts.tokens import TokenQuery, read_tokens
-from foreshock_service.runs.runs.service import get_run
-from foreshock_service.runs.step_key import StepKey
-from foreshock_service.runs.steps.service import list_steps, shards_in_words
+from foreshock_service.runs.measurements import MeasurementNotFound, is_out_of_date, summaries_of_steps
+from foreshock_service.runs.runs import get_run
+from foreshock_service.runs.steps import shards_in_words, steps_after
+from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
 _NOT_CHECKED = "Semantics: not checked."
 
@@ -190,8 +183,7 @@ def neighbourhood(viewing: Viewing, run_id: str, step: int) -> Neighbourhood:
 
 
 def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[StepRecord]:
-    cursor = encode_cursor((step,)) if step >= 0 else None
-    return list_steps(viewing.session, viewing.principal, run_id, None, cursor, limit).items
+    return steps_after(viewing.session, run_id, None, step, limit)
 
 
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
@@ -255,7 +247,7 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
     address = run_page_path(run.project, run.key)
     query = TokenQuery(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
-        found = read_tokens(viewing.context, viewing.principal, query)
+        found = find_tokens(viewing.context, viewing.principal, query)
     except MeasurementNotFound as error:
         return TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
     table = found.table

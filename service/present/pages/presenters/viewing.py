@@ -10,11 +10,12 @@ from sqlalchemy.orm import Session
 
 from foreshock_service.platform.columnar import floats_or_none
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.security import Principal
 from foreshock_service.present.pages.figures import Curve
-from foreshock_service.runs.measurements.curves import Curves
-from foreshock_service.runs.measurements.service import CurveQuery, read_curves
-from foreshock_service.runs.scalars.service import FIRST_SOURCE, ScalarQuery, read_scalars
+from foreshock_service.runs.attempts import rows_of_steps
+from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
+from foreshock_service.runs.scalars import FIRST_SOURCE, scalar_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,8 @@ def scalar_curves(
     viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
 ) -> dict[str, Curve]:
     """Return scalars by name over the active steps; the trainer's value wins over other sources."""
-    query = ScalarQuery(names=names, max_points=max_points)
-    table = read_scalars(viewing.session, viewing.context.settings, viewing.principal, run_id, query)
+    active = rows_of_steps(viewing.session, run_id, None, (Scalar.attempt, Scalar.step))
+    table = scalar_table(viewing.session, viewing.context.settings, run_id, active, names=names, max_points=max_points)
     columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
     points: dict[str, dict[int, float | None]] = {}
     for step, source, name, value in zip(*columns, floats_or_none(table.array("value")), strict=True):

@@ -24,7 +24,7 @@ from foreshock_service.platform.database.tables import (
     StepLint,
     measurements,
 )
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
 from tests.service.sending import Sender, make_batch
 
 _RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "version_1.json").read_text())

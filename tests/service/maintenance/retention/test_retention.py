@@ -13,7 +13,7 @@ from foreshock_service.platform.database.tables import Alert, Attribution
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files
 from foreshock_service.replay.attribution.service import compute_stale_attributions
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, work_off

@@ -19,7 +19,7 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.rollouts import decode_rollouts, encode_rollouts
 from foreshock_service.platform.decoding.pool import DecoderDied, DecoderPool, DecodersBusy
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.runs.rollouts.shards import PRELOAD
+from foreshock_service.runs.shard_decoding import PRELOAD
 from tests.service.sending import make_batch
 
 Found = TypeVar("Found")

@@ -32,7 +32,7 @@ from foreshock_service.platform.decoding.worker import (
 )
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import LocalFile
-from foreshock_service.runs.rollouts.shards import PRELOAD, measure_stored
+from foreshock_service.runs.shard_decoding import PRELOAD, measure_stored
 from tests.service.sending import make_batch
 
 

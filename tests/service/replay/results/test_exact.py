@@ -20,7 +20,7 @@ from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.tables import ExactDivergence
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.step_key import StepKey
+from foreshock_service.runs.events import StepKey
 from tests.foreshock.rollouts.exact_batches import exact_of, random_log_probs, sampled_from
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer

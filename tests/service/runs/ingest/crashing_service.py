@@ -18,8 +18,8 @@ import uvicorn
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import load_settings
-from foreshock_service.runs.ingest import service
-from foreshock_service.runs.rollouts.shards import PRELOAD
+from foreshock_service.runs import ingest
+from foreshock_service.runs.shard_decoding import PRELOAD
 
 
 def die(*_: Any) -> None:
@@ -31,5 +31,5 @@ if __name__ == "__main__":
     settings = load_settings()
     port, function = sys.argv[1:]
     assert function in ("commit_shard", "try_to_close")
-    setattr(service, function, die)
+    setattr(ingest, function, die)
     uvicorn.run(create_app(settings, DecoderPool(settings, PRELOAD)), port=int(port), log_level="warning")

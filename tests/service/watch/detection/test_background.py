@@ -21,8 +21,7 @@ from sqlalchemy.orm import Session
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay
 from foreshock_service.platform.security import UNRESTRICTED
-from foreshock_service.runs.runs.schemas import RunUpdate
-from foreshock_service.runs.runs.service import update_run
+from foreshock_service.runs.runs import RunUpdate, update_run
 from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK

@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.diagnosis.detectors import WarningConfiguration
-from foreshock_service.runs.attempts.service import attempts_of_run
+from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.detection.history import closed_steps_after, watched_run
 from tests.service.sending import make_batch, start_run
 

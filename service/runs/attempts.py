@@ -1,0 +1,239 @@
+"""Attempts: a run's start and its resumes, and the attempt in which a step is active."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response, status
+from pydantic import BaseModel, Field
+from sqlalchemy import ColumnElement, and_, func, select, true
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import AttemptRecord
+from foreshock.clock import now_us
+from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.database.engine import insert_if_absent, upsert
+from foreshock_service.platform.database.tables import Attempt, AttemptClient
+from foreshock_service.platform.parameters import (
+    LARGEST_STEP,
+    Cursor,
+    JsonObject,
+    Limit,
+    Name,
+    Page,
+    Step,
+    decode_cursor,
+    page_of,
+)
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Ingester, Principal, Reader
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
+from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run, note_sign_of_life
+
+router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+_KNOWN = "foreshock.attempts"
+BEGUN_TOGETHER_SECONDS = 60
+"""Attempts that begin within this time may be ranks of one launch that did not find each other."""
+
+
+class AttemptCreate(BaseModel):
+    """An attempt to get or create; `key` is the client's own name for this start or resume."""
+
+    key: Name
+    resume_step: Step = Field(default=0, description="the first step that this attempt computes")
+    fingerprint: JsonObject = Field(default_factory=dict)
+    heartbeats: bool = Field(
+        default=False, description="the client sends heartbeats, so that its silence has a meaning"
+    )
+
+
+class Heartbeat(BaseModel):
+    """A sign of life of a client, with the items that it could not deliver since it was created."""
+
+    shard: Step | None = Field(default=None, description="the rank's shard, if the client knows it")
+    undelivered: Count = Field(default=0, description="kept by the client, which tries again")
+    rejected: Count = 0
+    dropped: Count = 0
+    invalid: Count = 0
+    reason: str | None = Field(default=None, max_length=1000, pattern=r"^[^\x00]*$")
+
+    @property
+    def lost(self) -> int:
+        """The items that the client does not try to deliver again."""
+        return self.rejected + self.dropped + self.invalid
+
+
+class AttemptNotFound(ProblemError):
+    """The run has no such attempt."""
+
+    status = 404
+    problem_type = "attempt-not-found"
+
+
+class AttemptConflict(ProblemError):
+    """Conflict: an attempt of that key exists and begins at another step."""
+
+    status = 409
+    problem_type = "attempt-conflict"
+
+
+@router.post(
+    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRecord, "description": "It existed"}}
+)
+def create_attempt(
+    run: RunIdentifier, body: AttemptCreate, context: Context, principal: Ingester, response: Response
+) -> AttemptRecord:
+    """Get or create the attempt of this key: 201 if it is new. A step is active in the newest attempt that holds it."""
+    attempt, created = context.database.write(
+        lambda session: get_or_create_attempt(session, context.events, principal, run, body)
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return from_attributes(AttemptRecord, attempt)
+
+
+@router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
+def put_heartbeat(
+    run: RunIdentifier,
+    attempt: Annotated[int, Path(ge=1, le=LARGEST_STEP)],
+    client: Annotated[str, Path(max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
+    body: Heartbeat,
+    context: Context,
+    principal: Ingester,
+) -> None:
+    """Note that a client of the attempt lives, and what it could not deliver."""
+    context.database.write(
+        lambda session: note_heartbeat(session, context.events, principal, run, attempt, client, body)
+    )
+
+
+@router.get("")
+def list_attempts(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[AttemptRecord]:
+    """List the attempts of a run, in order."""
+    with context.database.read() as session:
+        get_run(session, principal, run)
+        after = decode_cursor(cursor, (int,))[0] if cursor is not None else 0
+        query = select(Attempt).where(Attempt.run_id == run, Attempt.attempt > after).order_by(Attempt.attempt)
+        rows = [from_attributes(AttemptRecord, row) for row in session.scalars(query.limit(limit + 1))]
+    return page_of(rows, limit, lambda row: (row.attempt,))
+
+
+def get_or_create_attempt(
+    session: Session, events: EventBus, principal: Principal, run_id: str, body: AttemptCreate
+) -> tuple[Attempt, bool]:
+    """Return the attempt of this key, and True if it is new; raise AttemptConflict if `resume_step` differs."""
+    run = lock_run(session, principal, run_id)
+    newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id)) or 0
+    row = {
+        "run_id": run_id,
+        "attempt": newest + 1,
+        "created_at_us": now_us(),
+        **body.model_dump(exclude={"heartbeats"}),
+    }
+    created = insert_if_absent(session, Attempt, row)
+    session.info.pop(_KNOWN, None)
+    attempt = session.scalars(select(Attempt).where(Attempt.run_id == run_id, Attempt.key == body.key)).one()
+    if attempt.resume_step != body.resume_step:
+        raise AttemptConflict(
+            f"the attempt {body.key!r} resumes at step {attempt.resume_step}, not {body.resume_step}: "
+            "give each resume its own key"
+        )
+    if body.heartbeats:
+        note_sign_of_life(run, resumed=created)
+    if created and attempt.attempt > 1:
+        events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step))
+    return attempt, created
+
+
+def note_heartbeat(
+    session: Session, events: EventBus, principal: Principal, run_id: str, attempt: int, client: str, body: Heartbeat
+) -> None:
+    """Store a heartbeat; publish ItemsLost if the client has lost more items than before."""
+    run = lock_run(session, principal, run_id)
+    check_attempt(session, run_id, attempt)
+    before = _lost_by_clients(session, run_id, attempt)
+    row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
+    upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
+    note_sign_of_life(run)
+    lost = _lost_by_clients(session, run_id, attempt) if body.lost else before
+    if lost > before:
+        events.publish(session, ItemsLost(run_id, attempt, run.last_step or 0, lost, body.reason))
+
+
+def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
+    """Return the number of items that the clients of an attempt rejected, dropped or could not encode."""
+    table = AttemptClient
+    lost = func.sum(table.rejected + table.dropped + table.invalid)
+    return int(session.scalar(select(lost).where(table.run_id == run_id, table.attempt == attempt)) or 0)
+
+
+def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list[Attempt]:
+    """Return the other attempts of the run that began within a minute of this one, in order."""
+    attempts = session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
+    begun = next(each.created_at_us for each in attempts if each.attempt == attempt)
+    within = BEGUN_TOGETHER_SECONDS * 1_000_000
+    return [each for each in attempts if each.attempt != attempt and abs(each.created_at_us - begun) <= within]
+
+
+def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
+    """Return where every attempt of a run begins, in order; a session asks once."""
+    known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
+    if run_id not in known:
+        query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
+        known[run_id] = [AttemptStart(*row) for row in session.execute(query)]
+    return known[run_id]
+
+
+def fingerprints_of_attempts(session: Session, run_id: str, attempts: Collection[int]) -> dict[int, dict[str, Any]]:
+    """Return the fingerprints with which these attempts were started, by number."""
+    query = select(Attempt.attempt, Attempt.fingerprint).where(Attempt.run_id == run_id, Attempt.attempt.in_(attempts))
+    return {row.attempt: row.fingerprint for row in session.execute(query)}
+
+
+def find_attempt(session: Session, run_id: str, attempt: int) -> Attempt | None:
+    """Return the attempt with this number; None if there is none."""
+    return session.scalar(select(Attempt).where(Attempt.run_id == run_id, Attempt.attempt == attempt))
+
+
+def check_attempt(session: Session, run_id: str, attempt: int) -> None:
+    """Raise AttemptNotFound if the run has no such attempt."""
+    if all(each.attempt != attempt for each in attempts_of_run(session, run_id)):
+        raise AttemptNotFound(f"the run has no attempt {attempt}: create it with POST /v1/runs/{run_id}/attempts")
+
+
+def rows_of_steps(
+    session: Session,
+    run_id: str,
+    attempt: int | None,
+    columns: tuple[Any, Any],
+    first: int = 0,
+    last: int | None = None,
+) -> ColumnElement[bool]:
+    """Return the SQL condition for rows of one attempt, or of the active steps if it is None.
+
+    `columns` are the table's attempt and step; `first` ≤ step ≤ `last`. Raises AttemptNotFound.
+    """
+    if attempt is None:
+        return is_active(attempts_of_run(session, run_id), *columns, first, last)
+    check_attempt(session, run_id, attempt)
+    number, step = columns
+    return and_(number == attempt, step >= first, true() if last is None else step <= last)
+
+
+def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) -> StepKey:
+    """Return the step's key in `attempt`; None: in the attempt in which it is active. Raises AttemptNotFound."""
+    if attempt is not None:
+        check_attempt(session, run_id, attempt)
+        return StepKey(run_id, attempt, step)
+    active = active_attempt_of(attempts_of_run(session, run_id), step)
+    if active is None:
+        raise AttemptNotFound(f"no attempt of the run holds step {step}")
+    return StepKey(run_id, active, step)

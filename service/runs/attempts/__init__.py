@@ -1,1 +1,0 @@
-"""Attempts: a run's start and its resumes."""

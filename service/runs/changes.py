@@ -1,0 +1,280 @@
+"""Changes within a run: announced by its trainer, or read from the setups that its shards name.
+
+Changes of the setup are derived when they are asked for, so that the order in which the shards arrived does not matter.
+A run that names one setup only, which is the common case, costs one query.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, cast
+
+from fastapi import APIRouter, Response, status
+from pydantic import BaseModel, Field, StringConstraints
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
+from foreshock.changes import CHANGE_KINDS, ChangeKind
+from foreshock.clock import now_us
+from foreshock.digests import canonical_json, digest_of_bytes
+from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
+from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
+from foreshock_service.platform.parameters import (
+    NO_NUL,
+    AttemptQuery,
+    Cursor,
+    Limit,
+    Page,
+    StepPath,
+    decode_cursor,
+    page_of,
+)
+from foreshock_service.platform.security import Ingester, Principal, Reader
+from foreshock_service.runs.active_steps import ActiveRange, AttemptStart, active_attempt_of, active_ranges, is_active
+from foreshock_service.runs.attempts import attempts_of_run, check_attempt, fingerprints_of_attempts
+from foreshock_service.runs.events import ChangeAnnounced, StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run
+
+router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
+
+MOST_SETUPS = 100
+"""Setups of a run that are told apart: a run whose shards name more is taken to name none from there on."""
+LONGEST_SETUP = 100_000
+"""Characters of a setup as JSON; a longer one is not stored."""
+
+Text = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
+Setup = Mapping[str, Any]
+"""`engine`, `trainer` and `sampling`, each with its known fields; a part that is not known is absent."""
+
+
+class ChangePut(BaseModel):
+    """A change that the trainer announces; the baselines of the detectors begin anew at its step."""
+
+    note: Text | None = Field(default=None, description="what changed, in words")
+    before: Text | float | None = Field(default=None, description="such as the old length cap")
+    after: Text | float | None = None
+
+
+class _Chosen(NamedTuple):
+    """Up to `limit` changes from `from_step` on: the oldest, or the newest of them."""
+
+    limit: int
+    from_step: int = 0
+    newest: bool = False
+
+
+@router.put(
+    "/{step}/{kind}",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ChangeRecord, "description": "It was announced before; the newer words hold"}},
+)
+def put_change(
+    run: RunIdentifier,
+    step: StepPath,
+    kind: ChangeKind,
+    body: ChangePut,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+) -> ChangeRecord:
+    """Announce a change of the length cap, curriculum or data; the detectors' baselines begin anew at its step."""
+    change, created = context.database.write(
+        lambda session: announce_change(session, context.events, principal, StepKey(run, attempt, step), kind, body)
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return change
+
+
+@router.get("")
+def list_changes(
+    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
+) -> Page[ChangeRecord]:
+    """List changes by step: announced ones, and those of the setup that the rollouts name."""
+    with context.database.read() as session:
+        get_run(session, principal, run)
+        after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
+        # The page before may have ended within a step.
+        found = _changes(session, run, _Chosen(limit + 2 + len(CHANGE_KINDS), from_step=max(after[0], 0)))
+    return page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
+
+
+def note_setup(session: Session, step: Step, setup: str) -> None:
+    """Add the setup of a new shard, as canonical JSON, to those of its step. The run is locked."""
+    if setup == "{}" or len(setup) > LONGEST_SETUP:
+        return
+    digest, of_run = digest_of_bytes(setup.encode()), RunSetup.run_id == step.run_id
+    number = session.scalar(select(RunSetup.number).where(of_run, RunSetup.digest == digest))
+    if number is None:
+        number = 1 + (session.scalar(select(func.max(RunSetup.number)).where(of_run)) or 0)
+        if number > MOST_SETUPS:
+            return
+        row = {"run_id": step.run_id, "number": number, "digest": digest, "setup": setup}
+        insert_rows(session, RunSetup, [row])
+    step.setups = ",".join(map(str, sorted({*_numbers(step.setups), number})))
+
+
+def announce_change(
+    session: Session, events: EventBus, principal: Principal, key: StepKey, kind: ChangeKind, body: ChangePut
+) -> tuple[ChangeRecord, bool]:
+    """Store a change that the trainer announces, overwriting an older one of the kind at the step.
+
+    Return it, and True if it is the first. The detectors replay from its step.
+    """
+    lock_run(session, principal, key.run_id)
+    check_attempt(session, key.run_id, key.attempt)
+    values = {name: value for name, value in (("before", body.before), ("after", body.after)) if value is not None}
+    row = {**key._asdict(), "kind": kind, "note": body.note, "values": values, "announced_at_us": now_us()}
+    created = insert_if_absent(session, AnnouncedChange, row)
+    if created:
+        events.publish(session, ChangeAnnounced(*key))
+    else:
+        upsert(session, AnnouncedChange, [row], ("run_id", "attempt", "step", "kind"))
+    return _announced(AnnouncedChange(**row)), created
+
+
+def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeRecord]:
+    """Return the newest `limit` changes at active steps, in order."""
+    return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
+
+
+def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[int]:
+    """Return the active steps at which baselines begin anew, in order."""
+    query = select(AnnouncedChange.step, AnnouncedChange.attempt).where(AnnouncedChange.run_id == run_id).distinct()
+    found = session.execute(query)
+    return sorted(step for step, attempt in found if active_attempt_of(attempts, step) == attempt)
+
+
+def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:
+    """Return the chosen changes of both kinds, which may be more than the limit, by step and kind."""
+    attempts = attempts_of_run(session, run_id)
+    table = AnnouncedChange
+    query = select(table).where(
+        table.run_id == run_id, is_active(attempts, table.attempt, table.step, chosen.from_step)
+    )
+    order = (table.step.desc(), table.kind.desc()) if chosen.newest else (table.step, table.kind)
+    announced = [_announced(each) for each in session.scalars(query.order_by(*order).limit(chosen.limit))]
+    return sorted([*_observed(session, run_id, attempts, chosen), *announced], key=_key_of)
+
+
+def _observed(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], chosen: _Chosen
+) -> Iterator[ChangeRecord]:
+    """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
+    query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
+    setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
+    ranges = active_ranges(attempts)[::-1]
+    found_fingerprints = fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
+    fingerprints = {attempt: canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
+    before: tuple[str | None, int] | None = None
+    for active in ranges:
+        named = select(Step.step, Step.setups).where(*_naming_setups(run_id, active)).limit(1)
+        first = session.execute(named.order_by(Step.step)).first() if setups else None
+        if before is not None:
+            older_setups, older = before
+            found = {active.first: _differences((fingerprints[older],), (fingerprints[active.attempt],))}
+            if first is not None and older_setups is not None:
+                found[first.step] = [*found.get(first.step, []), *_between(setups, older_setups, first.setups)]
+            for step, fields in found.items():
+                if fields and step >= chosen.from_step:
+                    yield _of_setup(step, active.attempt, fields)
+        if len(setups) > 1:
+            yield from _within(session, run_id, active, chosen, setups)
+        last = session.execute(named.order_by(Step.step.desc())).first() if setups else None
+        before = (last.setups if last is not None else before[0] if before is not None else None, active.attempt)
+
+
+def _within(
+    session: Session, run_id: str, active: ActiveRange, chosen: _Chosen, setups: dict[int, str]
+) -> Iterator[ChangeRecord]:
+    """Yield the changes at closed steps of one range whose shards name other setups than those of the step before."""
+    previous = func.lag(Step.setups).over(order_by=Step.step).label("previous")
+    steps = select(Step.step, Step.setups, previous).where(*_naming_setups(run_id, active)).subquery().c
+    query = select(steps.step, steps.previous, steps.setups).where(
+        steps.setups != steps.previous, steps.step >= chosen.from_step
+    )
+    for step, before, after in session.execute(
+        query.order_by(steps.step.desc() if chosen.newest else steps.step).limit(chosen.limit)
+    ):
+        fields = _between(setups, before, after)
+        if fields:
+            yield _of_setup(step, active.attempt, fields)
+
+
+def _naming_setups(run_id: str, active: ActiveRange) -> list[Any]:
+    within = active.contains(Step.attempt, Step.step)
+    return [Step.run_id == run_id, *within, Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
+
+
+def _of_setup(step: int, attempt: int, fields: list[DifferenceRecord]) -> ChangeRecord:
+    return ChangeRecord(step=step, attempt=attempt, kind="setup", differences=tuple(fields), rebaseline=False)
+
+
+def _between(setups: dict[int, str], before: str, after: str) -> list[DifferenceRecord]:
+    """Return what differs between the setups of two steps, by their numbers; empty if one only says more."""
+    old, new = (tuple(setups[number] for number in _numbers(each)) for each in (before, after))
+    return [] if old == new else _differences(old, new)
+
+
+@lru_cache(maxsize=256)
+def _differences(before: tuple[str, ...], after: tuple[str, ...]) -> list[DifferenceRecord]:
+    return differences([json.loads(text) for text in before], [json.loads(text) for text in after])
+
+
+def differences(before: Sequence[Setup], after: Sequence[Setup]) -> list[DifferenceRecord]:
+    """Return the fields in which two sets of setups differ, such as `engine.dtype`, by name, with the values of each.
+
+    Values are sorted as text; one that is no text, number or bool is given as JSON. A field, or a whole part, that one
+    side does not know is no difference: it was not logged there.
+    """
+    old, new = [_fields(each) for each in before], [_fields(each) for each in after]
+    found = []
+    for name in sorted({name for fields in (*old, *new) for name in fields}):
+        values_before, values_after = _values(old, name), _values(new, name)
+        if values_before and values_after and values_before != values_after:
+            values = {"before": tuple(values_before.values()), "after": tuple(values_after.values())}
+            found.append(DifferenceRecord(name=name, **values))
+    return found
+
+
+def _fields(setup: Setup) -> dict[str, Any]:
+    """Return the fields by dotted name; the entries of a mapping such as `flags` are fields of their own."""
+    found: dict[str, Any] = {}
+    for part, fields in setup.items():
+        for name, value in fields.items():
+            if isinstance(value, Mapping):
+                found |= {f"{part}.{name}.{key}": entry for key, entry in value.items()}
+            else:
+                found[f"{part}.{name}"] = value
+    return found
+
+
+def _values(setups: Sequence[Mapping[str, Any]], name: str) -> dict[str, Plain]:
+    """Return the different values of a field by their JSON text, in its order."""
+    values = {canonical_json(fields[name]): fields[name] for fields in setups if fields.get(name) is not None}
+    return {text: value if isinstance(value, Plain) else text for text, value in sorted(values.items())}
+
+
+def _announced(change: AnnouncedChange) -> ChangeRecord:
+    return ChangeRecord(
+        step=change.step,
+        attempt=change.attempt,
+        kind=cast("ChangeKind", change.kind),
+        note=change.note,
+        **change.values,
+        rebaseline=True,
+    )
+
+
+def _numbers(setups: str | None) -> list[int]:
+    return [int(number) for number in setups.split(",")] if setups else []
+
+
+def _key_of(change: ChangeRecord) -> tuple[int, str]:
+    return (change.step, change.kind)

@@ -1,0 +1,206 @@
+"""Tokens chosen while the rollouts of a step are read part by part: those of one rollout, or the worst by |d|.
+
+The summary of a rollout has its smallest and largest d, so that it bounds |d| of each of its tokens. Row groups are
+read from the largest bound down, one at a time, until no other can hold a token as bad as the worst that were found.
+Without summaries of the comparison all row groups are read, still one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy.orm import Session
+
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts.parquet_files import RolloutFile
+from foreshock_service.platform.columnar import Column, ColumnTable, Labels
+from foreshock_service.platform.context import ScoredShard, ServiceContext
+from foreshock_service.platform.database.tables import Shard
+from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.problem import stored_file
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.measurements import summaries_of_steps
+
+Scores = Mapping[str, NDArray[np.float32]]
+LOG_PROB = "log_prob."
+TOKEN_COLUMNS = (
+    "sample_id", "prompt_token_ids", "response_token_ids", "response_mask", "rollout_log_probs", "trainer_log_probs"
+)  # fmt: skip
+"""What is read of rollouts to show their tokens."""
+# Kept tokens are cut to the worst ones when there are this many times as many as are asked for.
+_CUT_AT = 4
+
+
+class ChosenTokens:
+    """Tokens chosen from the rollouts that were read so far; d = log target − log behaviour."""
+
+    def __init__(self, target: str, behaviour: str) -> None:
+        self._target, self._behaviour = target, behaviour
+        self._kept = 0
+        self._worst: NDArray[np.float64] = np.zeros(0)
+        self.scorers: set[str] = set()
+        self.compared = False
+        self.parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
+        self.prompt: list[int] = []
+        # Every token with a smaller |d| is not among the worst.
+        self.least = 0.0
+
+    def add_rollout(self, shard: int, batch: RolloutBatch, scores: Scores, first: int, last: int) -> None:
+        """Add the tokens of the one rollout in `batch` at positions `first` … `last`."""
+        self.prompt = batch.prompt_token_ids.tolist()
+        d = self._difference(scores, batch.num_tokens)
+        self._add((shard, 0), batch, scores, d, np.arange(first, min(last + 1, batch.num_tokens)))
+
+    def add_worst(self, place: tuple[int, int], batch: RolloutBatch, scores: Scores, most: int) -> None:
+        """Add those tokens of `batch` that may be among the worst; `place` is (shard, row group).
+
+        Of equal |d|, the earlier place and token come first, in whatever order places are added.
+        """
+        d = self._difference(scores, batch.num_tokens)
+        sizes = np.where(np.isfinite(d) & batch.generated, np.abs(d), -1.0)
+        positions = largest(sizes, most)
+        positions = positions[sizes[positions] >= self.least]
+        self._add(place, batch, scores, d, positions)
+        self._kept += positions.size
+        worst = np.concatenate([self._worst, sizes[positions]])
+        self._worst = worst[largest(worst, most)]
+        if self._worst.size == most:
+            self.least = float(self._worst[-1])
+        if self._kept > _CUT_AT * most:
+            self._cut()
+
+    def table(self, scorers: Sequence[str]) -> ColumnTable:
+        """Return the tokens of all parts in the order of their places, with a column for each of `scorers`."""
+        parts = [part for _, part in sorted(self.parts, key=lambda each: each[0])]
+        names = [name for part in parts for name in part["sample_id"]]
+        codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        columns: dict[str, Column] = {
+            "sample_id": Labels(np.array([codes[name] for name in names], dtype=np.int32), tuple(codes))
+        }
+        for column in ("shard", "position", "token_id", "generated", "d", *(LOG_PROB + name for name in scorers)):
+            columns[column] = np.concatenate([_values(part, column) for part in parts])
+        return ColumnTable(columns)
+
+    def _add(
+        self,
+        place: tuple[int, int],
+        batch: RolloutBatch,
+        scores: Scores,
+        d: NDArray[np.float64],
+        positions: NDArray[np.int64],
+    ) -> None:
+        self.scorers |= scores.keys()
+        rows = np.searchsorted(batch.response_offsets, positions, side="right") - 1
+        part = {
+            "sample_id": [batch.sample_ids[row] for row in rows.tolist()],
+            "shard": np.full(positions.size, place[0]),
+            "position": positions - batch.response_offsets[rows],
+            "token_id": batch.response_token_ids[positions],
+            "generated": batch.generated[positions],
+            "d": d[positions],
+            **{LOG_PROB + name: values[positions] for name, values in scores.items()},
+        }
+        self.parts.append((place, part))
+
+    def _cut(self) -> None:
+        """Drop the tokens below `least`, and the parts that have no others."""
+        self.parts = [(place, _rows(part, np.abs(part["d"]) >= self.least)) for place, part in self.parts]
+        self.parts = [each for each in self.parts if each[1]["sample_id"]]
+        self._kept = sum(len(part["sample_id"]) for _, part in self.parts)
+
+    def _difference(self, scores: Scores, tokens: int) -> NDArray[np.float64]:
+        if self._target not in scores or self._behaviour not in scores:
+            return np.full(tokens, np.nan)
+        self.compared = True
+        with np.errstate(invalid="ignore"):
+            return scores[self._target].astype(np.float64) - scores[self._behaviour].astype(np.float64)
+
+
+def largest(sizes: NDArray[np.floating[Any]], most: int) -> NDArray[np.int64]:
+    """Return the indices of the `most` largest non-negative sizes, largest first; ties in order of index."""
+    at_least = np.partition(sizes, -most)[-most] if most < sizes.size else 0.0
+    # Several sizes may equal the smallest one kept; the stable sort keeps the first of them.
+    candidates = np.flatnonzero(sizes >= max(at_least, 0.0))
+    order = np.argsort(-sizes[candidates], kind="stable")[:most]
+    return candidates[order]
+
+
+def _rows(part: dict[str, Any], kept: NDArray[np.bool_]) -> dict[str, Any]:
+    names = [name for name, stays in zip(part["sample_id"], kept.tolist(), strict=True) if stays]
+    return {**{name: values[kept] for name, values in part.items() if name != "sample_id"}, "sample_id": names}
+
+
+def _values(part: dict[str, Any], column: str) -> NDArray[Any]:
+    missing: NDArray[Any] = np.full(len(part["sample_id"]), np.nan, dtype=np.float32)
+    values: NDArray[Any] = part.get(column, missing)
+    return values
+
+
+# The scores that rollouts come with. Replayed ones may be newer than their summaries.
+_LOGGED = frozenset({"rollout", "trainer"})
+# Sums of log-probs are taken in another order than differences of single tokens.
+_ROUNDING = 1e-9
+
+
+def read_worst_first(
+    context: ServiceContext,
+    key: StepKey,
+    files: Sequence[Shard],
+    bounds: Mapping[str, float],
+    so_far: ChosenTokens,
+) -> Iterator[tuple[tuple[int, int], RolloutBatch]]:
+    """Yield ((shard, row group), rollouts) until no other row group can add to `so_far`.
+
+    `bounds` has the largest |d| of rollouts by sample id; of others it is unknown. Raises TokensGone, TokensDamaged.
+    """
+    opened: dict[int, RolloutFile] = {}
+    order: list[tuple[float, int, int]] = []
+    for file in files:
+        with stored_file(f"shard {file.shard} of step {key.step}"):
+            opened[file.shard] = RolloutFile(context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS)
+        for group, names in enumerate(opened[file.shard].sample_ids):
+            bound = max((bounds.get(name, math.inf) for name in names), default=-math.inf)
+            order.append((-bound, file.shard, group))
+    for place, (negative_bound, shard, group) in enumerate(sorted(order)):
+        # The first is read in any case: its columns say which scores there are.
+        if place and -negative_bound < so_far.least:
+            return
+        with stored_file(f"shard {shard} of step {key.step}"):
+            batch = opened[shard].read(group)
+        yield (shard, group), batch
+
+
+def bounds_of_rollouts(session: Session, key: StepKey, comparison: str) -> dict[str, float]:
+    """Return at most how large |d| of a token of each rollout is, by sample id, for those whose summary says it."""
+    if not _LOGGED.issuperset(comparison.split("/")):
+        return {}
+    stored = summaries_of_steps(session, [key], comparison).get(key)
+    if stored is None:
+        return {}
+    summaries = RolloutSummaries.from_bytes(stored)
+    sizes = np.fmax(np.abs(summaries.column("min_d")), np.abs(summaries.column("max_d")))
+    # Without a measured token there is nothing that could be among the worst.
+    sizes = np.where(np.isnan(sizes), -math.inf, sizes * (1.0 + _ROUNDING) + _ROUNDING)
+    bounds: dict[str, float] = {}
+    for name, size in zip(summaries.table.column("sample_id").to_pylist(), sizes.tolist(), strict=True):
+        # Two shards may have rollouts of the same name.
+        bounds[name] = max(size, bounds.get(name, -math.inf))
+    return bounds
+
+
+def scores_of(context: ServiceContext, session: Session, key: StepKey, batch: RolloutBatch) -> Scores:
+    """Return every score of the rollouts by name, [T]: those that they came with, and those of probes."""
+    scores: dict[str, NDArray[np.float32]] = {}
+    if batch.rollout_log_probs is not None:
+        scores["rollout"] = batch.rollout_log_probs
+    if batch.trainer_log_probs is not None:
+        scores["trainer"] = batch.trainer_log_probs
+    shard = ScoredShard(key.run_id, key.attempt, key.step, batch)
+    for read_scores in context.score_readers:
+        scores |= read_scores(session, context.store, shard)
+    return scores

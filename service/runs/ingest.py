@@ -1,0 +1,296 @@
+"""Ingest an uploaded shard: decode and measure it in another process, store its tokens, commit it, close its step.
+
+The catalogue row is the commit point. A crash before it leaves at most a file that no row names. After it the shard
+counts, and the sweeper closes the step if the request did not. Every part can be repeated safely.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Path, Query, Request, Response, status
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from foreshock.api.runs import ShardReceipt
+from foreshock.clock import now_us
+from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.tables import Shard, Step
+from foreshock_service.platform.decoding.worker import decode_limits
+from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath
+from foreshock_service.platform.problem import InvalidRequest, ProblemError
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
+from foreshock_service.platform.security import Ingester, Principal
+from foreshock_service.platform.store.tokens import shard_file_name
+from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, received_upload
+from foreshock_service.runs.attempts import check_attempt
+from foreshock_service.runs.changes import note_setup
+from foreshock_service.runs.closing import is_waiting, mark_closed, store_fold, try_to_close
+from foreshock_service.runs.deletions import search_step_again
+from foreshock_service.runs.events import ShardAwaitsOthers, StepClosed, StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run, note_upload
+from foreshock_service.runs.shard_decoding import DecodedShard, decode_shard, decode_statistics, is_intact
+from foreshock_service.runs.shards import add_shard, find_shard, set_file_bytes
+from foreshock_service.runs.steps import check_expected_shards, compared_ranks, count_shard, find_step, open_step
+
+router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
+
+_DUPLICATE: dict[int | str, dict[str, Any]] = {
+    200: {"model": ShardReceipt, "description": "The same bytes were stored before"}
+}
+ShardPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
+Shards = Annotated[int, Query(ge=1, le=LARGEST_STEP, description="number of shards of the whole step")]
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """Shard `shard` of the `shards` of a step, sent as tokens or as statistics."""
+
+    step_key: StepKey
+    shard: int
+    shards: int
+    as_statistics: bool = False
+
+
+class ShardConflict(ProblemError):
+    """Other bytes are already stored under this attempt, step and shard."""
+
+    status = 409
+    problem_type = "shard-conflict"
+
+
+class _Stored(NamedTuple):
+    status: Literal["stored", "duplicate"]
+    shard: Shard
+    step: Step
+
+
+@router.put("/rollouts/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=PARQUET_BODY)
+async def put_shard(
+    run: RunIdentifier,
+    step: StepPath,
+    shard: ShardPath,
+    request: Request,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+    shards: Shards = 1,
+) -> ShardReceipt:
+    """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
+    address = ShardAddress(StepKey(run, attempt, step), shard, shards)
+    return await _receive(request, response, context, principal, address)
+
+
+@router.put(
+    "/statistics/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=STATISTICS_BODY
+)
+async def put_statistics(
+    run: RunIdentifier,
+    step: StepPath,
+    shard: ShardPath,
+    request: Request,
+    context: Context,
+    principal: Ingester,
+    response: Response,
+    attempt: AttemptQuery = 1,
+    shards: Shards = 1,
+) -> ShardReceipt:
+    """Store one shard as statistics over all its tokens, with some of its rollouts in full; answers as for rollouts.
+
+    The body is made by `foreshock.statistics_shards`. A step may have shards of both kinds; one shard is of one kind.
+    """
+    address = ShardAddress(StepKey(run, attempt, step), shard, shards, as_statistics=True)
+    return await _receive(request, response, context, principal, address)
+
+
+async def _receive(
+    request: Request, response: Response, context: ServiceContext, principal: Principal, address: ShardAddress
+) -> ShardReceipt:
+    expected = STATISTICS_MEDIA_TYPE if address.as_statistics else PARQUET_MEDIA_TYPE
+    # Before the body: a refused upload is not received.
+    await run_in_threadpool(check_address, context, principal, address)
+    async with received_upload(request, context, expected) as upload:
+        receipt = await context.uploads.run(ingest_shard, context, principal, address, upload)
+    if receipt.status == "duplicate":
+        response.status_code = status.HTTP_200_OK
+    return receipt
+
+
+def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> None:
+    """Check the address of an upload before its body is read.
+
+    Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
+    the step was opened with another number of shards.
+    """
+    if address.shards > context.settings.max_shards:
+        raise InvalidRequest(f"query.shards must be at most {context.settings.max_shards:,}, got {address.shards:,}")
+    if address.shard >= address.shards:
+        raise InvalidRequest(
+            f"shard must satisfy 0 <= shard < shards, got shard={address.shard}, shards={address.shards}"
+        )
+    key = address.step_key
+    with context.database.read() as session:
+        get_run(session, principal, key.run_id)
+        check_attempt(session, key.run_id, key.attempt)
+        step = find_step(session, key)
+    if step is not None:
+        check_expected_shards(step, address.shards)
+
+
+def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> ShardReceipt:
+    """Store a received body as a shard; the same bytes again change nothing.
+
+    Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
+    RunDeleted and AttemptNotFound. After any of these nothing is stored.
+    """
+    with context.database.read() as session:
+        stored = _stored_before(session, address, upload.digest)
+    if stored is None:
+        name = shard_file_name(*address.step_key, address.shard, upload.digest)
+        with context.store.in_flight(name):
+            stored = _store_shard(context, principal, address, upload, name)
+    elif stored.shard.tokens_removed is None:
+        _restore(context, address, stored.shard, upload)
+    shard, step = stored.shard, stored.step
+    return ShardReceipt(
+        status=stored.status,
+        digest=upload.digest,
+        rollouts=shard.rollouts,
+        tokens=shard.tokens,
+        full_rollouts=shard.rollouts if shard.full_rollouts is None else shard.full_rollouts,
+        step_closed=try_to_close(context, address.step_key) if is_waiting(step) else step.closed_at_us is not None,
+    )
+
+
+def _stored_before(session: Session, address: ShardAddress, digest: str) -> _Stored | None:
+    """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
+    key = address.step_key
+    step = find_step(session, key)
+    shard = find_shard(session, key, address.shard) if step is not None else None
+    if step is None or shard is None:
+        return None
+    if shard.digest != digest:
+        raise ShardConflict(
+            f"shard {address.shard} of step {key.step} in attempt {key.attempt} is stored with other bytes: "
+            f"stored {shard.digest}, got {digest}; register a new attempt if the run was resumed"
+        )
+    return _Stored("duplicate", shard, step)
+
+
+def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: Upload) -> None:
+    """Write the token file of a stored shard again if it is gone or damaged."""
+    if context.decoders.run(is_intact, context.store.file(shard.file)):
+        return
+    decoded = _decode_to(context, address, upload, shard.file, None)
+
+    def note(session: Session) -> None:
+        set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
+        # The bytes may hold rollouts that were deleted since.
+        search_step_again(session, address.step_key)
+
+    context.database.write(note)
+    _logger.warning("%s was gone or damaged, and is restored from the same bytes sent again", shard.file)
+
+
+def _decode_to(
+    context: ServiceContext, address: ShardAddress, upload: Upload, name: str, whole_step: StepKey | None
+) -> DecodedShard:
+    """Decode and measure the upload, and publish its tokens in the store under `name`."""
+    decode = decode_statistics if address.as_statistics else decode_shard
+    temporary = context.store.temporary_name()
+    try:
+        decoded = context.decoders.run(decode, upload.path, temporary, decode_limits(context.settings), whole_step)
+        context.store.publish(upload.path if decoded.keeps_body else temporary, name)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return decoded
+
+
+def _store_shard(
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, name: str
+) -> _Stored:
+    whole_step = address.step_key if address.shards == 1 else None
+    decoded = _decode_to(context, address, upload, name, whole_step)
+    may_be_committed = False
+
+    def commit(session: Session) -> _Stored:
+        nonlocal may_be_committed
+        may_be_committed = False
+        stored = commit_shard(session, context, principal, address, upload, decoded, name)
+        may_be_committed = True
+        return stored
+
+    try:
+        stored = context.database.write(commit)
+    except Exception:
+        # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
+        if not may_be_committed:
+            context.store.remove(name)
+        raise
+    if stored.status == "duplicate":
+        context.store.remove(name)
+    else:
+        context.ingest_rate.note(stored.shard.tokens)
+    return stored
+
+
+def commit_shard(
+    session: Session,
+    context: ServiceContext,
+    principal: Principal,
+    address: ShardAddress,
+    upload: Upload,
+    decoded: DecodedShard,
+    file: str,
+) -> _Stored:
+    """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard."""
+    key, measured = address.step_key, decoded.measured
+    run = lock_run(session, principal, key.run_id)
+    check_attempt(session, key.run_id, key.attempt)
+    stored = _stored_before(session, address, upload.digest)
+    if stored is not None:
+        return stored
+    step = find_step(session, key)
+    if step is None:
+        step = open_step(session, key, address.shards)
+    check_expected_shards(step, address.shards)
+    count_shard(step, measured.rollouts, measured.tokens, measured.full_rollouts, measured.full_tokens)
+    note_setup(session, step, measured.setup)
+    if decoded.step is not None:
+        mark_closed(step)
+    note_upload(run, key.step, measured.rollouts, measured.tokens)
+    # First: the rows of the shard have a foreign key to the row of the step.
+    session.flush()
+    shard = Shard(
+        **key._asdict(),
+        shard=address.shard,
+        digest=upload.digest,
+        body_bytes=upload.size,
+        file=file,
+        file_bytes=decoded.file_bytes,
+        rollouts=measured.rollouts,
+        tokens=measured.tokens,
+        full_rollouts=measured.full_rollouts,
+        full_tokens=measured.full_tokens,
+        sampled_rollouts=measured.sampled_rollouts,
+        rollout_set_digest=measured.rollout_set_digest,
+        received_at_us=now_us(),
+    )
+    add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
+    if run.deletions:
+        search_step_again(session, key)
+    if address.shards > 1:
+        for compared in compared_ranks(session, key):
+            context.events.publish(session, compared)
+    if decoded.step is not None:
+        store_fold(session, key, decoded.step)
+        context.events.publish(session, StepClosed(*key))
+    elif step.received_shards < step.expected_shards and step.closed_at_us is None:
+        context.events.publish(session, ShardAwaitsOthers(*key))
+    return _Stored("stored", shard, step)

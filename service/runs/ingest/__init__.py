@@ -1,1 +1,0 @@
-"""Ingestion: the upload of a step's shards, up to the commit point."""

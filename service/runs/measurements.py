@@ -1,0 +1,278 @@
+"""Measurements: all measures of one comparison at one step, stored when the step closes or is scored."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from foreshock.clock import now_us
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
+from foreshock.errors import did_you_mean
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.registry import MEASURES
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.scorers import SCORERS, VARIANTS, score_name
+from foreshock_service.platform.database.engine import insert_for, table_of, upsert
+from foreshock_service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, measurements
+from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal
+from foreshock_service.runs.active_steps import AttemptStart, active_ranges, is_active
+from foreshock_service.runs.attempts import resolve_step
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.folding import FoldedStatistics
+from foreshock_service.runs.runs import get_run
+
+_BEYOND_EVERY_STEP = 2**62
+_FIRST_REVISION = {"revision": 1, "rewritten": 1}
+_UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in MEASURES)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """The measures of one comparison at one active step, by column; None if not estimable."""
+
+    key: StepKey
+    computed_at_us: int
+    values: dict[str, float | None]
+
+
+class MeasurementNotFound(ProblemError):
+    """Missing measurement: the step lacks the comparison, or has not closed yet."""
+
+    status = 404
+    problem_type = "measurement-not-found"
+
+
+class StatisticsOutOfDate(ProblemError):
+    """Outdated statistics: measured by another release, and unreadable by this one."""
+
+    status = 409
+    problem_type = "statistics-out-of-date"
+
+
+class UnknownComparison(ProblemError):
+    """Unknown comparison: not `target/behaviour` of two scorers."""
+
+    status = 422
+    problem_type = "unknown-comparison"
+
+
+def check_comparison(name: str) -> None:
+    """Raise UnknownComparison unless the name is `target/behaviour` of two different scores."""
+    scores = [score_name(scorer, variant) for scorer in SCORERS for variant in VARIANTS]
+    target, _, behaviour = name.partition("/")
+    if target not in scores or behaviour not in scores or target == behaviour:
+        known = [comparison_name(first, second) for first in scores for second in scores if first != second]
+        scorers = ", ".join(SCORERS)
+        raise UnknownComparison(
+            f"query.comparison: unknown comparison {name!r}{did_you_mean(name, known)} (target/behaviour of {scorers})"
+        )
+
+
+def store_measurements(session: Session, step: StepKey, folded: Sequence[FoldedStatistics]) -> None:
+    """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL.
+
+    The run is locked.
+    """
+    now = now_us()
+    rows, statistics, newest = [], [], []
+    for each in folded:
+        key = {**step._asdict(), "comparison": each.comparison}
+        measured = {
+            column: float(value)
+            for column, value in each.measures.items()
+            if column in _UNMEASURED and not math.isnan(value)
+        }
+        rows.append({**key, **_UNMEASURED, **measured, "from_sample": each.from_sample, "computed_at_us": now})
+        blobs = {"statistics": each.statistics, "summaries": each.summaries}
+        statistics.append({**key, "statistics_version": each.statistics_version, **blobs})
+        newest.append({**key, "buckets": each.buckets, **_FIRST_REVISION})
+    upsert(session, measurements, rows, MEASUREMENT_KEY)
+    upsert(session, MeasurementStatistics, statistics, MEASUREMENT_KEY)
+    if newest:
+        _note_newest(session, newest)
+
+
+def _note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Note that these steps were measured: key and `buckets` of each, with the values of a first measurement."""
+    table = table_of(NewestMeasurement)
+    statement = insert_for(session, table)
+    new, old = statement.excluded, table.c
+    # A late shard of the newest step measures it again.
+    is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
+    is_newer = tuple_(new.attempt, new.step) > tuple_(old.attempt, old.step)
+    changed: dict[str, ColumnElement[Any]] = {
+        name: case((is_newest, new[name]), else_=old[name]) for name in ("attempt", "step", "buckets")
+    }
+    changed["revision"] = old.revision + 1
+    changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
+    session.execute(statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed), list(rows))
+
+
+def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:
+    """Return whether the step has statistics of this comparison, of whatever version."""
+    return session.get(MeasurementStatistics, (*key, comparison)) is not None
+
+
+def is_out_of_date(session: Session, key: StepKey) -> bool:
+    """Return whether statistics of the step are of another version than this release's."""
+    versions = session.scalars(select(MeasurementStatistics.statistics_version).filter_by(**key._asdict()))
+    return any(version != STATISTICS_VERSION for version in versions)
+
+
+def is_run_out_of_date(session: Session, run_id: str) -> bool:
+    """Return whether the run's oldest or newest step is out of date; steps are measured in order."""
+    table = MeasurementStatistics
+    query = select(table.statistics_version).where(table.run_id == run_id).limit(1)
+    ends = ((table.attempt, table.step), (table.attempt.desc(), table.step.desc()))
+    return any(session.scalar(query.order_by(*order)) not in (None, STATISTICS_VERSION) for order in ends)
+
+
+def read_statistics(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> ComparisonStatistics:
+    """Return the folded statistics of a comparison at a step; raises as `stored_statistics`."""
+    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    return ComparisonStatistics.from_bytes(found.statistics)
+
+
+def stored_statistics(
+    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> MeasurementStatistics:
+    """Return the row with statistics and summaries of a comparison at a step.
+
+    Raises UnknownComparison, MeasurementNotFound naming the available ones, StatisticsOutOfDate if another release
+    measured it.
+    """
+    check_comparison(comparison)
+    get_run(session, principal, run_id)
+    key = resolve_step(session, run_id, step, attempt)
+    found = session.get(MeasurementStatistics, (*key, comparison))
+    if found is None:
+        query = select(measurements.c.comparison).filter_by(**key._asdict()).order_by(measurements.c.comparison)
+        there = ", ".join(session.scalars(query)) or "nothing yet"
+        raise MeasurementNotFound(f"step {step} of attempt {key.attempt} has no {comparison}: measured is {there}")
+    if found.statistics_version != STATISTICS_VERSION:
+        raise StatisticsOutOfDate(
+            f"{comparison} of step {step} was measured by another release (statistics of version "
+            f"{found.statistics_version}, this release reads {STATISTICS_VERSION}): run `foreshock remeasure`"
+        )
+    return found
+
+
+def measures_of_active_steps(
+    session: Session,
+    run_id: str,
+    attempts: Sequence[AttemptStart],
+    comparisons: Sequence[str],
+    columns: Sequence[str],
+    steps: tuple[int, int],
+) -> dict[int, dict[tuple[str, str], float]]:
+    """Return step → (comparison, column) → value, for active steps with `steps[0]` ≤ step ≤ `steps[1]`."""
+    table = measurements.c
+    query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
+        table.run_id == run_id,
+        is_active(attempts, table.attempt, table.step, *steps),
+        table.comparison.in_(comparisons),
+    )
+    values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
+    for step, comparison, *row in session.execute(query):
+        values[step] |= {
+            (comparison, column): value for column, value in zip(columns, row, strict=True) if value is not None
+        }
+    return values
+
+
+def newest_steps(
+    session: Session, run_ids: Collection[str], comparison: str, columns: Sequence[str], count: int
+) -> dict[str, list[MeasuredStep]]:
+    """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
+    table, inner, later = measurements.c, measurements.alias(), aliased(Attempt)
+    end = select(func.min(later.resume_step)).where(later.run_id == Attempt.run_id, later.attempt > Attempt.attempt)
+    newest = (
+        select(inner.c.step)
+        .where(
+            inner.c.run_id == Attempt.run_id,
+            inner.c.attempt == Attempt.attempt,
+            inner.c.comparison == comparison,
+            # Steps from the resume step of a later attempt on are superseded.
+            inner.c.step < func.coalesce(end.correlate(Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
+        )
+        .order_by(inner.c.step.desc())
+        .limit(count)
+        .correlate(Attempt)
+    )
+    query = (
+        select(table.run_id, table.attempt, table.step, table.computed_at_us, *(table[name] for name in columns))
+        .join(Attempt, (Attempt.run_id == table.run_id) & (Attempt.attempt == table.attempt))
+        .where(table.run_id.in_(run_ids), table.comparison == comparison, table.step.in_(newest.scalar_subquery()))
+        .order_by(table.step)
+    )
+    found: defaultdict[str, list[MeasuredStep]] = defaultdict(list)
+    for run_id, attempt, step, computed_at_us, *row in session.execute(query):
+        values = dict(zip(columns, row, strict=True))
+        found[run_id].append(MeasuredStep(StepKey(run_id, attempt, step), computed_at_us, values))
+    return {run_id: steps[-count:] for run_id, steps in found.items()}
+
+
+def newest_rows(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], columns: Sequence[str], count: int
+) -> list[tuple[Any, ...]]:
+    """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order.
+
+    Of steps without one of the two comparisons more are returned.
+    """
+    found: list[tuple[Any, ...]] = []
+    for each in active_ranges(attempts):
+        end = _BEYOND_EVERY_STEP if each.end is None else each.end
+        within = {"attempt": each.attempt, "first": each.first, "last": end - 1}
+        parameters = {"run_id": run_id, "rows": 2 * count - len(found), **within}
+        found += [tuple(row) for row in session.execute(_newest_rows(tuple(columns)), parameters)]
+        if len(found) >= 2 * count:
+            break
+    return found[::-1]
+
+
+@cache
+def _newest_rows(columns: tuple[str, ...]) -> Select[Any]:
+    table = measurements.c
+    query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
+        table.run_id == bindparam("run_id"),
+        table.attempt == bindparam("attempt"),
+        table.step.between(bindparam("first"), bindparam("last")),
+        table.comparison.in_((STEP_ROW, TRAINER_ROLLOUT)),
+    )
+    return query.order_by(table.step.desc(), table.comparison).limit(bindparam("rows", type_=BigInteger))
+
+
+def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
+    """Return the rollout summaries of these steps that this release can read, in one query."""
+    return _blobs_of(session, keys, comparison, MeasurementStatistics.summaries)
+
+
+def statistics_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
+    """Return the folded statistics of these steps that this release can read, in one query."""
+    return _blobs_of(session, keys, comparison, MeasurementStatistics.statistics)
+
+
+def _blobs_of(
+    session: Session,
+    keys: Collection[StepKey],
+    comparison: str,
+    blob: InstrumentedAttribute[bytes] | InstrumentedAttribute[bytes | None],
+) -> dict[StepKey, bytes]:
+    table = MeasurementStatistics
+    query = select(table.run_id, table.attempt, table.step, blob).where(
+        tuple_(table.run_id, table.attempt, table.step).in_([tuple(key) for key in keys]),
+        table.comparison == comparison,
+        table.statistics_version == STATISTICS_VERSION,
+    )
+    return {StepKey(*row[:3]): row[3] for row in session.execute(query) if row[3] is not None}

@@ -1,1 +1,0 @@
-"""Measurements: all measures of one comparison at one step, as curves, buckets and single tokens."""

@@ -1,1 +1,0 @@
-"""Rollouts: the catalogue of uploaded shards, what is measured of each shard, and single tokens."""

@@ -1,0 +1,117 @@
+"""HTTP: runs, and how a path names one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
+from fastapi.security import HTTPAuthorizationCredentials
+from starlette.concurrency import run_in_threadpool
+
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import RunRecord, ShownRunState
+from foreshock.model_kind import ModelKind
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.tables.base import is_identifier
+from foreshock_service.platform.parameters import SEGMENT_PATTERN, Cursor, Limit, Name, Page, decoded_segment
+from foreshock_service.platform.security import Administrator, Ingester, Reader, authenticate, bearer
+from foreshock_service.runs import runs as service
+from foreshock_service.runs.runs import RunCreate, RunFilter, RunUpdate
+
+_Segment = Annotated[str, Path(max_length=200, pattern=SEGMENT_PATTERN)]
+_Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+
+
+async def run_of_path(
+    request: Request,
+    context: Context,
+    credentials: _Credentials,
+    run: Annotated[_Segment, Path(description="id or key of the run; write `/` in a key as `%2F`")],
+    project: Annotated[Name | None, Query(description="project of the key, if several projects have it")] = None,
+) -> str:
+    """Return the id of the run that a path of the API names. Raises RunNotFound, RunKeyAmbiguous."""
+    # Trainers address runs by id: no query is made for them.
+    if is_identifier("run", run):
+        return run
+    return await run_in_threadpool(_find, context, request, credentials, project, run)
+
+
+async def run_of_page_path(
+    request: Request, context: Context, credentials: _Credentials, project: _Segment, key: _Segment
+) -> str:
+    """Return the id of the run that a page's path names. Raises RunNotFound."""
+    return await run_in_threadpool(_find, context, request, credentials, decoded_segment(project), key)
+
+
+RunIdentifier = Annotated[str, Depends(run_of_path)]
+RunOfPage = Annotated[str, Depends(run_of_page_path)]
+
+
+def _find(
+    context: ServiceContext,
+    request: Request,
+    credentials: HTTPAuthorizationCredentials | None,
+    project: str | None,
+    segment: str,
+) -> str:
+    principal = authenticate(context, request, credentials.credentials if credentials else None)
+    with context.database.read() as session:
+        return service.id_of_key(session, principal, project, decoded_segment(segment))
+
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+
+@router.post(
+    "", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRecord, "description": "It existed"}}
+)
+def create_run(body: RunCreate, context: Context, principal: Ingester, response: Response) -> RunRecord:
+    """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
+    run, created = context.database.write(
+        lambda session: service.get_or_create_run(session, context.events, principal, body)
+    )
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return from_attributes(RunRecord, run)
+
+
+@router.get("")
+def list_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
+    key: Annotated[Name | None, Query(description="only runs with this client key: one per project")] = None,
+    model: Annotated[Name | None, Query()] = None,
+    model_kind: Annotated[ModelKind | None, Query()] = None,
+    state: Annotated[list[ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
+    search: Annotated[Name | None, Query(description="a part of the name or key, in any case")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[RunRecord]:
+    """List runs, newest first."""
+    chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search)
+    with context.database.read() as session:
+        return service.list_runs(session, chosen, cursor, limit)
+
+
+@router.get("/{run}")
+def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRecord:
+    """Return one run."""
+    with context.database.read() as session:
+        return from_attributes(RunRecord, service.get_run(session, principal, run))
+
+
+@router.patch("/{run}")
+def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: Ingester) -> RunRecord:
+    """Change a run's state, name, advice mode or model kind."""
+    changed = context.database.write(lambda session: service.update_run(session, context.events, principal, run, body))
+    return from_attributes(RunRecord, changed)
+
+
+@router.delete("/{run}", status_code=status.HTTP_204_NO_CONTENT)
+def delete_run(run: RunIdentifier, context: Context, principal: Administrator) -> None:
+    """Delete a run; later calls that name it, late uploads included, return 410.
+
+    Its rows are deleted in the background, its files after FORESHOCK_REMOVAL_GRACE_SECONDS. Its key stays taken.
+    """
+    context.database.write(lambda session: service.delete_run(session, context.events, principal, run))

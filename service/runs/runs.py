@@ -1,0 +1,353 @@
+"""Runs: get or create, list, change, delete (a tombstone stays)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from sqlalchemy import func, or_, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import from_attributes
+from foreshock.api.runs import AdviceMode, RunRecord, ShownRunState
+from foreshock.clock import now_us
+from foreshock.diagnosis.quantities import check_declared
+from foreshock.errors import RUN_NOT_FOUND
+from foreshock.model_kind import ModelKind
+from foreshock.page_addresses import DEFAULT_PROJECT
+from foreshock_service.platform.audit import record
+from foreshock_service.platform.context import EventBus, ServiceContext
+from foreshock_service.platform.database.engine import insert_if_absent
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.parameters import Name, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Principal, ScopeMissing
+from foreshock_service.runs.events import (
+    AdviceModeChanged,
+    ModelKindChanged,
+    RunBecameStale,
+    RunRemoved,
+    ScalarNamesChanged,
+)
+
+RunState = Literal["running", "finished", "failed"]
+"""What a client or an operator sets."""
+
+
+def _declared(names: dict[str, str]) -> dict[str, str]:
+    check_declared(names)
+    return names
+
+
+ScalarNames = Annotated[dict[Name, Name], AfterValidator(_declared), Field(max_length=100)]
+"""What the run calls the quantities that are watched: {"reward": "my/score"}."""
+
+
+class RunCreate(BaseModel):
+    """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
+
+    key: Name = Field(description="the client's own name for the run, unique in the project")
+    project: Name = DEFAULT_PROJECT
+    name: Name | None = None
+    model: Name | None = None
+    trainer: Name | None = None
+    engine: Name | None = None
+    hardware: Name | None = None
+    initial_learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    length_cap: int | None = Field(default=None, gt=0, lt=2**31)
+    model_kind: ModelKind | None = Field(
+        default=None, description="decides the healthy ranges; absent: derived from an announced checkpoint"
+    )
+    advice_mode: AdviceMode = "shadow"
+    scalar_names: ScalarNames | None = Field(
+        default=None,
+        description='the run\'s own scalars by the well-known name of what they are: {"reward": "my/score"}; '
+        "a declared quantity has no other name",
+    )
+
+
+class RunUpdate(BaseModel):
+    """Changes of a run; absent fields stay unchanged."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: RunState | None = None
+    name: Name | None = None
+    advice_mode: AdviceMode | None = None
+    model_kind: ModelKind | None = Field(
+        default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
+    )
+    scalar_names: ScalarNames | None = Field(default=None, description="replaces the declaration; null: removes it")
+
+
+class RunFilter(NamedTuple):
+    """Which runs; empty or None: no restriction. The project must equal all of `projects`.
+
+    `search` is a part of the name or key, in any case; `ids` None: any run, empty: none.
+    """
+
+    projects: tuple[str, ...] = ()
+    key: str | None = None
+    model: str | None = None
+    model_kind: ModelKind | None = None
+    states: tuple[ShownRunState, ...] = ()
+    search: str | None = None
+    ids: tuple[str, ...] | None = None
+
+
+class FoundRun(Protocol):
+    """A run, or a part of one."""
+
+    @property
+    def project(self) -> str: ...
+    @property
+    def deleted_at_us(self) -> int | None: ...
+
+
+RunFound = TypeVar("RunFound", bound=FoundRun)
+
+# Projects that an error lists.
+_MOST_PROJECTS = 10
+# Fields that change rules or advice: their changes are recorded in the audit.
+_AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
+
+
+class RunNotFound(ProblemError):
+    """Missing run: none with this id or key is visible to this API key."""
+
+    status = 404
+    problem_type = RUN_NOT_FOUND
+
+
+class RunDeleted(ProblemError):
+    """Deleted run: it accepts no data and returns none."""
+
+    status = 410
+    problem_type = "run-deleted"
+
+
+class RunKeyAmbiguous(ProblemError):
+    """A run key without its project that several visible projects have."""
+
+    status = 409
+    problem_type = "run-key-ambiguous"
+
+
+def get_run(session: Session, principal: Principal, run_id: str) -> Run:
+    """Return the run if the principal may see it; raise RunNotFound or RunDeleted."""
+    return check_visible(session.get(Run, run_id), principal, run_id)
+
+
+def find_run(session: Session, run_id: str) -> Run | None:
+    """Return the run, deleted or not; None if it does not exist."""
+    return session.get(Run, run_id)
+
+
+def check_visible(run: RunFound | None, principal: Principal, run_id: str) -> RunFound:
+    """Return what was found of a run if the principal may see it; raise RunNotFound or RunDeleted."""
+    if run is None or not principal.sees(run.project):
+        raise RunNotFound(f"there is no run {run_id}")
+    if run.deleted_at_us is not None:
+        raise RunDeleted(f"the run {run_id} was deleted")
+    return run
+
+
+def id_of_key(session: Session, principal: Principal, project: str | None, key: str) -> str:
+    """Return the id of the run with this key, in `project` or in the one visible project that has it.
+
+    Raises RunNotFound for runs of projects that the principal may not see as for runs that do not exist.
+    """
+    if principal.project is not None and project is None:
+        project = principal.project
+    if project is not None:
+        found = [run] if (run := _find_by_key(session, project, key)) is not None else []
+    else:
+        query = select(Run).where(Run.key == key).order_by(Run.project).limit(_MOST_PROJECTS)
+        found = list(session.scalars(query))
+        found = [run for run in found if run.deleted_at_us is None] or found[:1]
+    if len(found) > 1:
+        projects = ", ".join(run.project for run in found)
+        raise RunKeyAmbiguous(f"several projects have a run {key}: add ?project= with one of {projects}")
+    return check_visible(found[0] if found else None, principal, key).id
+
+
+def lock_run(session: Session, principal: Principal, run_id: str) -> Run:
+    """Return the run as `get_run` does, and lock it until this transaction ends.
+
+    Steps of a run close one after the other, so that observers see them in one order.
+    """
+    return check_visible(_find_and_lock(session, run_id), principal, run_id)
+
+
+def lock_run_for_background(session: Session, run_id: str) -> Run | None:
+    """Lock the run for work of the service itself; return None if the run does not exist or is deleted."""
+    run = _find_and_lock(session, run_id)
+    return run if run is not None and run.deleted_at_us is None else None
+
+
+def get_or_create_run(session: Session, events: EventBus, principal: Principal, body: RunCreate) -> tuple[Run, bool]:
+    """Return the run of (project, key), and True if it is new. Raises RunDeleted if that key was deleted before.
+
+    An existing run is changed only by adding a model kind if it has none.
+    """
+    if not principal.sees(body.project):
+        raise ScopeMissing(f"this key is bound to another project than {body.project!r}")
+    now = now_us()
+    row = {
+        "id": new_identifier("run"),
+        "state": "running",
+        "last_step": None,
+        "rollouts": 0,
+        "tokens": 0,
+        "last_shard_at_us": None,
+        "seen_at_us": None,
+        "created_at_us": now,
+        "updated_at_us": now,
+        "deleted_at_us": None,
+        "derived_model_kind": None,
+        **body.model_dump(exclude={"model_kind"}),
+        "declared_model_kind": body.model_kind,
+    }
+    created = insert_if_absent(session, Run, row)
+    run = _find_by_key(session, body.project, body.key)
+    assert run is not None
+    if run.deleted_at_us is not None:
+        raise RunDeleted(f"the run with key {body.key!r} was deleted: choose another key")
+    if not created and body.model_kind is not None and run.declared_model_kind is None:
+        run = lock_run(session, principal, run.id)
+        _set_model_kind(session, events, run, "declared_model_kind", body.model_kind)
+    return run, created
+
+
+def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> Page[RunRecord]:
+    """Return one page of the chosen runs that are not deleted, newest first."""
+    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+    query = select(Run).where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
+    for column, value in ((Run.key, chosen.key), (Run.model, chosen.model)):
+        if value is not None:
+            query = query.where(column == value)
+    if chosen.model_kind is not None:
+        query = query.where(func.coalesce(Run.declared_model_kind, Run.derived_model_kind) == chosen.model_kind)
+    if chosen.states:
+        query = query.where(Run.state.in_(chosen.states))
+    if chosen.ids is not None:
+        query = query.where(Run.id.in_(chosen.ids))
+    if chosen.search is not None:
+        found_in = (Run.name, Run.key)
+        query = query.where(or_(*(each.icontains(chosen.search, autoescape=True) for each in found_in)))
+    if after is not None:
+        query = query.where(tuple_(Run.created_at_us, Run.id) < after)
+    runs = session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit + 1))
+    return page_of([from_attributes(RunRecord, run) for run in runs], limit, lambda run: (run.created_at_us, run.id))
+
+
+def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
+    """Change the fields that `changes` sets."""
+    run = lock_run(session, principal, run_id)
+    before = {name: getattr(run, name) for name in _AUDITED}
+    mode_before = run.advice_mode
+    for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind", "scalar_names"}).items():
+        if value is not None or name == "name":
+            setattr(run, name, value)
+    run.updated_at_us = now_us()
+    if run.advice_mode != mode_before:
+        events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
+    if "model_kind" in changes.model_fields_set:
+        _set_model_kind(session, events, run, "declared_model_kind", changes.model_kind)
+    if "scalar_names" in changes.model_fields_set and run.scalar_names != changes.scalar_names:
+        run.scalar_names = changes.scalar_names
+        session.flush()
+        events.publish(session, ScalarNamesChanged(run_id))
+    changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
+    if changed:
+        before = {name: before[name] for name in changed}
+        record(
+            session, principal, "run.update", run.id, project=run.project, run_id=run.id, before=before, after=changed
+        )
+    return run
+
+
+def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
+    """Note that a client of the run lives; `resumed`: it starts an attempt, after whatever end. The run is locked."""
+    run.seen_at_us = now_us()
+    if resumed or run.state == "stale":
+        run.state = "running"
+
+
+def note_upload(run: Run, step: int, rollouts: int, tokens: int) -> None:
+    """Note that rollouts of a step arrived: the newest step and totals of the run, and that its client lives.
+
+    A run whose clients send no heartbeats has no sign of life. The run is locked.
+    """
+    run.last_step = step if run.last_step is None else max(run.last_step, step)
+    run.rollouts += rollouts
+    run.tokens += tokens
+    run.last_shard_at_us = now_us()
+    if run.seen_at_us is not None:
+        note_sign_of_life(run)
+
+
+def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
+    """Mark the running runs that gave no sign of life for `stale_seconds`; return how many.
+
+    Nothing is stale earlier than that after `counted_from_us`, when this process began to listen.
+    """
+    before = now_us() - int(context.settings.stale_seconds * 1e6)
+    if before < counted_from_us:
+        return 0
+    silent = (Run.state == "running", Run.seen_at_us < before, Run.deleted_at_us.is_(None))
+    with context.database.read() as session:
+        if session.scalar(select(Run.id).where(*silent).limit(1)) is None:
+            return 0
+
+    def mark(session: Session) -> int:
+        statement = update(Run).where(*silent).values(state="stale").returning(Run.id, Run.last_step)
+        stale = session.execute(statement.execution_options(synchronize_session=False)).all()
+        for run_id, last_step in stale:
+            context.events.publish(session, RunBecameStale(run_id, last_step, context.settings.stale_seconds))
+        return len(stale)
+
+    return context.database.write(mark)
+
+
+def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_kind: ModelKind | None) -> None:
+    """Store the model kind of an announced checkpoint; None changes nothing. The run is locked."""
+    if model_kind is not None:
+        _set_model_kind(session, events, run, "derived_model_kind", model_kind)
+
+
+def delete_run(session: Session, events: EventBus, principal: Principal, run_id: str) -> None:
+    """Put a tombstone on the run: later calls return 410, and its rows and files are removed in the background."""
+    run = lock_run(session, principal, run_id)
+    run.deleted_at_us = run.updated_at_us = now_us()
+    before = {"key": run.key, "state": run.state, "last_step": run.last_step}
+    record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
+    events.publish(session, RunRemoved(run_id))
+
+
+def _set_model_kind(
+    session: Session,
+    events: EventBus,
+    run: Run,
+    column: Literal["declared_model_kind", "derived_model_kind"],
+    model_kind: ModelKind | None,
+) -> None:
+    """Set a column and publish ModelKindChanged if the run's effective kind changes. The run is locked."""
+    before = run.model_kind
+    setattr(run, column, model_kind)
+    run.updated_at_us = now_us()
+    session.flush()
+    if run.model_kind != before:
+        events.publish(session, ModelKindChanged(run.id, run.model_kind))
+
+
+def _find_and_lock(session: Session, run_id: str) -> Run | None:
+    """Return the current run and lock it until this transaction ends."""
+    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
+    return session.scalar(query.execution_options(populate_existing=True))
+
+
+def _find_by_key(session: Session, project: str, key: str) -> Run | None:
+    """Return the run with this project and client key, deleted ones included."""
+    return session.scalar(select(Run).where(Run.project == project, Run.key == key))

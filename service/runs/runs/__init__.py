@@ -1,1 +1,0 @@
-"""Runs: one training job each."""

@@ -1,0 +1,211 @@
+"""Scalars that a source (the trainer, an engine) reports for a step.
+
+Scalars that arrive after their step closed publish ScalarsChanged, those of a run without rollouts ScalarsLogged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response, status
+from pydantic import BaseModel, Field
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.json_values import finite_or_none
+from foreshock_service.platform.columnar import (
+    FORMATS,
+    ColumnTable,
+    Format,
+    Kind,
+    check_answer,
+    choose_format,
+    columnar_response,
+    keep_extremes,
+    read_columns,
+    render,
+)
+from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database.tables import Scalar
+from foreshock_service.platform.parameters import (
+    LARGEST_STEP,
+    ActiveOrAttempt,
+    AttemptQuery,
+    FromStep,
+    MaxPoints,
+    Name,
+    StepPath,
+    ToStep,
+    check_step_range,
+)
+from foreshock_service.platform.security import Ingester, Principal, Reader
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.attempts import check_attempt, rows_of_steps
+from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run, lock_run
+from foreshock_service.runs.steps import is_closed
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
+
+FIRST_SOURCE = "trainer"
+"""The preferred source if several report a name; without it, the first source by name is used."""
+_KEY = ("run_id", "attempt", "step", "source", "name")
+_COLUMNS: Mapping[str, Kind] = {
+    "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
+}  # fmt: skip
+
+
+class ScalarsPut(BaseModel):
+    """Values of one source for one step. Existing names are overwritten; other names of the source stay."""
+
+    source: Name = "trainer"
+    values: dict[Name, float | None] = Field(
+        min_length=1, max_length=1000, description="null: the source computed a value that is not finite"
+    )
+
+
+class ScalarColumns(BaseModel):
+    """Columns of scalars: lists of equal length."""
+
+    step: list[int] = Field(default_factory=list)
+    attempt: list[int] = Field(default_factory=list)
+    source: list[str] = Field(default_factory=list)
+    name: list[str] = Field(default_factory=list)
+    value: list[float | None] = Field(default_factory=list)
+
+
+class ScalarsRead(BaseModel):
+    """Scalars by column, ordered by name, source and step."""
+
+    columns: ScalarColumns
+
+
+@router.put("/steps/{step}/scalars", status_code=status.HTTP_204_NO_CONTENT)
+def put_scalars(
+    run: RunIdentifier,
+    step: StepPath,
+    body: ScalarsPut,
+    context: Context,
+    principal: Ingester,
+    attempt: AttemptQuery = 1,
+) -> None:
+    """Store a source's values for a step. The request is idempotent."""
+    key = StepKey(run, attempt, step)
+    context.database.write(lambda session: store_scalars(session, context.events, principal, key, body))
+
+
+@router.get("/scalars", response_model=ScalarsRead, responses=FORMATS)
+def read_scalars(
+    run: RunIdentifier,
+    request: Request,
+    context: Context,
+    principal: Reader,
+    source: Annotated[list[Name] | None, Query(max_length=100)] = None,
+    name: Annotated[list[Name] | None, Query(max_length=1000)] = None,
+    attempt: ActiveOrAttempt = None,
+    from_step: FromStep = 0,
+    to_step: ToStep = LARGEST_STEP,
+    max_points: MaxPoints = None,
+    format_name: Format = None,
+) -> Response:
+    """Return scalars by column, ordered by name, source and step: JSON, CSV or Parquet.
+
+    A curve of `max_points` is one name of one source.
+    """
+    media_type = choose_format(request.headers.get("accept"), format_name)
+    check_step_range(from_step, to_step)
+    with context.database.read() as session:
+        get_run(session, principal, run)
+        chosen = rows_of_steps(session, run, attempt, (Scalar.attempt, Scalar.step), from_step, to_step)
+        table = scalar_table(session, context.settings, run, chosen, source or (), name or (), max_points)
+    return columnar_response(request, render(table, media_type), media_type)
+
+
+def scalar_table(
+    session: Session,
+    settings: Settings,
+    run_id: str,
+    chosen: ColumnElement[bool],
+    sources: Sequence[str] = (),
+    names: Sequence[str] = (),
+    max_points: int | None = None,
+) -> ColumnTable:
+    """Return step, attempt, source, name and value of chosen rows, ordered by name, source, step and attempt.
+
+    No sources or names: all. Raises AnswerTooLarge beyond the settings' caps, before more is read.
+    """
+    query = select(*(getattr(Scalar, column) for column in _COLUMNS)).where(Scalar.run_id == run_id, chosen)
+    if sources:
+        query = query.where(Scalar.source.in_(sources))
+    if names:
+        query = query.where(Scalar.name.in_(names))
+    most = settings.max_answer_values if max_points is None else settings.max_read_values
+    table = read_columns(session, query, _COLUMNS, most).sorted_by("name", "source", "step", "attempt")
+    if max_points is not None:
+        table = keep_extremes(table, ("name", "source"), ("value",), max_points)
+    check_answer(table, settings.max_answer_values)
+    return table
+
+
+def store_scalars(session: Session, events: EventBus, principal: Principal, key: StepKey, body: ScalarsPut) -> None:
+    """Store the scalars of a source for a step, before or after the step closes."""
+    run = lock_run(session, principal, key.run_id)
+    check_attempt(session, key.run_id, key.attempt)
+    now = now_us()
+    rows: list[dict[str, Any]] = [
+        {**key._asdict(), "source": body.source, "name": name, "value": finite_or_none(value), "received_at_us": now}
+        for name, value in sorted(body.values.items())
+    ]
+    upsert(session, Scalar, rows, _KEY)
+    if is_closed(session, key):
+        events.publish(session, ScalarsChanged(*key, frozenset(body.values)))
+    elif run.last_step is None:
+        events.publish(session, ScalarsLogged(*key, frozenset(body.values)))
+
+
+def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
+    """Return the finite values of a step by name, each from its preferred source."""
+    of_step = (Scalar.run_id == key.run_id, Scalar.attempt == key.attempt, Scalar.step == key.step)
+    return _values_by_step(session, *of_step).get(key.step, {})
+
+
+def scalars_of_active_steps(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], steps: tuple[int, int]
+) -> dict[int, dict[str, float]]:
+    """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
+    active = is_active(attempts, Scalar.attempt, Scalar.step, *steps)
+    return _values_by_step(session, Scalar.run_id == run_id, active, Scalar.name.in_(names))
+
+
+def steps_with_scalars(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], after: int, limit: int
+) -> list[tuple[int, int]]:
+    """Return (step, attempt) of the first `limit` active steps beyond `after` that have a scalar of these names."""
+    active = is_active(attempts, Scalar.attempt, Scalar.step, after + 1)
+    query = select(Scalar.step, Scalar.attempt).where(Scalar.run_id == run_id, active, Scalar.name.in_(names))
+    return [(row[0], row[1]) for row in session.execute(query.distinct().order_by(Scalar.step).limit(limit))]
+
+
+def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names: Sequence[str]) -> int | None:
+    """Return the newest step of the attempt that has a scalar of these names; None if none has."""
+    # By falling step: the primary key is read from its end, and the first row usually is one.
+    query = select(Scalar.step).where(Scalar.run_id == run_id, Scalar.attempt == attempt, Scalar.name.in_(names))
+    return session.scalar(query.order_by(Scalar.step.desc()).limit(1))
+
+
+def _values_by_step(session: Session, *conditions: ColumnElement[bool]) -> dict[int, dict[str, float]]:
+    """Return step → name → finite value of the rows that meet the conditions, each from its preferred source."""
+    values: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(*conditions)
+    for step, _, name, value in sorted(
+        session.execute(query), key=lambda row: (row.source != FIRST_SOURCE, row.source)
+    ):
+        if value is not None:
+            values[step].setdefault(name, value)
+    return values

@@ -1,1 +1,0 @@
-"""Scalars that a source (the trainer, an engine) reports for a step."""

@@ -1,0 +1,285 @@
+"""Decode, validate, measure and re-encode one uploaded shard, of rollouts or of statistics.
+
+Runs in a decoder process, without a database. Statistics were computed by the client. They are read by the code that
+wrote them, must agree with one another and with what the rollouts in full give; beyond that they are taken as sent.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.digests import canonical_json, rollout_set_digest
+from foreshock.errors import InvalidRolloutsError, LimitExceededError, RolloutsError, StatisticsError
+from foreshock.fingerprint import Fingerprint
+from foreshock.lint import LintEvidence
+from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures.step_statistics import StepStatistics
+from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
+from foreshock.statistics_shards import ShardPart, StatisticsShard, statistics_of_shard
+from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.store.tokens import StoredFile, write_private
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.folding import FoldedStatistics, bucket_bytes
+from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
+
+# Modules that a decoder process imports when it starts.
+PRELOAD = (__name__,)
+
+# Between sums of the compiled pass and of numpy's, relative to the sum of absolute values.
+_TOLERANCE = 1e-9
+_COMPARED = (("n_tokens", "n_tokens"), ("sum_d", "sum_abs_d"), ("sum_k3", "sum_k3"))
+
+# Of fingerprints: they differ from step to step in every run.
+_OF_A_STEP = frozenset({"weights_version", "weights_digest", "batch_composition"})
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "length_cap", "trainer_policy")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShard:
+    """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence.
+
+    `setup` is that of `setup_of`. If not all rollouts are stored in full, `full_rollouts` and `full_tokens` count those
+    that are; the first `sampled_rollouts` of them are an unbiased sample, and the lint's evidence is of these.
+    """
+
+    rollouts: int
+    tokens: int
+    rollout_set_digest: str
+    parts: tuple[ShardPart, ...]
+    lint: LintPart
+    setup: str
+    full_rollouts: int | None = None
+    full_tokens: int | None = None
+    sampled_rollouts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedStep:
+    """A folded step: a measurement of each comparison, and the lint's verdict (None: no evidence)."""
+
+    measurements: tuple[FoldedStatistics, ...]
+    verdict: StepVerdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedShard:
+    """A valid shard, the bytes of its file for the store, and the folded step if this is its only shard.
+
+    `keeps_body`: the body is laid out as the store's files are, and is stored as it came; nothing was written.
+    """
+
+    measured: MeasuredShard
+    file_bytes: int
+    step: FoldedStep | None
+    keeps_body: bool = False
+
+
+@contextmanager
+def memory_limit() -> Iterator[None]:
+    """Raise LimitExceededError where a decoder runs out of memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise LimitExceededError(
+            "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
+        ) from error
+
+
+def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
+    """Check and measure the upload in `body` and write it, in the store's own layout, to `stored`, unless it has it.
+
+    `whole_step` is the key of the step if this is its only shard; the step is then folded here. `stored` is not synced
+    to disk; `TokenStore.publish` does that. Raises InvalidRolloutsError (names row and column) and LimitExceededError.
+    """
+    with memory_limit():
+        with body.open("rb") as file:
+            read = read_rollouts(file, limits)
+        measurement = measure_step(read.batch)
+        evidence = lint_shard(read.batch)
+        measured = _shard(read.batch, measurement, evidence)
+        data = None if read.own_layout else encode_rollouts_view(read.batch)
+        step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
+    if data is None:
+        return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
+    write_private(stored, data)
+    return DecodedShard(measured, len(data), step)
+
+
+def measure_stored(stored: StoredFile) -> MeasuredShard:
+    """Measure a file of the store again. Raises FileNotFoundError, and RolloutsError if the file is damaged."""
+    batch = decode_rollouts(stored.read_bytes(), stored_limits())
+    return _shard(batch, measure_step(batch), lint_shard(batch))
+
+
+def is_intact(stored: StoredFile) -> bool:
+    """Return whether a file of the store is there and reads as it was written."""
+    try:
+        decode_rollouts(stored.read_bytes(), stored_limits())
+    except (FileNotFoundError, RolloutsError):
+        return False
+    return True
+
+
+def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvidence) -> MeasuredShard:
+    digest = rollout_set_digest(batch.sample_ids)
+    setup = setup_of(batch.attributes)
+    parts = statistics_of_shard(measurement)
+    return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, LintPart.of(evidence), setup)
+
+
+def fold_whole_step(
+    key: StepKey, measurement: StepMeasurement, shard: MeasuredShard, evidence: LintEvidence
+) -> FoldedStep:
+    """Return the fold of a step with one shard, whose statistics are those of the shard."""
+    measures = {STEP_ROW: measurement.step.measures()}
+    measures |= {name: pair.measures() for name, pair in measurement.comparisons.items()}
+    buckets = {name: bucket_bytes(name, pair.statistics) for name, pair in measurement.comparisons.items()}
+    folded = (
+        FoldedStatistics(
+            part.comparison,
+            measures[part.comparison],
+            part.statistics_version,
+            part.statistics,
+            part.summaries,
+            buckets=buckets.get(part.comparison),
+        )
+        for part in shard.parts
+    )
+    return FoldedStep(tuple(folded), judge_evidence(key.step, key.attempt, [evidence]))
+
+
+def setup_of(attributes: BatchAttributes) -> str:
+    """Return the setup of a shard with these attributes: what they say about what sampled and trained, canonical JSON.
+
+    It has every field of the fingerprints; `foreshock/environment.py` has those that make two scores comparable.
+    """
+    parts: dict[str, dict[str, Any]] = {
+        "engine": _lasting(attributes.engine_fingerprint),
+        "trainer": _lasting(attributes.trainer_fingerprint),
+        "sampling": {name: value for name in _SAMPLING if (value := getattr(attributes, name)) is not None},
+    }
+    return canonical_json({name: fields for name, fields in parts.items() if fields})
+
+
+def _lasting(fingerprint: Fingerprint | None) -> dict[str, Any]:
+    known = {} if fingerprint is None else fingerprint.to_dict()
+    return {name: value for name, value in known.items() if name not in _OF_A_STEP}
+
+
+def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
+    """Check the upload in `body` and write its rollouts in full, in the store's own layout, to `stored`.
+
+    `whole_step` and errors are those of `decode_shard`; damaged statistics raise InvalidRolloutsError.
+    """
+    try:
+        with memory_limit():
+            return _decode(body, stored, limits, whole_step)
+    except StatisticsError as error:
+        raise InvalidRolloutsError(str(error)) from error
+
+
+def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
+    shard = StatisticsShard.from_bytes(body.read_bytes())
+    if shard.rollouts > limits.max_rollouts:
+        raise LimitExceededError(
+            f"a shard must have at most {limits.max_rollouts:,} rollouts, got {shard.rollouts:,}: send more shards"
+        )
+    batch = decode_rollouts(io.BytesIO(shard.full), limits)
+    measurement = _measurement(shard)
+    _check(shard, measurement, batch)
+    evidence = lint_shard(batch.select(np.arange(shard.sampled)))
+    measured = MeasuredShard(
+        shard.rollouts,
+        shard.tokens,
+        shard.rollout_set_digest,
+        shard.statistics,
+        LintPart.of(evidence),
+        setup_of(batch.attributes),
+        *((batch.num_rollouts, batch.num_tokens, shard.sampled) if batch.num_rollouts < shard.rollouts else ()),
+    )
+    data = encode_rollouts(batch)
+    step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
+    write_private(stored, data)
+    return DecodedShard(measured, len(data), step)
+
+
+def _measurement(shard: StatisticsShard) -> StepMeasurement:
+    """Return the statistics of the shard. Raises StatisticsError if one is damaged, missing or unknown."""
+    parts = {part.comparison: part for part in shard.statistics}
+    if STEP_ROW not in parts or not parts.keys() <= {STEP_ROW, TRAINER_ROLLOUT}:
+        raise StatisticsError(
+            f"a shard of statistics must have {STEP_ROW!r}, and {TRAINER_ROLLOUT!r} if both log-probs were logged, "
+            f"got {', '.join(sorted(parts)) or 'nothing'}"
+        )
+    comparisons = {}
+    pair = parts.get(TRAINER_ROLLOUT)
+    if pair is not None:
+        comparisons[TRAINER_ROLLOUT] = Comparison(
+            ComparisonStatistics.from_bytes(pair.statistics), RolloutSummaries.from_bytes(pair.summaries or b"")
+        )
+    return StepMeasurement(StepStatistics.from_bytes(parts[STEP_ROW].statistics), comparisons)
+
+
+def _check(shard: StatisticsShard, measurement: StepMeasurement, full: RolloutBatch) -> None:
+    """Raise StatisticsError if parts of the shard contradict one another."""
+    if not min(1, shard.rollouts) <= shard.sampled <= full.num_rollouts <= shard.rollouts:
+        raise StatisticsError(
+            f"a shard of {shard.rollouts:,} rollouts must hold between 1 and that many in full, the sample first, got "
+            f"{full.num_rollouts:,} with a sample of {shard.sampled:,}"
+        )
+    measures = measurement.step.measures()
+    counted = (int(measures["num_rollouts"]), int(measures["num_tokens"] + measures["num_tool_tokens"]))
+    if counted != (shard.rollouts, shard.tokens):
+        raise StatisticsError(
+            f"the statistics are of {counted[0]:,} rollouts and {counted[1]:,} tokens, but the header names "
+            f"{shard.rollouts:,} and {shard.tokens:,}"
+        )
+    pair = measurement.comparisons.get(TRAINER_ROLLOUT)
+    both_logged = full.rollout_log_probs is not None and full.trainer_log_probs is not None
+    if both_logged != (pair is not None):
+        raise StatisticsError("the statistics must compare both log-probs if the rollouts in full have both")
+    if pair is not None:
+        _check_summaries(shard, pair, full)
+
+
+def _check_summaries(shard: StatisticsShard, pair: Comparison, full: RolloutBatch) -> None:
+    """Raise StatisticsError unless the summaries are those of the statistics and of the rollouts in full."""
+    sample_ids = pair.summaries.table.column("sample_id").to_pylist()
+    rows = {sample_id: row for row, sample_id in enumerate(sample_ids)}
+    statistics = pair.statistics.measures()
+    if (
+        len(rows) != len(sample_ids)
+        or None in rows
+        or rollout_set_digest(sample_ids) != shard.rollout_set_digest
+        or len(sample_ids) != shard.rollouts
+        or int(statistics["rollouts"]) != shard.rollouts
+        or int(statistics["tokens"]) != int(pair.summaries.column("n_tokens").sum())
+    ):
+        raise StatisticsError("the rollout summaries are not those of the shard's statistics")
+    unknown = [sample_id for sample_id in full.sample_ids if sample_id not in rows]
+    if unknown:
+        raise StatisticsError(f"the rollout {unknown[0]!r} in full is not in the statistics")
+    again = measure_step(full).comparisons[TRAINER_ROLLOUT].summaries
+    chosen = np.array([rows[sample_id] for sample_id in full.sample_ids], dtype=np.int64)
+    for name, scale in _COMPARED:
+        sent, found = pair.summaries.column(name)[chosen], again.column(name)
+        allowed = _TOLERANCE * np.maximum(again.column(scale), 1.0)
+        differ = np.flatnonzero(~((np.abs(sent - found) <= allowed) | (sent == found) | np.isnan(found)))
+        if differ.size:
+            row = int(differ[0])
+            raise StatisticsError(
+                f"the statistics are not of the rollouts in full: {name} of {full.sample_ids[row]!r} is "
+                f"{found[row]!r}, but {sent[row]!r} in the statistics"
+            )

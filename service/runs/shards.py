@@ -1,0 +1,213 @@
+"""Stored shards of rollouts: their catalogue rows, statistics and evidence of the lint; measure stored tokens again.
+
+Statistics of two versions never merge, so the shards of a step must agree before they are folded. After an upgrade that
+concerns the one step that was open then, or one that a late shard reaches; `foreshock remeasure` is for all others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, and_, case, delete, func, select
+from sqlalchemy.orm import Session
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.errors import RolloutsError
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.engine import insert_rows
+from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
+from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
+from foreshock_service.platform.decoding.pool import DecodersBusy
+from foreshock_service.platform.problem import TokensPurged
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.lint.service import add_evidence, replace_evidence
+from foreshock_service.runs.runs import lock_run_for_background
+from foreshock_service.runs.shard_decoding import MeasuredShard, measure_stored
+
+ShardVersions = frozenset[tuple[int, int]]
+"""(shard, version of its statistics): equal for two reads of a step unless a shard was added or measured again."""
+
+# What a shard is measured by; a step has the comparisons of its probes beside them.
+_OF_SHARDS = (STEP_ROW, TRAINER_ROLLOUT)
+_logger = logging.getLogger(__name__)
+
+
+class StoredPart(NamedTuple):
+    """What a shard contributes to one comparison of its step."""
+
+    shard: int
+    comparison: str
+    statistics_version: int
+    statistics: bytes
+    summaries: bytes | None
+
+
+def find_shard(session: Session, key: StepKey, shard: int) -> Shard | None:
+    """Return the catalogue row of a shard; None if it was not uploaded."""
+    return session.get(Shard, (*key, shard))
+
+
+def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
+    """Return the catalogue rows of a step's shards, in order."""
+    return session.scalars(select(Shard).filter_by(**key._asdict()).order_by(Shard.shard)).all()
+
+
+def shards_with_tokens(session: Session, key: StepKey) -> list[Shard]:
+    """Return the catalogue rows of the shards of a step whose tokens are stored, in order.
+
+    Raises TokensPurged if the tokens of all its shards were removed.
+    """
+    shards = shards_of_step(session, key)
+    present = [shard for shard in shards if shard.tokens_removed is None]
+    if shards and not present:
+        raise TokensPurged(f"step {key.step} of attempt {key.attempt}: {removed_in_words(shards[0].tokens_removed)}")
+    return present
+
+
+def removed_in_words(tokens_removed: str | None) -> str:
+    """Return why the tokens of a shard are no longer stored."""
+    return "tokens purged by retention" if tokens_removed == "retention" else "its rollouts were deleted"
+
+
+def why_not_whole(shard: Shard) -> str | None:
+    """Return why not all tokens that were uploaded are stored; None if they are."""
+    if shard.tokens_removed is not None:
+        return removed_in_words(shard.tokens_removed)
+    if shard.deleted_rollouts:
+        return f"{shard.deleted_rollouts:,} of its {shard.rollouts:,} rollouts were deleted"
+    return None
+
+
+def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
+    """Return the statistics of a step's shards, by comparison and then in the order of shards."""
+    own, whole = ShardStatistics, MeasurementStatistics
+    # Older rows of a shard that is the whole step have no statistics.
+    query = (
+        select(
+            own.shard,
+            own.comparison,
+            own.statistics_version,
+            func.coalesce(own.statistics, whole.statistics, type_=own.statistics.type),
+            case((own.statistics.is_(None), whole.summaries), else_=own.summaries),
+        )
+        .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in MEASUREMENT_KEY)))
+        .where(own.run_id == key.run_id, own.attempt == key.attempt, own.step == key.step)
+        .order_by(own.comparison, own.shard)
+    )
+    parts = [StoredPart(*row) for row in session.execute(query)]
+    columns = (whole.comparison, whole.statistics_version, whole.statistics, whole.summaries)
+    return parts or [StoredPart(0, *row) for row in session.execute(_of_whole_step(key, *columns))]
+
+
+def shard_versions(session: Session, key: StepKey) -> ShardVersions:
+    """Return which shards a step has, and of which version the statistics of each are."""
+    own = select(ShardStatistics.shard, ShardStatistics.statistics_version).filter_by(**key._asdict())
+    found = frozenset((shard, version) for shard, version in session.execute(own))
+    whole = _of_whole_step(key, MeasurementStatistics.statistics_version)
+    return found or frozenset((0, version) for version in session.scalars(whole))
+
+
+def _of_whole_step(key: StepKey, *columns: Any) -> Select[Any]:
+    """Return the query for the statistics of a step's only shard, which the step holds; none of other steps."""
+    whole = MeasurementStatistics
+    query = select(*columns).filter_by(**key._asdict())
+    query = query.join(
+        Step, (Step.run_id == whole.run_id) & (Step.attempt == whole.attempt) & (Step.step == whole.step)
+    )
+    return query.where(Step.expected_shards == 1, whole.comparison.in_(_OF_SHARDS)).order_by(whole.comparison)
+
+
+def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_whole_step: bool) -> None:
+    """Add a shard: its catalogue row (the commit point of an upload), its statistics and its evidence.
+
+    `is_whole_step`: the same transaction stores the step's measurements, which hold the same statistics.
+    """
+    key = StepKey(shard.run_id, shard.attempt, shard.step)
+    session.add(shard)
+    session.flush()
+    if not is_whole_step:
+        insert_rows(session, ShardStatistics, _statistics_rows(key, shard.shard, measured))
+    add_evidence(session, key, shard.shard, measured.lint)
+
+
+def set_file_bytes(session: Session, key: StepKey, shard: int, file_bytes: int) -> None:
+    """Record the size of a shard's token file, which was written again."""
+    found = find_shard(session, key, shard)
+    if found is not None:
+        found.file_bytes = file_bytes
+
+
+def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
+    """Replace the statistics and the evidence of shards, by number, that were measured again."""
+    for shard, found in measured:
+        own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
+        session.execute(own)
+        insert_rows(session, ShardStatistics, _statistics_rows(key, shard, found))
+        replace_evidence(session, key, shard, found.lint)
+
+
+def _statistics_rows(key: StepKey, shard: int, measured: MeasuredShard) -> list[dict[str, Any]]:
+    return [
+        {
+            **key._asdict(),
+            "shard": shard,
+            "comparison": part.comparison,
+            "statistics_version": part.statistics_version,
+            "statistics": part.statistics,
+            "summaries": part.summaries,
+        }
+        for part in measured.parts
+    ]
+
+
+def measure_again(context: ServiceContext, shard: Shard) -> MeasuredShard:
+    """Measure the token file of a shard again.
+
+    Raises RolloutsError, naming the file, if its contents differ from the upload, or if the shard was sent as
+    statistics or lost rollouts to retention or a deletion: the tokens that the statistics are of are not stored.
+    """
+    removed = why_not_whole(shard)
+    if removed is not None:
+        raise RolloutsError(f"shard {shard.shard} cannot be measured again: {removed}; its measures stay")
+    if shard.full_rollouts is not None:
+        raise RolloutsError(
+            f"shard {shard.shard} was sent as statistics and cannot be measured again: {shard.full_rollouts:,} of its "
+            f"{shard.rollouts:,} rollouts are stored in full"
+        )
+    try:
+        measured: MeasuredShard = context.decoders.run(measure_stored, context.store.file(shard.file))
+    except RolloutsError as error:
+        raise RolloutsError(f"its token file {shard.file} is damaged: {error}") from error
+    if (measured.rollout_set_digest, measured.tokens) != (shard.rollout_set_digest, shard.tokens):
+        raise RolloutsError(f"its token file {shard.file} holds other rollouts than were uploaded")
+    return measured
+
+
+def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
+    """Measure the step's shards of another version again; one that cannot be measured is logged and left unchanged.
+
+    Raises DecodersBusy, after which a retry may succeed.
+    """
+    with context.database.read() as session:
+        other = {shard for shard, version in shard_versions(session, key) if version != STATISTICS_VERSION}
+        shards = [shard for shard in shards_of_step(session, key) if shard.shard in other] if other else []
+    for shard in shards:
+        try:
+            measured = measure_again(context, shard)
+        except DecodersBusy:
+            raise
+        except Exception:
+            _logger.exception(
+                "shard %s of step %s of run %s cannot be measured again", shard.shard, key.step, key.run_id
+            )
+            continue
+        context.database.write(partial(_replace, key, shard.shard, measured))
+
+
+def _replace(key: StepKey, shard: int, measured: MeasuredShard, session: Session) -> None:
+    if lock_run_for_background(session, key.run_id) is not None:
+        replace_shards(session, key, [(shard, measured)])

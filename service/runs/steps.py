@@ -1,0 +1,340 @@
+"""Steps: opened by their first shard, counted, listed, and what the answers about a step rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from fastapi import APIRouter
+from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy.orm import Session, aliased
+
+from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
+from foreshock.clock import now_us
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
+from foreshock_service.platform.parameters import ActiveOrAttempt, Cursor, Limit, Page, decode_cursor, page_of
+from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.attempts import attempts_begun_together, attempts_of_run, resolve_step, rows_of_steps
+from foreshock_service.runs.events import RanksCompared, StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.runs import get_run
+
+router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
+Answer = TypeVar("Answer", bound=OfStep)
+
+MOST_LISTED = 1000
+"""Steps that are listed as incomplete, or as sent in statistics."""
+# Missing shards that a sentence names.
+_MOST_NAMED = 8
+_LACKS_SHARDS = (Step.closed_at_us.is_not(None), Step.received_shards < Step.expected_shards)
+
+
+class ShardCountConflict(ProblemError):
+    """Conflict: two uploads give different numbers of shards for the step."""
+
+    status = 409
+    problem_type = "shard-count-conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class RanksSplit:
+    """Step of which two attempts that began together hold different shards: they are ranks of one launch."""
+
+    step: int
+    shards: tuple[int, ...]
+    other_attempt: int
+    other_shards: tuple[int, ...]
+    expected_shards: int
+
+
+@router.get("")
+def list_steps(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    attempt: ActiveOrAttempt = None,
+    cursor: Cursor = None,
+    limit: Limit = 200,
+) -> Page[StepRecord]:
+    """List the steps of a run, in order."""
+    with context.database.read() as session:
+        get_run(session, principal, run)
+        after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
+        rows = steps_after(session, run, attempt, after, limit + 1)
+    return page_of(rows, limit, lambda step: (step.step,))
+
+
+def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:
+    """Return up to `limit` steps beyond `after` in order: the active ones, or those of one attempt."""
+    chosen = rows_of_steps(session, run_id, attempt, (Step.attempt, Step.step), after + 1)
+    query = select(Step).where(Step.run_id == run_id, chosen).order_by(Step.step).limit(limit)
+    return [_record(step) for step in session.scalars(query)]
+
+
+def _record(step: Step) -> StepRecord:
+    full = _full_rollouts(step)
+    return StepRecord(
+        step=step.step,
+        attempt=step.attempt,
+        shards=step.received_shards,
+        expected_shards=step.expected_shards,
+        closed=step.closed_at_us is not None,
+        rollouts=step.rollouts,
+        tokens=step.tokens,
+        full_rollouts=full,
+        coverage=coverage_in_words(step.rollouts, full),
+    )
+
+
+def find_step(session: Session, key: StepKey) -> Step | None:
+    """Return the step; None if no shard of it was uploaded."""
+    return session.get(Step, tuple(key))
+
+
+def is_closed(session: Session, key: StepKey) -> bool:
+    """Return whether the step exists and is closed."""
+    return session.scalar(select(Step.closed_at_us).filter_by(**key._asdict())) is not None
+
+
+def check_expected_shards(step: Step, shards: int) -> None:
+    """Raise ShardCountConflict if the step was opened with another number of shards than `shards`."""
+    if step.expected_shards != shards:
+        raise ShardCountConflict(
+            f"step {step.step} of attempt {step.attempt} was opened with shards={step.expected_shards}, not {shards}: "
+            "every shard of a step must give the same number"
+        )
+
+
+def open_step(session: Session, key: StepKey, shards: int) -> Step:
+    """Add a new step that has no shard yet."""
+    now = now_us()
+    step = Step(
+        **key._asdict(),
+        expected_shards=shards,
+        received_shards=0,
+        folded_shards=0,
+        rollouts=0,
+        tokens=0,
+        full_rollouts=None,
+        full_tokens=None,
+        setups=None,
+        first_shard_at_us=now,
+        last_shard_at_us=now,
+        closed_at_us=None,
+    )
+    session.add(step)
+    return step
+
+
+def count_shard(
+    step: Step, rollouts: int, tokens: int, full_rollouts: int | None = None, full_tokens: int | None = None
+) -> None:
+    """Count a shard that is added in this transaction, in its step. The run is locked.
+
+    `full_rollouts` and `full_tokens` are those that are stored in full; None: all.
+    """
+    step.received_shards += 1
+    # Its tokens are stored, whatever was purged of the step before.
+    step.tokens_purged_at_us = None
+    if full_rollouts is not None or step.full_rollouts is not None:
+        if step.full_rollouts is None or step.full_tokens is None:
+            step.full_rollouts, step.full_tokens = step.rollouts, step.tokens
+        step.full_rollouts += rollouts if full_rollouts is None else full_rollouts
+        step.full_tokens += tokens if full_tokens is None else full_tokens
+    step.rollouts += rollouts
+    step.tokens += tokens
+    step.last_shard_at_us = now_us()
+
+
+def waiting_steps(session: Session, now_us: int, grace_us: int, limit: int) -> list[StepKey]:
+    """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
+
+    Open steps that miss shards are returned only if their last shard arrived more than `grace_us` ago, or so far in the
+    future: the clock has been set back since.
+    """
+    due = (
+        (Step.received_shards >= Step.expected_shards)
+        | Step.closed_at_us.is_not(None)
+        | (Step.last_shard_at_us < now_us - grace_us)
+        | (Step.last_shard_at_us > now_us + grace_us)
+    )
+    # The partial index ix_steps_unfolded holds exactly the steps of the first condition.
+    unfolded = Step.folded_shards < Step.received_shards
+    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
+    query = query.where(unfolded, due, Run.deleted_at_us.is_(None))
+    return [StepKey(*row) for row in session.execute(query.order_by(Step.last_shard_at_us).limit(limit))]
+
+
+def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
+    """Return each active step with the time of its last shard, UTC microseconds, in order of steps."""
+    query = select(Step.step, Step.last_shard_at_us).where(Step.run_id == run_id, _active(session, run_id))
+    return [(step, at) for step, at in session.execute(query.order_by(Step.step))]
+
+
+def _active(session: Session, run_id: str, first: int = 0) -> ColumnElement[bool]:
+    return is_active(attempts_of_run(session, run_id), Step.attempt, Step.step, first)
+
+
+# The ranks of a step.
+
+
+def missing_shards_of(session: Session, key: StepKey, expected_shards: int) -> tuple[int, ...]:
+    """Return the numbers of the step's shards that are not stored, ascending. A rank sends the shard of its number."""
+    stored = _shards_of(session, key)
+    return tuple(shard for shard in range(expected_shards) if shard not in stored)
+
+
+def _shards_of(session: Session, key: StepKey) -> tuple[int, ...]:
+    query = select(Shard.shard).filter_by(**key._asdict()).order_by(Shard.shard)
+    return tuple(session.scalars(query))
+
+
+def shards_in_words(shards: int, expected_shards: int, missing: Sequence[int] = ()) -> str:
+    """Return how many shards of a step are stored, and the numbers of the missing ones if they are given."""
+    text = f"{shards} of {expected_shards} shards"
+    if not missing:
+        return text
+    named = ", ".join(map(str, missing[:_MOST_NAMED]))
+    others = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    return f"{text} (missing: {'shard' if len(missing) == 1 else 'shards'} {named}{others})"
+
+
+def compared_ranks(session: Session, key: StepKey) -> list[RanksCompared]:
+    """Return an event for the step's attempt, and for each later one, that began together with an older one.
+
+    Empty for most runs: no other attempt began within a minute of the step's.
+    """
+    together = [each.attempt for each in attempts_begun_together(session, key.run_id, key.attempt)]
+    later = [attempt for attempt in together if attempt > key.attempt]
+    attempts = [key.attempt, *later] if len(later) < len(together) else later
+    return [RanksCompared(key.run_id, attempt, key.step) for attempt in attempts]
+
+
+def first_split(session: Session, key: StepKey, *, last: int | None = None) -> RanksSplit | None:
+    """Return the first split at the step or after it, up to the step `last` (None: no bound); None if there is none.
+
+    A step is split between its attempt and an older one that began together with it if both hold shards of the step and
+    none in common.
+    """
+    together = attempts_begun_together(session, key.run_id, key.attempt)
+    older = [each.attempt for each in together if each.attempt < key.attempt]
+    if not older:
+        return None
+    here, there = aliased(Step), aliased(Step)
+    mine, theirs = aliased(Shard), aliased(Shard)
+    shared = (
+        exists()
+        .where(mine.run_id == key.run_id, mine.attempt == key.attempt, mine.step == here.step)
+        .where(theirs.run_id == key.run_id, theirs.attempt == there.attempt, theirs.step == here.step)
+        .where(mine.shard == theirs.shard)
+    )
+    query = (
+        select(here.step, there.attempt, here.expected_shards)
+        .join(there, (there.run_id == here.run_id) & (there.step == here.step))
+        .where(here.run_id == key.run_id, here.attempt == key.attempt, here.step >= key.step)
+        .where(there.attempt.in_(older), here.expected_shards > 1, there.expected_shards > 1, ~shared)
+    )
+    if last is not None:
+        query = query.where(here.step <= last)
+    row = session.execute(query.order_by(here.step, there.attempt).limit(1)).first()
+    if row is None:
+        return None
+    step, other, expected_shards = row
+    stored = [_shards_of(session, StepKey(key.run_id, attempt, step)) for attempt in (key.attempt, other)]
+    return RanksSplit(step, stored[0], other, stored[1], expected_shards)
+
+
+# What an answer about a step rests on.
+
+
+def missing_shards(session: Session, key: StepKey, limit: int) -> Sequence[Step]:
+    """Return the newest `limit` active steps of the attempt, from this one on, that closed without some shards."""
+    of_attempt = (Step.run_id == key.run_id, Step.attempt == key.attempt, _active(session, key.run_id, key.step))
+    return session.scalars(
+        select(Step).where(*of_attempt, *_LACKS_SHARDS).order_by(Step.step.desc()).limit(limit)
+    ).all()
+
+
+def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
+    """Return the active steps that closed without some of their shards, newest first, at most MOST_LISTED."""
+    query = select(Step).where(Step.run_id == run_id, *_LACKS_SHARDS, _active(session, run_id))
+    found = session.scalars(query.order_by(Step.step.desc()).limit(MOST_LISTED))
+    return [each for step in found if (each := incomplete_step(step)) is not None]
+
+
+def incomplete_counts(session: Session, run_ids: Collection[str]) -> dict[str, int]:
+    """Return how many active closed steps of each run lack shards, in one query; runs without one are absent."""
+    later = aliased(Attempt)
+    superseded = select(later.attempt).where(
+        later.run_id == Step.run_id, later.attempt > Step.attempt, later.resume_step <= Step.step
+    )
+    query = select(Step.run_id, func.count()).where(Step.run_id.in_(run_ids), *_LACKS_SHARDS, ~superseded.exists())
+    return {row[0]: row[1] for row in session.execute(query.group_by(Step.run_id))}
+
+
+def incomplete_step(step: Step | None) -> IncompleteStep | None:
+    """Return what a step lacks that closed without some of its shards; None if it lacks nothing."""
+    if step is None or step.closed_at_us is None or step.received_shards >= step.expected_shards:
+        return None
+    return IncompleteStep(
+        step=step.step, attempt=step.attempt, shards=step.received_shards, expected_shards=step.expected_shards
+    )
+
+
+def with_shards(session: Session, run_id: str, step: int, attempt: int | None, answer: Answer) -> Answer:
+    """Return the answer about a step with what the step lacks."""
+    key = resolve_step(session, run_id, step, attempt)
+    return replace(answer, incomplete=incomplete_step(find_step(session, key)))
+
+
+def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[StatisticsStep]:
+    """Return the newest active steps of which shards were sent as statistics, newest first, at most MOST_LISTED.
+
+    Steps whose tokens were purged are left out.
+    """
+    query = select(Step).where(
+        Step.run_id == run_id,
+        Step.full_rollouts.is_not(None),
+        Step.tokens_purged_at_us.is_(None),
+        is_active(attempts, Step.attempt, Step.step),
+    )
+    return [
+        StatisticsStep(
+            step=step.step,
+            attempt=step.attempt,
+            rollouts=step.rollouts,
+            full_rollouts=_full_rollouts(step),
+            text=coverage_in_words(step.rollouts, _full_rollouts(step)),
+        )
+        for step in session.scalars(query.order_by(Step.step.desc()).limit(MOST_LISTED))
+    ]
+
+
+def coverage_of_step(session: Session, key: StepKey, used: int | None = None) -> Coverage:
+    """Return what an answer about a step rests on: `used` of its rollouts; None: those that are stored in full."""
+    step = find_step(session, key)
+    rollouts, full = (0, 0) if step is None else (step.rollouts, _full_rollouts(step))
+    used = full if used is None else used
+    whole = used >= rollouts
+    return Coverage(
+        rests_on="all tokens" if whole else "some rollouts",
+        rollouts=rollouts,
+        used_rollouts=used,
+        full_rollouts=full,
+        text=coverage_in_words(rollouts, full) if whole else f"{used:,} of {rollouts:,} rollouts",
+    )
+
+
+def coverage_in_words(rollouts: int, full_rollouts: int) -> str:
+    """Return what the measures of a step rest on."""
+    if full_rollouts >= rollouts:
+        return "all tokens"
+    return f"all tokens, in statistics; {full_rollouts:,} of {rollouts:,} rollouts in full"
+
+
+def _full_rollouts(step: Step) -> int:
+    return step.rollouts if step.full_rollouts is None else step.full_rollouts

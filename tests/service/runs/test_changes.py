@@ -1,0 +1,136 @@
+"""Changes of a run: read from the rollouts whatever order they arrive in, announced by the trainer, paged by step."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import httpx
+import pytest
+
+from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock_service.runs.changes import MOST_SETUPS
+from tests.service.sending import Sender, make_batch, start_run
+
+
+def send(sender: Sender, step: int, device: str | None, shard: int = 0, shards: int = 1) -> None:
+    """Upload a shard that was sampled on `device`; None: its attributes name nothing."""
+    fingerprint = None if device is None else Fingerprint(engine="vllm", device_name=device, weights_version=step)
+    attributes = BatchAttributes(engine_fingerprint=fingerprint)
+    batch = make_batch(2, seed=10 * step + shard, attributes=attributes)
+    sender.put_shard(step, batch, shard, shards).raise_for_status()
+
+
+def changes(sender: Sender, **query: Any) -> list[dict[str, Any]]:
+    """Return the changes of the run."""
+    found: list[dict[str, Any]] = sender.get("changes", **query).raise_for_status().json()["items"]
+    return found
+
+
+def announce(sender: Sender, step: int, kind: str, **body: Any) -> httpx.Response:
+    """Announce a change."""
+    query = {"attempt": sender.attempt}
+    return sender.http.put(f"/v1/runs/{sender.run}/changes/{step}/{kind}", params=query, json=body)
+
+
+def test_another_gpu_is_a_change_at_its_first_step_in_any_order(http: httpx.Client) -> None:
+    devices = ["H100", "H100", "A100"]
+    expected = [{"name": "engine.device_name", "before": ["H100"], "after": ["A100"]}]
+    for order in permutations(range(3)):
+        sender = start_run(http, key=f"order {order}")
+        for step in order:
+            send(sender, step, devices[step])
+        (change,) = changes(sender)
+        assert (change["step"], change["attempt"], change["kind"], change["rebaseline"]) == (2, 1, "setup", False)
+        assert change["differences"] == expected
+
+
+def test_resume_on_other_hardware_is_a_change_at_the_resume_and_the_old_tail_has_none(http: httpx.Client) -> None:
+    sender = start_run(http)
+    for step, device in enumerate(["H100", "H100", "B200", "H100"]):
+        send(sender, step, device)
+    assert [each["step"] for each in changes(sender)] == [2, 3]
+    resumed = sender.new_attempt("second", 2)
+    assert changes(sender) == []
+    send(resumed, 2, "A100")
+    (change,) = changes(sender)
+    assert (change["step"], change["attempt"]) == (2, 2)
+    assert change["differences"][0]["before"] == ["H100"]
+
+
+def test_resume_with_another_fingerprint_of_its_own_is_a_change_without_any_shard(http: httpx.Client) -> None:
+    sender = start_run(http)
+    path = f"/v1/runs/{sender.run}/attempts"
+    for number, flags in enumerate([["--eager"], ["--eager"], []]):
+        fingerprint = {"image": f"v{min(number, 1)}", "flags": flags}
+        body = {"key": f"start {number}", "resume_step": 10 + number, "fingerprint": fingerprint}
+        http.post(path, json=body).raise_for_status()
+    first, second = changes(sender)
+    assert (first["step"], first["attempt"]) == (11, 3)
+    assert first["differences"] == [{"name": "attempt.image", "before": ["v0"], "after": ["v1"]}]
+    assert second["differences"] == [{"name": "attempt.flags", "before": ['["--eager"]'], "after": ["[]"]}]
+
+
+def test_steps_that_name_nothing_and_open_steps_are_passed_over(http: httpx.Client) -> None:
+    sender = start_run(http)
+    send(sender, 0, "H100")
+    send(sender, 1, None)
+    send(sender, 2, "A100", shard=0, shards=2)
+    assert changes(sender) == []
+    send(sender, 2, "H100", shard=1, shards=2)
+    (change,) = changes(sender)
+    assert change["differences"] == [{"name": "engine.device_name", "before": ["H100"], "after": ["A100", "H100"]}]
+
+
+def test_a_run_that_names_another_setup_at_each_step_is_bounded(http: httpx.Client) -> None:
+    sender = start_run(http)
+    for step in range(MOST_SETUPS + 3):
+        send(sender, step, f"device {step}")
+    found = changes(sender, limit=500)
+    assert [each["step"] for each in found] == list(range(1, MOST_SETUPS))
+
+
+def test_announced_change_is_listed_and_the_newer_words_hold(http: httpx.Client) -> None:
+    sender = start_run(http)
+    first = announce(sender, 5, "length_cap", before=2048, after=4096)
+    assert first.status_code == 201
+    again = announce(sender, 5, "length_cap", before=2048, after=8192, note="as planned")
+    assert again.status_code == 200
+    assert changes(sender) == [again.json()]
+    expected = {"step": 5, "attempt": 1, "kind": "length_cap", "note": "as planned", "before": 2048, "after": 8192}
+    assert again.json() == {**expected, "differences": [], "rebaseline": True}
+
+
+def test_changes_are_paged_within_a_step(http: httpx.Client) -> None:
+    sender = start_run(http)
+    for kind in ("other", "curriculum", "data_mixture"):
+        announce(sender, 1, kind).raise_for_status()
+    send(sender, 0, "H100")
+    send(sender, 1, "A100")
+    found, cursor = [], None
+    while True:
+        page = sender.get("changes", limit=1, **({} if cursor is None else {"cursor": cursor})).json()
+        found += [each["kind"] for each in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert found == ["curriculum", "data_mixture", "other", "setup"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("changes/5/weather", {}, 422),
+        ("changes/-1/other", {}, 422),
+        ("changes/5/other", {"note": "nul\x00"}, 422),
+        ("changes/5/other", {"before": [1]}, 422),
+        ("changes/5/other?attempt=7", {}, 404),
+    ],
+)
+def test_bad_announcement_is_refused_and_stores_nothing(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int
+) -> None:
+    sender = start_run(http)
+    assert http.put(f"/v1/runs/{sender.run}/{path}", json=body).status_code == status
+    assert changes(sender) == []

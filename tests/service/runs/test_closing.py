@@ -1,0 +1,245 @@
+"""Closing a step: one short transaction with a fold prepared outside it, under concurrent changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from foreshock.clock import now_us
+from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, Step
+from foreshock_service.runs import closing
+from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.folding import fold_step
+from foreshock_service.runs.lint.judging import judge_step
+from foreshock_service.runs.shard_decoding import decode_shard
+from tests.service.sending import Sender, make_batch, start_run
+
+TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
+
+
+def tokens_of(sender: Sender) -> list[float]:
+    """Return the measured tokens of each closed step."""
+    found: list[float] = sender.get("measurements", **TOKENS).json()["columns"]["tokens"]
+    return found
+
+
+def count_of(app: FastAPI, table: type[Any]) -> int:
+    """Return the number of rows of a table."""
+    with app.state.context.database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def step_of(app: FastAPI, sender: Sender, step: int) -> Step:
+    """Return the row of a step."""
+    with app.state.context.database.read() as session:
+        found: Step | None = session.get(Step, (sender.run, sender.attempt, step))
+    assert found is not None
+    return found
+
+
+def close_overdue(app: FastAPI) -> int:
+    """Sweep as if the grace time were over for every step."""
+    context = app.state.context
+    settings = context.settings.model_copy(update={"step_grace_seconds": 1e-6})
+    return close_waiting_steps(context.replacing(settings=settings))
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the transactions that the service runs, one entry each."""
+    seen: list[str] = []
+    write = Database.write
+
+    def counted(self: Database, work: Callable[[Session], Any]) -> Any:
+        seen.append("write")
+        return write(self, work)
+
+    monkeypatch.setattr(Database, "write", counted)
+    return seen
+
+
+@pytest.fixture
+def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[StepKey]]:
+    """Run an action once, after the next fold is prepared and before it is stored; the folds are listed."""
+
+    def install(action: Callable[[], object]) -> list[StepKey]:
+        prepare, prepared = closing._fold, []
+
+        def wrapped(session: Session, key: StepKey) -> Any:
+            found = prepare(session, key)
+            prepared.append(key)
+            if len(prepared) == 1:
+                action()
+            return found
+
+        monkeypatch.setattr(closing, "_fold", wrapped)
+        return prepared
+
+    return install
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        make_batch(40, seed=1),
+        make_batch(1, seed=2),
+        make_batch(9, seed=3, trainer_log_probs=None),
+        make_batch(30, seed=4, group_ids=None, reward=None, finish_reasons=None),
+        make_batch(6, seed=5, rollout_log_probs=np.full(make_batch(6, seed=5).num_tokens, np.nan, np.float32)),
+    ],
+    ids=["usual", "one rollout", "one score", "no optional columns", "nothing measured"],
+)
+def test_fold_of_the_decoder_equals_the_fold_of_stored_statistics(tmp_path: Path, batch: RolloutBatch) -> None:
+    (tmp_path / "body").write_bytes(encode_rollouts(batch))
+    decoded = decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), StepKey("run", 2, 7))
+    assert decoded.step is not None
+    stored = fold_step(decoded.measured.parts)
+    for own, again in zip(decoded.step.measurements, stored, strict=True):
+        assert (own.comparison, bytes(own.statistics)) == (again.comparison, again.statistics)
+        assert own.summaries == again.summaries
+        assert own.measures.keys() == again.measures.keys()
+        np.testing.assert_array_equal(list(own.measures.values()), list(again.measures.values()))
+    assert decoded.step.verdict == judge_step(7, 2, [decoded.measured.lint])
+    apart = decode_shard(tmp_path / "body", tmp_path / "stored", DecodeLimits(), None)
+    assert (apart.measured, apart.step) == (decoded.measured, None)
+
+
+def test_step_of_one_shard_is_stored_and_closed_in_one_transaction(http: httpx.Client, writes: list[str]) -> None:
+    sender = start_run(http)
+    writes.clear()
+    assert sender.put_shard(0, make_batch(seed=1)).json()["step_closed"] is True
+    assert len(writes) == 1
+    assert sender.get("steps/0/lint").json()["shards"] == 1
+    assert len(writes) == 1
+
+
+def test_last_of_several_shards_is_stored_and_closes_its_step_in_two_transactions(
+    http: httpx.Client, writes: list[str]
+) -> None:
+    sender = start_run(http)
+    writes.clear()
+    for shard in range(3):
+        sender.put_shard(0, make_batch(seed=shard), shard, 3).raise_for_status()
+    assert len(writes) == 4
+
+
+def test_scalars_cost_one_transaction_before_and_after_their_step_closes(http: httpx.Client, writes: list[str]) -> None:
+    sender = start_run(http)
+    writes.clear()
+    assert sender.put_scalars(0, {"grad_norm": 1.0}).status_code == 204
+    assert len(writes) == 1
+    sender.put_shard(0, make_batch()).raise_for_status()
+    assert sender.put_scalars(0, {"grad_norm": 2.0}).status_code == 204
+    assert len(writes) == 3
+
+
+def test_shard_that_arrives_during_the_fold_repeats_it(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    sender = start_run(http)
+    parts = [make_batch(seed=seed) for seed in range(4)]
+    sender.put_shard(0, parts[0], 0, 4).raise_for_status()
+    assert close_overdue(app) == 1
+    answers: list[httpx.Response] = []
+    late = Thread(target=lambda: answers.append(sender.put_shard(0, parts[2], 2, 4)))
+
+    def arrive() -> None:
+        late.start()
+        deadline = time.monotonic() + 60
+        while count_of(app, Shard) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    folds = during_the_fold(arrive)
+    assert sender.put_shard(0, parts[1], 1, 4).json()["step_closed"] is True
+    late.join()
+    assert answers[0].json()["step_closed"] is True
+    # When the late shard is handled, the step's fold already includes it.
+    assert folds == [(sender.run, 1, 0)] * 2
+    assert tokens_of(sender) == [sum(part.num_tokens for part in parts[:3])]
+    step = step_of(app, sender, 0)
+    assert (step.received_shards, step.folded_shards) == (3, 3)
+
+
+def test_late_shards_at_once_are_all_folded(http: httpx.Client, app: FastAPI) -> None:
+    sender = start_run(http)
+    parts = [make_batch(seed=seed) for seed in range(8)]
+    sender.put_shard(0, parts[0], 0, 9).raise_for_status()
+    assert close_overdue(app) == 1
+    with ThreadPoolExecutor(7) as threads:
+        answers = list(threads.map(lambda shard: sender.put_shard(0, parts[shard], shard, 9), range(1, 8)))
+    assert all(answer.json()["step_closed"] for answer in answers)
+    assert tokens_of(sender) == [sum(part.num_tokens for part in parts)]
+    assert close_waiting_steps(app.state.context) == 0
+
+
+def test_run_deleted_during_the_fold_stays_without_measurements(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, make_batch(seed=0), 0, 2).raise_for_status()
+    folds = during_the_fold(lambda: http.delete(f"/v1/runs/{sender.run}").raise_for_status())
+    answer = sender.put_shard(0, make_batch(seed=1), 1, 2)
+    assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
+    assert len(folds) == 1
+    assert step_of(app, sender, 0).closed_at_us is None
+    assert close_waiting_steps(app.state.context) == 0
+
+
+def test_step_superseded_during_the_fold_closes_and_is_not_observed(
+    http: httpx.Client, app: FastAPI, during_the_fold: Callable[..., list[StepKey]]
+) -> None:
+    sender = start_run(http)
+    sender.put_shard(4, make_batch(seed=0), 0, 2).raise_for_status()
+    during_the_fold(lambda: sender.new_attempt("resumed", 3))
+    assert sender.put_shard(4, make_batch(seed=1), 1, 2).json()["step_closed"] is True
+    assert count_of(app, DetectorSnapshot) == 0
+    assert sender.get("steps").json()["items"] == []
+    assert sender.get("steps", attempt=1).json()["items"][0]["closed"] is True
+
+
+def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = start_run(http)
+
+    def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(closing, "fold_step", fail)
+        for step in (0, 1):
+            sender.put_shard(step, make_batch(seed=0), 0, 2).raise_for_status()
+            answer = sender.put_shard(step, make_batch(seed=1), 1, 2)
+            assert (answer.status_code, answer.json()["step_closed"]) == (201, False)
+        assert close_waiting_steps(app.state.context) == 0
+    assert "could not be closed" in caplog.text
+    again = sender.put_shard(0, make_batch(seed=1), 1, 2)
+    assert (again.status_code, again.json()["status"], again.json()["step_closed"]) == (200, "duplicate", True)
+    assert close_waiting_steps(app.state.context) == 1
+    assert len(tokens_of(sender)) == 2
+
+
+def test_step_without_all_shards_closes_after_the_clock_was_set_back(app: FastAPI, http: httpx.Client) -> None:
+    sender = start_run(http)
+    sender.put_shard(0, make_batch(), 0, 2).raise_for_status()
+    context = app.state.context
+    assert close_waiting_steps(context) == 0
+    later = now_us() + 2 * int(context.settings.step_grace_seconds * 1e6)
+    context.database.write(lambda session: session.execute(update(Step).values(last_shard_at_us=later)))
+    assert close_waiting_steps(context) == 1
+    assert sender.get("steps").json()["items"][0]["closed"]

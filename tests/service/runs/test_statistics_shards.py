@@ -1,0 +1,253 @@
+"""Shards sent as statistics: the same measures as from tokens, however a step is split; counted once; checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.measures import CONDITIONS, ComparisonStatistics
+from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
+from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
+from foreshock_service.platform.settings import Settings
+from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.folding import FoldedStatistics, fold_step
+from foreshock_service.runs.shard_decoding import MeasuredShard, decode_shard, decode_statistics
+from tests.foreshock.batches import random_batch
+from tests.foreshock.measures.test_merging import assert_alike
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import count_rows, list_files
+
+_FULL = FullRollouts(3, 1)
+
+
+def measured(batch: RolloutBatch, folder: Path, *, as_statistics: bool) -> MeasuredShard:
+    body = folder / "body"
+    if as_statistics:
+        body.write_bytes(encode_statistics_shard(batch, seed="a", full=_FULL))
+        return decode_statistics(body, folder / "stored", DecodeLimits(), None).measured
+    body.write_bytes(encode_rollouts(batch))
+    return decode_shard(body, folder / "stored", DecodeLimits(), None).measured
+
+
+def folded(shards: Sequence[MeasuredShard]) -> dict[str, FoldedStatistics]:
+    parts = [part for shard in shards for part in shard.parts]
+    return {each.comparison: each for each in fold_step(parts)}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 10_000),
+    rollouts=st.integers(1, 40),
+    cuts=st.lists(st.integers(0, 40), max_size=5),
+    kinds=st.lists(st.booleans(), min_size=6, max_size=6),
+)
+def test_any_split_into_statistics_and_tokens_gives_the_measures_of_full_logging(
+    tmp_path: Path, seed: int, rollouts: int, cuts: list[int], kinds: list[bool]
+) -> None:
+    batch = random_batch(seed, rollouts)
+    edges = [0, *sorted(min(cut, rollouts) for cut in cuts), rollouts]
+    order = np.random.default_rng(seed).permutation(rollouts)
+    ranks = [batch.select(order[start:end]) for start, end in pairwise(edges) if end > start]
+    shards = [measured(rank, tmp_path, as_statistics=kind) for rank, kind in zip(ranks, kinds, strict=False)]
+    assert [(shard.rollouts, shard.tokens) for shard in shards] == [(r.num_rollouts, r.num_tokens) for r in ranks]
+    whole, split = folded([measured(batch, tmp_path, as_statistics=False)]), folded(shards)
+    assert whole.keys() == split.keys() == {STEP_ROW, TRAINER_ROLLOUT}
+    for comparison, expected in whole.items():
+        # Measures, quantiles of the histograms and intervals by prompt: as equal as shards of tokens are.
+        assert_alike(dict(split[comparison].measures), dict(expected.measures), 1e-9)
+        assert not split[comparison].from_sample
+    alone, merged = (
+        ComparisonStatistics.from_bytes(bytes(each[TRAINER_ROLLOUT].statistics)) for each in (whole, split)
+    )
+    np.testing.assert_array_equal(merged.histogram, alone.histogram)
+    for condition in CONDITIONS:
+        expected_table, table = alone.condition_table(condition), merged.condition_table(condition)
+        assert list(table.columns()["tokens"]) == list(expected_table.columns()["tokens"])
+        for name, values in expected_table.columns().items():
+            np.testing.assert_allclose(
+                _floats(table.columns()[name]), _floats(values), rtol=1e-9, atol=1e-12, err_msg=f"{condition} {name}"
+            )
+
+
+def _floats(values: Sequence[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def test_worst_token_of_a_step_is_among_the_rollouts_in_full(http: httpx.Client) -> None:
+    whole, split = start_run(http, "whole"), start_run(http, "split")
+    parts = [make_batch(40, seed) for seed in range(3)]
+    for shard, part in enumerate(parts):
+        whole.put_shard(0, part, shard, 3).raise_for_status()
+        split.put_statistics(0, part, shard, 3).raise_for_status()
+    expected, found = (run.get("steps/0/tokens", worst=1).json()["items"] for run in (whole, split))
+    assert found == expected
+
+
+def test_shards_of_both_kinds_are_one_step_and_counted_once(http: httpx.Client, settings: Settings) -> None:
+    whole, mixed = start_run(http, "whole"), start_run(http, "mixed")
+    parts = [make_batch(30, seed) for seed in range(3)]
+    for shard, part in enumerate(parts):
+        whole.put_shard(5, part, shard, 3).raise_for_status()
+    # Out of order, and one of them twice.
+    assert mixed.put_statistics(5, parts[2], 2, 3).status_code == 201
+    assert mixed.put_shard(5, parts[0], 0, 3).status_code == 201
+    again = mixed.put_statistics(5, parts[2], 2, 3)
+    assert (again.status_code, again.json()["status"]) == (200, "duplicate")
+    last = mixed.put_statistics(5, parts[1], 1, 3)
+    assert last.json()["step_closed"]
+    assert last.json()["full_rollouts"] < last.json()["rollouts"] == 30
+    expected, found = (run.get("measurements").json()["columns"] for run in (whole, mixed))
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        if isinstance(values[0], str):
+            assert found[name] == values
+        else:
+            np.testing.assert_allclose(_floats(found[name]), _floats(values), rtol=1e-9, err_msg=name)
+    assert count_rows(settings)["shards"] == 6
+    assert len(list_files(settings)) == 6
+
+
+def test_late_shard_of_statistics_folds_a_closed_step_again(http: httpx.Client, app: FastAPI) -> None:
+    context = app.state.context
+    impatient = context.replacing(settings=context.settings.model_copy(update={"step_grace_seconds": 1e-6}))
+    late, whole = start_run(http, "late"), start_run(http, "whole")
+    parts = [make_batch(20, seed) for seed in range(2)]
+    for shard, part in enumerate(parts):
+        whole.put_shard(0, part, shard, 2).raise_for_status()
+    late.put_statistics(0, parts[0], 0, 2).raise_for_status()
+    assert close_waiting_steps(impatient)
+    assert late.get("measurements").json()["incomplete_steps"]
+    late.put_statistics(0, parts[1], 1, 2).raise_for_status()
+    query = {"measure": "k3_kl", "comparison": TRAINER_ROLLOUT}
+    found, expected = (run.get("measurements", **query).json() for run in (late, whole))
+    assert found["columns"]["k3_kl"] == pytest.approx(expected["columns"]["k3_kl"], rel=1e-9)
+    assert not found["incomplete_steps"]
+
+
+@pytest.mark.parametrize("first_as_statistics", [True, False])
+def test_other_bytes_or_another_kind_under_a_shard_are_refused(
+    http: httpx.Client, settings: Settings, first_as_statistics: bool
+) -> None:
+    run = start_run(http)
+    batch = make_batch(30)
+    first = run.put_statistics(0, batch) if first_as_statistics else run.put_shard(0, batch)
+    first.raise_for_status()
+    before = count_rows(settings), list_files(settings)
+    for answer in (
+        run.put_shard(0, make_batch(30, 1)),
+        run.put_statistics(0, make_batch(30, 1)),
+        run.put_shard(0, batch) if first_as_statistics else run.put_statistics(0, batch),
+    ):
+        assert answer.status_code == 409
+        assert answer.json()["type"] == "urn:foreshock:problem:shard-conflict"
+    assert (count_rows(settings), list_files(settings)) == before
+
+
+def test_statistics_that_are_not_of_their_rollouts_are_refused(http: httpx.Client, settings: Settings) -> None:
+    run = start_run(http)
+    batch, other = make_batch(30), make_batch(30, 1)
+    assert batch.trainer_log_probs is not None
+    moved = replace(batch, trainer_log_probs=batch.trainer_log_probs - np.float32(0.25))
+    shard, of_other, of_moved = (
+        StatisticsShard.from_bytes(encode_statistics_shard(each, seed="a", full=_FULL))
+        for each in (batch, other, moved)
+    )
+    for damaged, message in (
+        (replace(shard, full=of_moved.full), "are not of the rollouts in full"),
+        (replace(shard, full=of_other.full), "is not in the statistics"),
+        (replace(shard, rollouts=31), "but the header names 31"),
+        (replace(shard, statistics=of_other.statistics), "header names|not those of the shard"),
+        (replace(shard, rollout_set_digest="sha256:0"), "not those of the shard's statistics"),
+        (replace(shard, statistics=shard.statistics[:1]), "must compare both log-probs"),
+        (replace(shard, statistics=shard.statistics[1:]), "must have 'rollout'"),
+        (replace(shard, sampled=0), "the sample first"),
+        (replace(shard, sampled=25), "the sample first"),
+        (replace(shard, full=b"no Parquet"), ""),
+    ):
+        answer = run.put_statistics(0, damaged.to_bytes())
+        assert answer.status_code == 422, damaged
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert any(part in answer.json()["detail"] for part in message.split("|"))
+    flipped = bytearray(shard.to_bytes())
+    flipped[600] ^= 0xFF
+    assert run.put_statistics(0, bytes(flipped)).status_code == 422
+    assert run.put_statistics(0, b"").status_code == 422
+    assert "shards" not in count_rows(settings)
+    assert not list_files(settings)
+
+
+def test_statistics_without_a_comparison_are_stored(http: httpx.Client) -> None:
+    run = start_run(http)
+    answer = run.put_statistics(0, make_batch(30, trainer_log_probs=None))
+    assert (answer.status_code, answer.json()["step_closed"]) == (201, True)
+    columns = run.get("measurements").json()["columns"]
+    assert columns["comparison"] == [STEP_ROW]
+    assert columns["num_rollouts"] == [30]
+
+
+def test_every_answer_says_what_it_rests_on(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 1)).raise_for_status()
+    step = run.get("steps").json()["items"][0]
+    full = step["full_rollouts"]
+    assert 6 <= full <= 7
+    words = f"all tokens, in statistics; {full} of 40 rollouts in full"
+    assert step["coverage"] == words
+    expected = {"step": 0, "attempt": 1, "rollouts": 40, "full_rollouts": full, "text": words}
+    assert run.get("measurements").json()["statistics_steps"] == [expected]
+    all_tokens = {"rests_on": "all tokens", "rollouts": 40, "used_rollouts": 40, "full_rollouts": full, "text": words}
+    for path in ("buckets", "buckets?by=token_id", "corrections", "theory"):
+        assert run.get(f"steps/0/{path}").json()["coverage"] == all_tokens, path
+    in_full = {"rests_on": "some rollouts", "used_rollouts": full, "text": f"{full} of 40 rollouts"}
+    tokens = run.get("steps/0/tokens").json()
+    assert tokens["coverage"] == all_tokens | in_full
+    # Not the rollouts that were chosen for their large differences: they would be no fair sample for a test.
+    checked = run.get("steps/0/lint").json()
+    assert checked["rollouts"] == 6
+    assert checked["coverage"] == all_tokens | {
+        "rests_on": "some rollouts",
+        "used_rollouts": 6,
+        "text": "6 of 40 rollouts",
+    }
+    absent = next(name for name in make_batch(40).sample_ids if name not in {t["sample_id"] for t in _all(run)})
+    missing = run.get("steps/0/tokens", sample_id=absent)
+    assert missing.status_code == 404
+    assert f"{full} of 40 rollouts" in missing.json()["detail"]
+
+
+def _all(run: Sender) -> list[dict[str, object]]:
+    items: list[dict[str, object]] = run.get("steps/0/tokens", worst=1000).json()["items"]
+    return items
+
+
+def test_pages_say_what_they_rest_on(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_statistics(0, make_batch(40), 0, 1, FullRollouts(6, 0)).raise_for_status()
+    words = "all tokens, in statistics; 6 of 40 rollouts in full"
+    page = http.get(f"/runs/{run.run}/steps/0", follow_redirects=True).text
+    assert words in page
+    assert "Semantics: checked on 6 of 40 rollouts." in page
+    assert f"Step 0: {words}." in http.get(f"/runs/{run.run}", follow_redirects=True).text
+    tokens = http.get(f"/pages/runs/{run.run}/steps/0/tokens", follow_redirects=True).text
+    assert "Among 6 of 40 rollouts in full." in tokens
+
+
+def test_full_logging_rests_on_all_tokens(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_shard(0, make_batch(10)).raise_for_status()
+    assert run.get("steps").json()["items"][0]["coverage"] == "all tokens"
+    assert run.get("measurements").json()["statistics_steps"] == []
+    for path in ("buckets", "tokens", "lint", "corrections"):
+        coverage = run.get(f"steps/0/{path}").json()["coverage"]
+        assert (coverage["rests_on"], coverage["text"]) == ("all tokens", "all tokens"), path
