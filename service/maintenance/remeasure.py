@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, func, or_, select
@@ -61,17 +61,19 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A step as it is stored: the files of its shards in order, and its scores."""
+    """A step as it is stored: the shards in order, what their files hold, and its scores."""
 
-    files: tuple[Shard, ...]
+    files: tuple[Shard, ...] = field(compare=False)
+    contents: tuple[tuple[int, str, str | None, int | None], ...]
     # None if tokens were removed: then nothing is measured again.
     scored: AttributionInputs | None
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
         files = tuple(shards_of_step(session, key))
+        contents = tuple((each.shard, each.file, each.tokens_removed, each.deleted_rollouts) for each in files)
         whole = all(file.tokens_removed is None for file in files)
-        return cls(files, attribution_inputs(context, session, key) if whole else None)
+        return cls(files, contents, attribution_inputs(context, session, key) if whole else None)
 
 
 @dataclass(frozen=True, slots=True)
