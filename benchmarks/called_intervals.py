@@ -41,7 +41,7 @@ from benchmarks.uneven_groups import (
     expectation,
     scales_of,
 )
-from foreshock.diagnosis.health import WINDOW_STEPS
+from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.measures.estimators.bootstrap import bootstrap_interval
 from foreshock.measures.estimators.pareto import tail_shapes
 from foreshock.measures.estimators.reliability import LEAST_GROUPS_OF_SIGNED, interval_is_reliable

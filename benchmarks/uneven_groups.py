@@ -31,7 +31,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.diagnosis.health import WINDOW_STEPS
+from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, RESAMPLES
 from foreshock.measures.estimators.bootstrap import SEED as BOOTSTRAP_SEED
 from foreshock.measures.estimators.intervals import student_t_quantile

@@ -178,12 +178,12 @@ def _advice() -> tuple[Panel, ...]:
             link=RUN_OF_SERIES,
         ),
         of_runs(
-            "Risk of a collapse",
-            "foreshock_run_risk",
-            "{{name}}",
-            "0 calm, 1 watch, 2 elevated, 3 high, 4 critical: an order from the alerts that stand, no probability.",
+            "Verdict: critical or warning",
+            'foreshock_diagnosis_verdict{verdict=~"critical|warning"}',
+            "{{name}} {{verdict}}",
+            "1 while the run's diagnosis has this verdict: its gravest open alert. The run's page says why.",
             minimum=0,
-            maximum=4,
+            maximum=1,
         ),
         Panel(
             "Open alerts by rule",

@@ -156,8 +156,7 @@ others lowers coverage.
 
 The first figure of a run is pooled over ten steps (`--window`; 72 cells of 200 batches, error 2.1 points, in
 `benchmarks/results/uneven_groups_window.txt`). Its interval covers 91.5 to 97 % in the 25 cells where it is called
-reliable. With 3 degrees of freedom or hot tokens it covers from 83 % on, and is called a range in most batches: the
-verdict is then "healthy so far" at best.
+reliable. With 3 degrees of freedom or hot tokens it covers from 83 % on, and is called a range in most batches.
 
 **Which one to use.** `benchmarks/coverage.py` compares both with exact values. Over 2,000 batches of 128 prompts × 8
 rollouts at three levels of mismatch, for k3, χ² and TV, the plain bootstrap-t covers 93.7 to 95.5 %, Student's t 93.8

@@ -90,7 +90,6 @@ from foreshock_service.runs.findings.endpoints import of_runs as findings_of_run
 from foreshock_service.runs.findings.endpoints import router as findings
 from foreshock_service.runs.findings.service import Sources, rebuild_due_findings
 from foreshock_service.runs.findings.service import forget_superseded as forget_superseded_findings
-from foreshock_service.runs.health.service import router as run_health
 from foreshock_service.runs.ingest import router as ingest
 from foreshock_service.runs.lint.endpoints import router as lint
 from foreshock_service.runs.lint.service import findings_of_run
@@ -126,7 +125,6 @@ from foreshock_service.watch.diagnosis import OfRun, diagnose_due_runs, note_awa
 from foreshock_service.watch.diagnosis import router as diagnosis
 from foreshock_service.watch.long_polls import LongPolls
 from foreshock_service.watch.notifications.service import Notifier
-from foreshock_service.watch.risk.service import router as risk
 from foreshock_service.watch.rules.endpoints import defaults as default_rules
 from foreshock_service.watch.rules.endpoints import router as rules
 from foreshock_service.watch.rules.service import RulesChanged
@@ -144,7 +142,6 @@ ROUTERS = (
     changes,
     checkpoints,
     measurements,
-    run_health,
     lint,
     findings,
     findings_of_runs,
@@ -162,7 +159,6 @@ ROUTERS = (
     default_rules,
     advice,
     diagnosis,
-    risk,
     corrections,
     theory,
     retention,

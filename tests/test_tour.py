@@ -49,4 +49,4 @@ def test_commands_of_the_tour_run_and_its_numbers_are_those_of_the_run(tmp_path:
     assert "<script" not in page
     (k3,) = re.findall(r"its mismatch is ([\d.e-]+),", tour)
     assert f"{k3}" in shown, (address, shown)
-    assert "healthy so far" in shown
+    assert "Healthy: k3 of trainer/rollout is" in shown or "Warning since step" in shown

@@ -28,7 +28,6 @@ from benchmarks.running_service import running_service
 from benchmarks.truth.case import Outcome, Sentence
 from foreshock import Client
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.diagnosis import diagnose
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
@@ -199,7 +198,7 @@ class Bench:
         return said.getvalue()
 
     def shown(self, run: str, step: int | None = None) -> Outcome:
-        """Return what the product shows over HTTP: conclusions of `step`, the lint, the health, and the verdict.
+        """Return what the product shows over HTTP: conclusions of `step`, the lint, and the diagnosis.
 
         `step` None: the lint of the newest step, and no attribution.
         """
@@ -215,9 +214,8 @@ class Bench:
         seen = {sentence.kind for sentence in sentences}
         together = [*over_run["window"], *([over_run["whole_run"]] if over_run["whole_run"] else [])]
         sentences += [Sentence.of_lint(each) for each in together if each["name"] not in seen]
-        health = self.connection.get_json(f"/v1/runs/{run}/health")
-        sentences += [Sentence("health", each, names_cause=False) for each in health["sentences"]]
-        found = diagnose(RunQueries(self.connection, run), record, f"{self.url}/runs/{run}", step=step)
+        found = RunQueries(self.connection, run).diagnosis()
+        sentences.append(Sentence("diagnosis", found.headline, names_cause=False))
         return Outcome(tuple(sentences), found.verdict)
 
     def _announce(self, client: Client, key: str, step: int, weights: Path) -> None:

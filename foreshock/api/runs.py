@@ -1,4 +1,4 @@
-"""Runs and what belongs to them: attempts, steps, changes, checkpoints, deletions, retention, measures, health."""
+"""Runs and what belongs to them: attempts, steps, changes, checkpoints, deletions, retention, measures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from foreshock.api.diagnosis import RunVerdict
 from foreshock.api.records import NAN, Measured, Record, described, parse
 from foreshock.changes import ChangeKind
-from foreshock.diagnosis.health import HealthVerdict
 from foreshock.interval_names import RANGE, RANGE_DESCRIPTION
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock.severity import Severity
@@ -25,12 +25,10 @@ __all__ = [
     "DifferenceRecord",
     "FindingRecord",
     "FindingSource",
-    "HealthRecord",
     "IncompleteStep",
     "MeasureRecord",
     "OfStep",
     "Plain",
-    "PooledRecord",
     "RetentionRecord",
     "RunRecord",
     "ShardReceipt",
@@ -76,6 +74,8 @@ class RunRecord(Record):
     """last sign of life of the clients; null: they send none"""
     created_at_us: int
     updated_at_us: int
+    diagnosis: RunVerdict | None = None
+    """in one sentence; null: the service is older than diagnoses"""
 
     @property
     def title(self) -> str:
@@ -265,36 +265,6 @@ class MeasureRecord(Record):
     direction: str
     aggregation: str
     source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PooledRecord(Record):
-    """A measure pooled over the window, with its verdict."""
-
-    measure: str
-    mean: Measured
-    low: Measured
-    """bootstrap-t interval; null with too few prompts or steps"""
-    high: Measured
-    interval: str = field(default=RANGE, metadata={"description": RANGE_DESCRIPTION})
-    verdict: HealthVerdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRecord(Record):
-    """The mismatch of a run, pooled over its newest measured steps and judged with its intervals."""
-
-    verdict: HealthVerdict = "unknown"
-    sentences: tuple[str, ...] = ()
-    """why; the first one is the headline"""
-    first_step: int | None = None
-    """null before a step is measured"""
-    last_step: int | None = None
-    steps: int = 0
-    tokens: int = 0
-    clusters: int = 0
-    """prompts × steps that the interval of k3 is over"""
-    measures: tuple[PooledRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Alerts, advice, risk and rules."""
+"""Alerts, advice and rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foreshock.api.records import Record, described
-from foreshock.diagnosis.risk import RiskLevel
 from foreshock.json_values import number_or_nan
 from foreshock.learning_rate.advice import Advice, Applied
 from foreshock.model_kind import ModelKind
@@ -19,7 +18,6 @@ __all__ = [
     "AlertRecord",
     "AlertState",
     "DecisionRecord",
-    "RiskRecord",
     "RuleRecord",
     "RulesRecord",
     "RulesVersionRecord",
@@ -65,20 +63,6 @@ class AlertOfRun(AlertRecord):
     run: str
     run_key: str
     project: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RiskRecord(Record):
-    """An ordinal level with its reasons; no probability."""
-
-    level: RiskLevel
-    score: int
-    """0 calm, 1 watch, 2 elevated, 3 high, 4 critical"""
-    reasons: tuple[str, ...] = ()
-    note: str = ""
-    """why the level is no probability"""
-    observed_step: int | None = None
-    """the newest closed step that the level is about"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from typing import TypeVar
 import httpx
 
 from foreshock.api.attribution import AttributionRecord
+from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.probes import ProbeRecord
-from foreshock.api.runs import HealthRecord, RunRecord
+from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
-from foreshock.model_kind import ModelKind
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import answer_of, items_of
@@ -222,9 +222,9 @@ class RunQueries:
         """Return step, state and reason of each probe that is not done."""
         return tuple((probe.step, probe.state, probe.reason or "") for probe in self._probes() if probe.state != "done")
 
-    def health(self, model_kind: ModelKind | None = None) -> HealthRecord:
-        """Return the verdict on the newest steps, judged as `model_kind` (None: the run's); unknown if not served."""
-        return self._optional(calls.health(self._run, model_kind=model_kind)) or HealthRecord()
+    def diagnosis(self) -> Diagnosis:
+        """Return the diagnosis."""
+        return answer_of(self._connection, calls.diagnosis(self._run))
 
     def alerts(self) -> tuple[AlertRecord, ...]:
         """Return all alerts, ordered by step."""

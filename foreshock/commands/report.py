@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from foreshock.commands import diagnosis, report_page, report_text
+from foreshock.commands import report_data, report_page, report_text
 from foreshock.commands.command import add_run_argument, add_service_options, connect, run_url
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 
 class ReportCommand:
-    """Prints the diagnosis: mismatch by step, its cause, buckets of tokens, lengths, alerts, advice."""
+    """Prints the diagnosis, mismatch by step, its cause, buckets of tokens, lengths, alerts, advice."""
 
     help = "diagnose a run: mismatch, its cause, probability buckets, lengths, alerts, learning-rate advice"
 
@@ -46,7 +46,7 @@ class ReportCommand:
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run, arguments.project)
             queries = RunQueries(connection, run.id)
-            found = diagnosis.diagnose(
+            found = report_data.collect(
                 queries,
                 run,
                 run_url(connection, run.project, run.key),
@@ -61,15 +61,15 @@ class ReportCommand:
         return 0
 
 
-def _json(found: diagnosis.Diagnosis) -> str:
-    return json.dumps(diagnosis.to_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+def _json(found: report_data.ReportData) -> str:
+    return json.dumps(report_data.to_json(found), indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _text(found: diagnosis.Diagnosis, paint: Paint) -> str:
+def _text(found: report_data.ReportData, paint: Paint) -> str:
     return "\n".join(report_text.render(found, paint))
 
 
-_WRITERS: dict[str, Callable[[diagnosis.Diagnosis], str]] = {
+_WRITERS: dict[str, Callable[[report_data.ReportData], str]] = {
     ".txt": lambda found: _text(found, Paint.off()),
     ".json": _json,
     ".html": report_page.render_page,

@@ -6,7 +6,7 @@ import math
 
 from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchRecord
 from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
-from foreshock.commands.diagnosis import Diagnosis
+from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.measures.estimators.attribution import OLD_METHOD
@@ -44,19 +44,19 @@ def _row(replay: WeightsReplayRecord) -> list[str]:
     ]
 
 
-def attribution_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+def attribution_section(report: ReportData, paint: Paint) -> list[str]:
     """Return the lines on the attribution of probed steps and on unfinished probes."""
     lines = [section_title("Attribution: the links of the mismatch", paint)]
-    for attribution in diagnosis.attributions:
+    for attribution in report.attributions:
         lines += [*([""] if len(lines) > 1 else []), *_chain(attribution, paint)]
-    if not diagnosis.attributions:
+    if not report.attributions:
         lines += wrap(
             "No probed step. Announce checkpoints (`log_checkpoint`), start `foreshock worker`, then: "
-            f"foreshock probe {diagnosis.run.id} STEP", "  ", "  ")  # fmt: skip
-    more = len(diagnosis.probed_steps) - len(diagnosis.attributions)
+            f"foreshock probe {report.run.id} STEP", "  ", "  ")  # fmt: skip
+    more = len(report.probed_steps) - len(report.attributions)
     if more > 0:
         lines += note(f"{more} more probed steps; see one with --step N", paint)
-    for step, state, reason in diagnosis.unfinished_probes[:5]:
+    for step, state, reason in report.unfinished_probes[:5]:
         lines += wrap(f"probe of step {step}: {state}{': ' + reason if reason else ''}", "    ", "  ! ")
     return lines
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foreshock.api.watch import AlertRecord
 from foreshock.commands import report_text
-from foreshock.commands.diagnosis import Diagnosis
+from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, moment, number
 from foreshock.pixel_columns import drawn_points
 from foreshock.ranges import range_of, threshold_number
@@ -231,10 +231,10 @@ pre { overflow-x: auto; font-size: 12.5px; line-height: 1.35; }
 """
 
 
-def render_page(diagnosis: Diagnosis) -> str:
+def render_page(report: ReportData) -> str:
     """Return the page. It has no script and loads nothing, so that it may be sent and opened anywhere."""
-    run = diagnosis.run
-    title, url = html.escape(f"{run.title}: report by Foreshock"), html.escape(diagnosis.url)
+    run = report.run
+    title, url = html.escape(f"{run.title}: report by Foreshock"), html.escape(report.url)
     described = " · ".join(
         html.escape(value)
         for value in (run.project, run.model, run.trainer, run.engine, run.hardware, run.state)
@@ -243,12 +243,12 @@ def render_page(diagnosis: Diagnosis) -> str:
     body = [
         f"<h1>{html.escape(run.title)}</h1>",
         f'<p class="muted">{described}; newest data {html.escape(moment(run.updated_at_us))}</p>',
-        _verdict(diagnosis),
-        f'<div class="curves">{"".join(_figures(diagnosis))}</div>',
-        _cause(diagnosis),
-        _alerts(diagnosis.alerts),
+        _verdict(report),
+        f'<div class="curves">{"".join(_figures(report))}</div>',
+        _cause(report),
+        _alerts(report.alerts),
         "<h2>The whole report, as text</h2>",
-        f"<details><summary>Show it</summary><pre>{html.escape(_text(diagnosis))}</pre></details>",
+        f"<details><summary>Show it</summary><pre>{html.escape(_text(report))}</pre></details>",
         f'<p class="muted">The page of the run: <a href="{url}">{url}</a></p>',
     ]
     return (
@@ -258,28 +258,30 @@ def render_page(diagnosis: Diagnosis) -> str:
     )
 
 
-def _text(diagnosis: Diagnosis) -> str:
-    return "\n".join(report_text.render(diagnosis, Paint.off()))
+def _text(report: ReportData) -> str:
+    return "\n".join(report_text.render(report, Paint.off()))
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
-    """Return the service's sentences, the headline large, in the colour of the verdict."""
-    sentences = diagnosis.health.sentences or ("No step has been judged yet.",)
-    more = "".join(f"<p>{_words(sentence)}</p>" for sentence in sentences[1:])
-    style = diagnosis.verdict.replace(" ", "-")
-    return f'<div class="verdict {style}">{_words(sentences[0])}</div>{more}'
+def _verdict(report: ReportData) -> str:
+    """Return the headline in the colour of the verdict, and the parts of the diagnosis below it."""
+    found = report.diagnosis
+    parts = "".join(
+        f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(sentence)}</li>' for sentence in sentences)}</ul>"
+        for title, sentences in report_text.diagnosis_parts(found)
+    )
+    return f'<div class="verdict {found.verdict}">{_words(found.headline)}</div>{parts}'
 
 
-def _figures(diagnosis: Diagnosis) -> list[str]:
-    mismatch, rollouts = diagnosis.mismatch, diagnosis.rollouts
+def _figures(report: ReportData) -> list[str]:
+    mismatch, rollouts = report.mismatch, report.rollouts
     marks = [
         Mark(each.step, each.severity, f"{each.severity}: {each.rule}, step {each.step}, {each.state}")
-        for each in _shown(diagnosis.alerts)
+        for each in _shown(report.alerts)
     ]
     found = []
     if mismatch.known("k3_kl"):
         band = (mismatch.of("k3_kl_bootstrap_low"), mismatch.of("k3_kl_bootstrap_high"))
-        known = range_of("k3_kl", diagnosis.model_kind)
+        known = range_of("k3_kl", report.model_kind)
         lines = (("warning", known.warning), ("critical", known.critical)) if known is not None else ()
         limits = [
             Threshold(value, severity, f"{severity} above {number(value)}")
@@ -311,11 +313,11 @@ def _figure(title: str, note: str, curve: str) -> str:
     return f"<figure><figcaption><b>{html.escape(title)}</b>{aside}</figcaption>{curve}</figure>" if curve else ""
 
 
-def _cause(diagnosis: Diagnosis) -> str:
+def _cause(report: ReportData) -> str:
     """Return what the newest probed step says of the cause; nothing without one."""
-    if not diagnosis.attributions:
+    if not report.attributions:
         return ""
-    newest = diagnosis.attributions[-1]
+    newest = report.attributions[-1]
     lines = "".join(f"<p>{_words(conclusion.sentence)}</p>" for conclusion in newest.conclusions)
     return f"<h2>Where the mismatch comes from: step {newest.step}</h2>{lines or '<p>No conclusion can be drawn.</p>'}"
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 
-from foreshock.commands.diagnosis import Diagnosis, evenly_spaced, recent_median
+from foreshock.api.diagnosis import Diagnosis
 from foreshock.commands.queries import Curve
 from foreshock.commands.report_attribution import attribution_section
+from foreshock.commands.report_data import (
+    RECENT_STEPS,
+    SHOWN_MEASURES,
+    ReportData,
+    evenly_spaced,
+    recent_mean,
+    recent_median,
+)
 from foreshock.commands.text import (
     STYLES,
     Paint,
@@ -15,14 +23,12 @@ from foreshock.commands.text import (
     moment,
     note,
     number,
-    paint_verdicts,
     section_title,
     sparkline,
     table,
     wrap,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.diagnosis.health import step_verdict
 from foreshock.interval_names import INTERVAL, RANGE
 from foreshock.learning_rate.advice import effect_in_words
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
@@ -40,44 +46,63 @@ _COPIED = (
 )
 
 
-def mismatch_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:
-    """Return the lines on the mismatch of trainer/rollout: verdicts, steps, tails."""
-    curve, verdict = diagnosis.mismatch, diagnosis.verdict
+def mismatch_section(report: ReportData, paint: Paint) -> list[str]:
+    """Return the lines on the mismatch of trainer/rollout: measures, steps, tails."""
+    curve = report.mismatch
     title = f"Mismatch, {TRAINER_ROLLOUT}: per token, μ the engine's, π the trainer's"
     if not curve.known("k3_kl"):
         why = "  No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
         return [section_title(title, paint), why]
-    lines = [section_title(title, paint, verdict, STYLES.get(verdict))]
-    for sentence in diagnosis.health.sentences:
-        lines += wrap(sentence, "    ", "  ")
     rows = []
-    for item in diagnosis.health.measures:
-        known, values = required_range(item.measure, diagnosis.model_kind), curve.of(item.measure)
-        line = sparkline(values, _CURVE_WIDTH, logarithmic=item.measure == "k3_kl")
-        now = f"{item.mean:.5f}" if item.measure == "token_mult_prob_error" else number(item.mean)
-        rows.append([known.label, line.ljust(_CURVE_WIDTH), now, item.verdict, known.text])
-    header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "", "healthy"]
-    lines += paint_verdicts(table(header, rows, left=(0, 1, 3, 4)), paint, column_of=3, rows=rows)
-    if diagnosis.model_kind is None:
+    for measure in SHOWN_MEASURES:
+        known, values = required_range(measure, report.model_kind), curve.of(measure)
+        line = sparkline(values, _CURVE_WIDTH, logarithmic=measure == "k3_kl")
+        mean = recent_mean(values, curve.of("tokens"))
+        now = f"{mean:.5f}" if measure == "token_mult_prob_error" else number(mean)
+        rows.append([known.label, line.ljust(_CURVE_WIDTH), now, known.text])
+    header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "healthy"]
+    lines = [section_title(title, paint), *table(header, rows, left=(0, 1, 3))]
+    if report.model_kind is None:
         lines += note(UNDECLARED_NOTE, paint)
     peak, at = max((value, step) for value, step in zip(curve.of("k3_kl"), curve.steps, strict=True) if value == value)
-    window = f"steps {diagnosis.health.first_step} to {diagnosis.health.last_step}"
-    lines += note(f"now: pooled over {window}; k3_kl in log scale, at most {number(peak)} (step {at})", paint)
-    lines += ["", *_steps_table(diagnosis, paint), *_shape(curve, diagnosis.model_kind)]
+    window = f"the newest {RECENT_STEPS} measured steps"
+    lines += note(f"now: mean of {window}; k3_kl in log scale, at most {number(peak)} (step {at})", paint)
+    lines += ["", *_steps_table(report, paint), *_shape(curve, report.model_kind)]
     if _all_zero(curve):
         lines += wrap(_COPIED, "    ", "  ! ")
     return lines
 
 
-def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+def diagnosis_section(found: Diagnosis, paint: Paint) -> list[str]:
+    """Return the lines of the diagnosis: its headline, in one line as everywhere, and its parts."""
+    lines = [paint(found.headline, STYLES.get(found.verdict))]
+    for title, sentences in diagnosis_parts(found):
+        lines += ["", f"  {title}"]
+        for sentence in sentences:
+            lines += wrap(sentence, "      ", "    · ")
+    return lines
+
+
+def diagnosis_parts(found: Diagnosis) -> list[tuple[str, list[str]]]:
+    """Return the parts of a diagnosis below its headline, each with its sentences; empty ones are left out."""
+    parts = [
+        ("What happened, in order", [each.sentence for each in found.events if each.is_open]),
+        ("Causes", [f"{each.sentence}{'' if each.certainty == 'shown' else ' (possible)'}" for each in found.causes]),
+        ("What to do", list(found.next_steps)),
+        ("Missing", [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in found.missing]),
+    ]
+    return [(title, sentences) for title, sentences in parts if sentences]
+
+
+def _steps_table(report: ReportData, paint: Paint) -> list[str]:
     """Return a table of evenly spaced steps and of the one with the largest k3."""
-    curve = diagnosis.mismatch
+    curve = report.mismatch
     k3 = curve.of("k3_kl")
     chosen = set(evenly_spaced(range(len(curve.steps)), _TABLE_ROWS - 1))
     chosen.add(max(range(len(k3)), key=lambda index: k3[index] if math.isfinite(k3[index]) else -math.inf))
-    if diagnosis.step in curve.steps:
-        chosen.add(curve.steps.index(diagnosis.step))
-    header = ["step", "k3_kl", "interval of k3", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens", ""]
+    if report.step in curve.steps:
+        chosen.add(curve.steps.index(report.step))
+    header = ["step", "k3_kl", "interval of k3", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens"]
     rows, warnings = [], []
     for index in sorted(chosen):
         at = {name: curve.of(name)[index] for name in curve.values}
@@ -96,9 +121,8 @@ def _steps_table(diagnosis: Diagnosis, paint: Paint) -> list[str]:
             number(at.get("tail_2", missing), 2),
             number(at.get("max_abs_d", missing), 3),
             count(int(tokens)) if math.isfinite(tokens := at.get("tokens", missing)) else "–",
-            step_verdict(at, diagnosis.model_kind),
         ])  # fmt: skip
-    lines = paint_verdicts(table(header, rows, left=(8,)), paint, column_of=8, rows=rows)
+    lines = table(header, rows)
     newest = {name: values[-1] for name, values in curve.values.items()}
     words = f"intervals: {INTERVAL}s, bootstrap-t over prompt groups; ~: a {RANGE}, which covers less often"
     if (groups := effective_of_all(newest)) != "–":
@@ -143,22 +167,20 @@ def _all_zero(curve: Curve) -> bool:
     return bool(fractions) and min(fractions) == 1.0
 
 
-def buckets_section(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+def buckets_section(report: ReportData, paint: Paint) -> list[str]:
     """Return the table of the mismatch by probability under μ at the diagnosed step."""
-    title = section_title(f"Which tokens: {TRAINER_ROLLOUT} by probability, step {diagnosis.step}", paint)
-    if diagnosis.buckets_missing:
-        return [title, *wrap(diagnosis.buckets_missing, "  ", "  ")]
-    if not diagnosis.buckets:
+    title = section_title(f"Which tokens: {TRAINER_ROLLOUT} by probability, step {report.step}", paint)
+    if report.buckets_missing:
+        return [title, *wrap(report.buckets_missing, "  ", "  ")]
+    if not report.buckets:
         return []
-    tokens = sum(bucket.tokens for bucket in diagnosis.buckets)
-    contributions = [
-        bucket.k3_kl * bucket.tokens if math.isfinite(bucket.k3_kl) else 0.0 for bucket in diagnosis.buckets
-    ]
+    tokens = sum(bucket.tokens for bucket in report.buckets)
+    contributions = [bucket.k3_kl * bucket.tokens if math.isfinite(bucket.k3_kl) else 0.0 for bucket in report.buckets]
     whole = sum(contributions) or math.nan
     header = ["probability under μ", "tokens", "of all", "mean |d|", "mean d", "k3_kl", "max |d|", "mean |Δp|",
               "of k3", ""]  # fmt: skip
     rows = []
-    for bucket, contribution in zip(diagnosis.buckets, contributions, strict=True):
+    for bucket, contribution in zip(report.buckets, contributions, strict=True):
         part = contribution / whole
         rows.append([
             f"{_edge(bucket.low)} … {_edge(bucket.high)}",
@@ -186,48 +208,49 @@ def _edge(value: float) -> str:
 _SPARKLINE_WIDTH = 48
 
 
-def render(diagnosis: Diagnosis, paint: Paint) -> list[str]:
+def render(report: ReportData, paint: Paint) -> list[str]:
     """Return the lines of the report."""
     sections = [
-        _heading(diagnosis, paint),
-        mismatch_section(diagnosis, paint),
-        attribution_section(diagnosis, paint),
-        buckets_section(diagnosis, paint),
-        _lengths(diagnosis, paint),
-        _alerts(diagnosis, paint),
-        _advice(diagnosis, paint),
+        _heading(report, paint),
+        diagnosis_section(report.diagnosis, paint),
+        mismatch_section(report, paint),
+        attribution_section(report, paint),
+        buckets_section(report, paint),
+        _lengths(report, paint),
+        _alerts(report, paint),
+        _advice(report, paint),
     ]
     lines = [line for section in sections if section for line in ["", *section]]
-    return [*lines, "", f"Pages: {diagnosis.url}"]
+    return [*lines, "", f"Pages: {report.url}"]
 
 
-def _heading(diagnosis: Diagnosis, paint: Paint) -> list[str]:
-    run = diagnosis.run
+def _heading(report: ReportData, paint: Paint) -> list[str]:
+    run = report.run
     lines = [section_title(f"Foreshock · {run.title}", paint, run.state, "critical" if run.state == "failed" else None)]
     description = {"model": run.model, "trainer": run.trainer, "engine": run.engine, "on": run.hardware}
     parts = [f"{label} {value}" for label, value in description.items() if value]
-    if diagnosis.model_kind is not None:
-        parts.insert(1 if run.model else 0, MODEL_KIND_NAMES[diagnosis.model_kind])
+    if report.model_kind is not None:
+        parts.insert(1 if run.model else 0, MODEL_KIND_NAMES[report.model_kind])
     if run.initial_learning_rate is not None:
         parts.append(f"learning rate {run.initial_learning_rate:g}")
     lines += wrap(" · ".join(parts), "  ", "  ") if parts else []
-    steps = diagnosis.rollouts.steps or diagnosis.mismatch.steps
+    steps = report.rollouts.steps or report.mismatch.steps
     if not steps:
         return [*lines, "  no step is complete yet"]
-    rollouts = sum(value for value in diagnosis.rollouts.of("num_rollouts") if math.isfinite(value))
-    tokens = sum(value for value in diagnosis.rollouts.of("num_tokens") if math.isfinite(value))
+    rollouts = sum(value for value in report.rollouts.of("num_rollouts") if math.isfinite(value))
+    tokens = sum(value for value in report.rollouts.of("num_tokens") if math.isfinite(value))
     lines.append(
         f"  {count(len(steps))} steps ({steps[0]} to {steps[-1]}), {count(int(rollouts))} rollouts, "
         f"{count(int(tokens))} tokens; newest data {moment(run.updated_at_us)}"
     )
-    lines += _incomplete(diagnosis)
-    lines += _coverage(diagnosis)
+    lines += _incomplete(report)
+    lines += _coverage(report)
     return lines
 
 
-def _incomplete(diagnosis: Diagnosis) -> list[str]:
+def _incomplete(report: ReportData) -> list[str]:
     """Return the lines on steps that closed without some of their shards."""
-    missing = diagnosis.rollouts.incomplete or diagnosis.mismatch.incomplete
+    missing = report.rollouts.incomplete or report.mismatch.incomplete
     if not missing:
         return []
     newest = max(missing)
@@ -237,17 +260,17 @@ def _incomplete(diagnosis: Diagnosis) -> list[str]:
     return wrap(f"closed incomplete, numbers are of the rollouts that arrived: {text}", "    ", "  ! ")
 
 
-def _coverage(diagnosis: Diagnosis) -> list[str]:
+def _coverage(report: ReportData) -> list[str]:
     """Return the line on what the measures rest on, if shards were sent as statistics."""
-    found = diagnosis.rollouts.coverage or diagnosis.mismatch.coverage
+    found = report.rollouts.coverage or report.mismatch.coverage
     if not found:
         return []
     newest = max(found)
     return wrap(f"step {newest}: {found[newest]}", "    ", "  ")
 
 
-def _lengths(diagnosis: Diagnosis, paint: Paint) -> list[str]:
-    curve = diagnosis.rollouts
+def _lengths(report: ReportData, paint: Paint) -> list[str]:
+    curve = report.rollouts
     shown = (
         ("response_length_mean", "mean length"),
         ("response_length_p99", "99th percentile"),
@@ -276,8 +299,8 @@ def _lengths(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     ]
 
 
-def _alerts(diagnosis: Diagnosis, paint: Paint) -> list[str]:
-    shown = [alert for alert in diagnosis.alerts if alert.state != "retracted"]
+def _alerts(report: ReportData, paint: Paint) -> list[str]:
+    shown = [alert for alert in report.alerts if alert.state != "retracted"]
     is_open = [alert for alert in shown if alert.state in ("open", "acknowledged")]
     aside = f"{len(is_open)} open" if is_open else "none open"
     worst = "critical" if any(alert.severity == "critical" for alert in is_open) else "warning" if is_open else "good"
@@ -293,8 +316,8 @@ def _alerts(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     return lines if shown else [*lines, "  no alert has fired"]
 
 
-def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
-    reading = diagnosis.advice
+def _advice(report: ReportData, paint: Paint) -> list[str]:
+    reading = report.advice
     if reading is None:
         return []
     advice = reading.advice
@@ -309,7 +332,7 @@ def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
             f"  surge at step {advice.schedule.surge_step}: × {advice.schedule.factor:g} every "
             f"{advice.schedule.decay_period} steps, not below {advice.schedule.floor:g}"
         )
-    ahead = _boundaries(diagnosis)
+    ahead = _boundaries(report)
     if ahead:
         lines.append("  falls at " + ", ".join(f"{step} (to {scale:g})" for step, scale in ahead))
     elif reading.next_decay_step is not None:
@@ -321,9 +344,9 @@ def _advice(diagnosis: Diagnosis, paint: Paint) -> list[str]:
     return lines
 
 
-def _boundaries(diagnosis: Diagnosis) -> list[tuple[int, float]]:
+def _boundaries(report: ReportData) -> list[tuple[int, float]]:
     """Return the next steps at which the advised scale falls, with the new scale."""
-    reading = diagnosis.advice
+    reading = report.advice
     if reading is None or reading.next_decay_step is None:
         return []
     advice, step, found = reading.advice, reading.next_decay_step, []

@@ -23,7 +23,6 @@ __all__ = [
     "moment",
     "note",
     "number",
-    "paint_verdicts",
     "section_title",
     "sparkline",
     "table",
@@ -38,7 +37,6 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 # How a verdict or an alert's severity is painted.
 STYLES: dict[str, Style | None] = {
     "healthy": "good",
-    "healthy so far": "dim",
     "warning": "warning",
     "critical": "critical",
     "unknown": "dim",
@@ -158,16 +156,6 @@ def section_title(text: str, paint: Paint, aside: str = "", style: Style | None 
 def note(text: str, paint: Paint) -> list[str]:
     """Return a dimmed remark, wrapped and indented."""
     return [paint(line, "dim") for line in wrap(text, "    ", "    ")]
-
-
-def paint_verdicts(lines: list[str], paint: Paint, *, column_of: int, rows: Sequence[Sequence[str]]) -> list[str]:
-    """Colour the verdicts in a column of a table's lines."""
-    painted = lines[:1]
-    for line, row in zip(lines[1:], rows, strict=True):
-        word: str = row[column_of]
-        before, found, after = line.rpartition(word) if row[column_of] == row[-1] else line.partition(f" {word} ")
-        painted.append(before + paint(found, STYLES.get(word)) + after if word and found else line)
-    return painted
 
 
 _WIDTH = 30

@@ -1,4 +1,4 @@
-"""`foreshock watch`: print a line per closed step, and each new alert."""
+"""`foreshock watch`: print a line per closed step, the diagnosis when it changes, and each new alert."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from foreshock.commands.command import add_run_argument, add_service_options, co
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.health import JUDGED_MEASURES, step_verdict
 from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
+from foreshock.ranges import verdict_of
 
 __all__ = ["command"]
 
-_MISMATCH = (*JUDGED_MEASURES, "k3_kl_bootstrap_high")
+_MISMATCH = ("k3_kl", "token_mult_prob_error")
 _SHOWN_STEPS = 60
 """Newest steps in the sparklines."""
 _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean")
@@ -34,6 +34,7 @@ class _Watch:
     paint: Paint
     model_kind: ModelKind | None
     next_step: int
+    headline: str = ""
     alerts: set[str] = field(default_factory=set)
     shown: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_SHOWN_STEPS))
     """k3, mean response length and mean reward of the newest steps."""
@@ -59,22 +60,28 @@ class _Watch:
             k3, error = at.get("k3_kl", math.nan), at.get("token_mult_prob_error", math.nan)
             length, truncated, reward, entropy = (rollouts.of(name)[index] for name in _ROLLOUTS)
             self.shown.append((k3, length, reward))
-            verdict = step_verdict(at, self.model_kind)
-            word = self.paint(f"{verdict:<14}", STYLES.get(verdict))
+            style = STYLES.get(verdict_of("k3_kl", k3, self.model_kind))
             print(
-                f"step {step:<5} k3 {number(k3):<8} {word} E[exp|d|] {number(error, 4):<6} "
+                f"step {step:<5} k3 {self.paint(f'{number(k3):<8}', style)} E[exp|d|] {number(error, 4):<6} "
                 f"len {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,
             )
         if rollouts.steps:
             print(self._sparklines(), flush=True)
-            print("\n".join(wrap((*self.queries.health(self.model_kind).sentences, "")[0], "  ", "  ")), flush=True)
         self.next_step = max([self.next_step, *(step + 1 for step in rollouts.steps)])
+        self._print_diagnosis()
         for alert in self.queries.alerts():
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
+
+    def _print_diagnosis(self) -> None:
+        """Print the headline if it has changed."""
+        found = self.queries.diagnosis()
+        if found.headline != self.headline:
+            self.headline = found.headline
+            print(self.paint(found.headline, STYLES.get(found.verdict)), flush=True)
 
     def _sparklines(self) -> str:
         k3, lengths, rewards = zip(*self.shown, strict=True)

@@ -10,8 +10,6 @@ surge           the detector of the length surge; ``surge_state`` has its settin
 reward          the detector of a falling reward, and the definition of a collapse
 statistics      noise, intervals and the e-detectors
 quantities      the names that trainers log
-risk            the level of a run's open alerts
 diagnose        the one judge: a run's history becomes its diagnosis
 conclusion      the evidence on a step's attribution, and a sentence on it; ``attribution`` makes all of them
-health          the verdict on a run's mismatch; ``run_verdict`` adds its reward and its alerts
 """

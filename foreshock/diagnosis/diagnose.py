@@ -42,7 +42,7 @@ LEAST_REWARDS: Final = 15
 LITTLE_FALL: Final = 0.1
 """A reward this part of the way from its best to the floor "has not fallen"."""
 
-_REWARD_RULES = frozenset({"reward_fall", "reward_collapse"})
+REWARD_RULES: Final = frozenset({"reward_fall", "reward_collapse"})
 _MOST_EVENTS = 50
 
 
@@ -151,8 +151,8 @@ def diagnose(history: History) -> Diagnosis:
 def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], alerts: Sequence[PastAlert]) -> str:
     """Return what the oldest open alert of the worst severity says, and what belongs to it."""
     clauses = [_clause(first)]
-    fall = next((each for each in grave if each.rule in _REWARD_RULES and each is not first), None)
-    if fall is not None and first.rule not in _REWARD_RULES:
+    fall = next((each for each in grave if each.rule in REWARD_RULES and each is not first), None)
+    if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
     others = len(grave) - len(clauses)
     return "; ".join(clauses) + (f"; {plural(others, 'more alert')}" if others > 0 else "")
@@ -240,7 +240,7 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
         return ""
     now, best = reward.newest(), reward.best()
     text = f"{now:.2g}".replace("-", "−") if 1e-3 <= abs(now) < 0.1 else number(now)
-    fallen = any(each.is_open and each.rule in _REWARD_RULES for each in alerts)
+    fallen = any(each.is_open and each.rule in REWARD_RULES for each in alerts)
     little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
     if len(reward.values) < LEAST_REWARDS or fallen or not little:
         return f"the reward is {text}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from foreshock.api.diagnosis import Diagnosis, diagnosis_of
 from foreshock.api.probes import HardwareRecord, ProbePolicyRecord, ProbeRecord
 from foreshock.api.records import parse
 from foreshock.api.runs import (
@@ -19,7 +20,6 @@ from foreshock.api.runs import (
     CheckpointRecord,
     DeletionRecord,
     FindingRecord,
-    HealthRecord,
     MeasureRecord,
     RetentionRecord,
     RunRecord,
@@ -33,7 +33,6 @@ from foreshock.api.watch import (
     AlertOfRun,
     AlertRecord,
     DecisionRecord,
-    RiskRecord,
     RulesRecord,
     RunRulesRecord,
     advice_record,
@@ -65,12 +64,12 @@ __all__ = [
     "decisions",
     "default_rules",
     "deletions",
+    "diagnosis",
     "export_measurements",
     "export_scalars",
     "findings",
     "findings_of_runs",
     "hardware",
-    "health",
     "lint_of_run",
     "measurements",
     "measures",
@@ -79,7 +78,6 @@ __all__ = [
     "probes",
     "probes_of_runs",
     "retention",
-    "risk",
     "rules",
     "run",
     "runs",
@@ -245,15 +243,9 @@ def _export(path: str, format_name: ExportFormat, query: Query) -> Request[bytes
     return Request(path, [*query, ("format", format_name)], bytes, accept="*/*")
 
 
-def health(run: str, *, steps: int | None = None, model_kind: ModelKind | None = None) -> Request[HealthRecord]:
-    """Return the verdict on the newest `steps` measured steps, judged as `model_kind` (None: the run's)."""
-    query: Query = [("steps", steps), ("model_kind", model_kind)]
-    return get(HealthRecord, run_path(run, "health"), query)
-
-
-def risk(run: str) -> Request[RiskRecord]:
-    """Return the ordinal risk of a run, with its reasons."""
-    return get(RiskRecord, run_path(run, "risk"))
+def diagnosis(run: str) -> Request[Diagnosis]:
+    """Return the diagnosis of a run: verdict, headline, what happened, causes, what to do, what is missing."""
+    return get(diagnosis_of, run_path(run, "diagnosis"))
 
 
 def lint_of_run(run: str, *, attempt: int | None = None) -> Request[RunLintRecord]:

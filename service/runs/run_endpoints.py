@@ -6,9 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
 from fastapi.security import HTTPAuthorizationCredentials
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from foreshock.api.records import from_attributes
+from foreshock.api.diagnosis import Verdict
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context, ServiceContext
@@ -67,12 +68,15 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 )
 def create_run(body: RunCreate, context: Context, principal: Ingester, response: Response) -> RunRecord:
     """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
-    run, created = context.database.write(
-        lambda session: service.get_or_create_run(session, context.events, principal, body)
-    )
+
+    def create(session: Session) -> tuple[RunRecord, bool]:
+        run, created = service.get_or_create_run(session, context.events, principal, body)
+        return service.run_records(session, [run])[0], created
+
+    record, created = context.database.write(create)
     if not created:
         response.status_code = status.HTTP_200_OK
-    return from_attributes(RunRecord, run)
+    return record
 
 
 @router.get("")
@@ -85,11 +89,12 @@ def list_runs(
     model_kind: Annotated[ModelKind | None, Query()] = None,
     state: Annotated[list[ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
     search: Annotated[Name | None, Query(description="a part of the name or key, in any case")] = None,
+    verdict: Annotated[Verdict | None, Query(description="only runs whose diagnosis has this verdict")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[RunRecord]:
     """List runs, newest first."""
-    chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search)
+    chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
     with context.database.read() as session:
         return service.list_runs(session, chosen, cursor, limit)
 
@@ -98,14 +103,18 @@ def list_runs(
 def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRecord:
     """Return one run."""
     with context.database.read() as session:
-        return from_attributes(RunRecord, service.get_run(session, principal, run))
+        return service.run_records(session, [service.get_run(session, principal, run)])[0]
 
 
 @router.patch("/{run}")
 def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: Ingester) -> RunRecord:
     """Change a run's state, name, advice mode or model kind."""
-    changed = context.database.write(lambda session: service.update_run(session, context.events, principal, run, body))
-    return from_attributes(RunRecord, changed)
+
+    def update(session: Session) -> RunRecord:
+        changed = service.update_run(session, context.events, principal, run, body)
+        return service.run_records(session, [changed])[0]
+
+    return context.database.write(update)
 
 
 @router.delete("/{run}", status_code=status.HTTP_204_NO_CONTENT)

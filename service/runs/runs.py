@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.diagnosis import Verdict
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import AdviceMode, RunRecord, ShownRunState
 from foreshock.clock import now_us
@@ -23,6 +25,7 @@ from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import Name, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal, ScopeMissing
+from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import (
     AdviceModeChanged,
     ModelKindChanged,
@@ -84,7 +87,7 @@ class RunUpdate(BaseModel):
 class RunFilter(NamedTuple):
     """Which runs; empty or None: no restriction. The project must equal all of `projects`.
 
-    `search` is a part of the name or key, in any case; `ids` None: any run, empty: none.
+    `search` is a part of the name or key, in any case.
     """
 
     projects: tuple[str, ...] = ()
@@ -93,7 +96,7 @@ class RunFilter(NamedTuple):
     model_kind: ModelKind | None = None
     states: tuple[ShownRunState, ...] = ()
     search: str | None = None
-    ids: tuple[str, ...] | None = None
+    verdict: Verdict | None = None
 
 
 class FoundRun(Protocol):
@@ -231,15 +234,21 @@ def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: in
         query = query.where(func.coalesce(Run.declared_model_kind, Run.derived_model_kind) == chosen.model_kind)
     if chosen.states:
         query = query.where(Run.state.in_(chosen.states))
-    if chosen.ids is not None:
-        query = query.where(Run.id.in_(chosen.ids))
+    if chosen.verdict is not None:
+        query = query.where(has_verdict(chosen.verdict))
     if chosen.search is not None:
         found_in = (Run.name, Run.key)
         query = query.where(or_(*(each.icontains(chosen.search, autoescape=True) for each in found_in)))
     if after is not None:
         query = query.where(tuple_(Run.created_at_us, Run.id) < after)
-    runs = session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit + 1))
-    return page_of([from_attributes(RunRecord, run) for run in runs], limit, lambda run: (run.created_at_us, run.id))
+    runs = session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit + 1)).all()
+    return page_of(run_records(session, runs), limit, lambda run: (run.created_at_us, run.id))
+
+
+def run_records(session: Session, runs: Sequence[Run]) -> list[RunRecord]:
+    """Return runs as they are served, each with its diagnosis in one sentence; one query."""
+    verdicts = verdicts_of_runs(session, [run.id for run in runs])
+    return [from_attributes(RunRecord, run, diagnosis=verdicts[run.id]) for run in runs]
 
 
 def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:

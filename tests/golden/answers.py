@@ -85,7 +85,7 @@ def collect(http: httpx.Client, sender: Sender, history: History) -> dict[str, A
 
 
 def _answers(sender: Sender, history: History) -> Iterator[tuple[str, Any]]:
-    for path in ("", "health", "risk", "lint", "rules", "lr-advice", "checkpoints", "attempts"):
+    for path in ("", "diagnosis", "lint", "rules", "lr-advice", "checkpoints", "attempts"):
         yield path or "run", _get(sender, path)
     for path in ("alerts", "findings", "lr-advice/decisions"):
         yield path, _pages(sender, path)

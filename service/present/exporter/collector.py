@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy.orm import Session
 
+from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform.context import ServiceContext
@@ -22,8 +23,8 @@ from foreshock_service.platform.database.tables.probes import Attribution
 from foreshock_service.present.exporter import families, repository
 from foreshock_service.present.exporter.families import Scrape, label_text
 from foreshock_service.replay.probes.workers import count_live_workers
+from foreshock_service.runs.diagnoses import verdicts_of_runs
 from foreshock_service.watch.advice.service import states_of_runs
-from foreshock_service.watch.risk.service import risks_of_runs
 
 _BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
 _MODES = {mode: label_text(("mode",), (mode,)) for mode in ("shadow", "apply")}
@@ -95,8 +96,11 @@ class Collector:
                 _attributions(scrape, repository.newest_attributions(session, run_ids).values())
                 for run_id, rule, severity, count in repository.open_alerts(session, run_ids):
                     scrape.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
-                for run_id, risk in risks_of_runs(session, run_ids).items():
-                    scrape.add(families.RISK, (run_id,), risk.score)
+                fallen = repository.runs_with_open_rule(session, run_ids, "reward_collapse")
+                for run_id, said in verdicts_of_runs(session, run_ids).items():
+                    for verdict in VERDICTS:
+                        scrape.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
+                    scrape.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
                 _advice(session, scrape, runs)
             self._probes(session, scrape)
         return scrape

@@ -166,9 +166,12 @@ LINK_K3 = Family("foreshock_link_k3_kl_nats", "k3 of a link of the chain", ("run
 ATTRIBUTED_STEP = Family("foreshock_attributed_step", "The newest step with an attribution", ("run",))
 
 ALERTS_OPEN = Family("foreshock_alerts_open", "Open alerts", ("run", "rule", "severity"))
-RISK = Family(
-    "foreshock_run_risk", "Risk of the run: 0 calm, 1 watch, 2 elevated, 3 high, 4 critical; no probability", ("run",)
+VERDICT = Family(
+    "foreshock_diagnosis_verdict",
+    "The diagnosis of the run: 1 for its verdict (critical, warning, healthy or unknown), 0 for the others",
+    ("run", "verdict"),
 )
+REWARD_COLLAPSED = Family("foreshock_reward_collapsed", "1 while a collapse of the reward is open", ("run",))
 ADVICE_MODE = Family("foreshock_advice_mode", "1 for the advice mode of the run, 0 for the other", ("run", "mode"))
 ADVICE_REVISION = Family("foreshock_advice_revision", "Revision of the newest advice", ("run",))
 ADVICE_ACKNOWLEDGED = Family(
@@ -211,7 +214,8 @@ FAMILIES: tuple[Family, ...] = (
     BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, STEP_SHARDS, STEP_EXPECTED_SHARDS,
     LAST_SEEN, LAST_INGEST, ROLLOUTS, TOKENS,
     *OF_COMPARISONS.values(), *OF_STEPS.values(), BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
-    ALERTS_OPEN, RISK, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE, APPLIED_SCALE,
+    ALERTS_OPEN, VERDICT, REWARD_COLLAPSED, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE,
+    APPLIED_SCALE,
     JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS, OTHER_ACCELERATORS,
 )  # fmt: skip
 

@@ -90,6 +90,14 @@ def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[st
     return session.execute(query.group_by(*of_alert)).all()
 
 
+def runs_with_open_rule(session: Session, run_ids: Collection[str], rule: str) -> frozenset[str]:
+    """Return those of the runs that have an open or acknowledged alert of this rule."""
+    standing = Alert.state.in_(("open", "acknowledged"))
+    return frozenset(
+        session.scalars(select(Alert.run_id).where(Alert.run_id.in_(run_ids), Alert.rule == rule, standing))
+    )
+
+
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, AdviceAcknowledgement]:
     """Return the newest acknowledgement of each run's trainer."""
     table = AdviceAcknowledgement

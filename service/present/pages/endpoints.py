@@ -86,10 +86,10 @@ def show_runs(
     project: Asked = "",
     model: Asked = "",
     state: Asked = "",
-    risk: Asked = "",
+    verdict: Asked = "",
 ) -> Response:
     """Return the page of runs."""
-    query = RunsQuery(search.strip(), project.strip(), model.strip(), state, risk, cursor)
+    query = RunsQuery(search.strip(), project.strip(), model.strip(), state, verdict, cursor)
     with open_viewing(context, visitor.principal) as viewing:
         page = runs_page(viewing, query)
     return page_response(request, "runs.html", page, visitor.view)

@@ -23,26 +23,25 @@ class RunRow:
     interval: str
     reward: str | None
     reward_path: str
-    fall: Label | None
     incomplete: Label | None
     advice: str | None
-    risk: Label
+    verdict: Label
+    headline: str
     alerts: Label
     started: Moment | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunsFilter:
-    """What the list of runs is restricted to, and the states and levels of risk that can be chosen."""
+    """What the list of runs is restricted to, and the states and verdicts that can be chosen."""
 
     search: str
     project: str
     model: str
     state: str
-    risk: str
+    verdict: str
     states: Sequence[str]
-    risks: Sequence[str]
-    note: str = ""
+    verdicts: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

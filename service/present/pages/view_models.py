@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -202,21 +202,12 @@ class ProbeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The first sentence of a run's page, and what stands behind it."""
+class VerdictPanel:
+    """The diagnosis: the first sentence of a run's page, and by title the sentences behind it."""
 
     headline: str
     tone: Tone
-    sentences: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class RiskStrip:
-    """The risk of a run: its level, a sentence for each thing that it rests on, and what it does not claim."""
-
-    level: Label
-    reasons: Sequence[str]
-    note: str
+    parts: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +232,7 @@ class RunPage:
     coverage: str | None
     changes: Sequence[str]
     out_of_date: str | None
-    verdict: Verdict
-    risk: RiskStrip
+    verdict: VerdictPanel
     grafana_address: str | None
     rules_address: str
     tiles: Sequence[Tile]

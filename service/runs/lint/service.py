@@ -18,7 +18,7 @@ from foreshock.api.steps import (
     RunLintRecord,
     RunWarningRecord,
 )
-from foreshock.diagnosis.health import WINDOW_STEPS
+from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
 from foreshock.lint import CHECKS, CheckResult, LintWarning
 from foreshock.lint.report import Finding, NotChecked
 from foreshock.lint.sampling import SurprisalSums, check_surprisal

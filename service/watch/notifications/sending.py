@@ -11,6 +11,7 @@ import httpx
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
+from foreshock.ranges import Verdict
 from foreshock.severity import Severity
 from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
@@ -42,6 +43,9 @@ class Message:
     run_key: str
     project: str
     page: str
+    verdict: Verdict
+    headline: str
+    """of the run's diagnosis when the message is sent"""
 
 
 def address_and_body(target: NotificationTarget, message: Message, now_us: int) -> tuple[str, Any]:
@@ -65,13 +69,14 @@ def _json_body(message: Message) -> dict[str, Any]:
         "change": message.change,
         "alert": {"id": message.alert_id, **{name: getattr(message, name) for name in alert}},
         "run": {"id": message.run_id, "key": message.run_key, "project": message.project, "page": message.page},
+        "diagnosis": {"verdict": message.verdict, "headline": message.headline},
     }
 
 
 def _slack_text(message: Message) -> str:
     head = f"*{message.severity}*" if message.change == "opened" else "*resolved*"
     run = f"<{message.page}|{_escaped(message.run_key)}>"
-    text = f"{head}: {_escaped(message.rule)} at step {message.step} of {run}"
+    text = f"{head}: {_escaped(message.rule)} at step {message.step} of {run}\n{_escaped(message.headline)}"
     if message.change == "opened":
         text += f"\n{_escaped(message.why)}\n_{_escaped(message.what_to_do)}_"
     return text
@@ -92,6 +97,7 @@ def _alertmanager_alert(message: Message, now_us: int) -> dict[str, Any]:
             "summary": f"{message.rule} at step {message.step} of {message.run_key}",
             "description": message.why,
             "what_to_do": message.what_to_do,
+            "diagnosis": message.headline,
         },
         "startsAt": _rfc3339(message.opened_at_us),
         "endsAt": _rfc3339(ends_at_us),
@@ -190,6 +196,8 @@ def send_test(name: str) -> None:
         why="This is a test of the notifications of Foreshock.", what_to_do="Nothing is to be done.",
         opened_at_us=now, changed_at_us=now, run_id="run_test", run_key="test", project="default",
         page=f"{settings.page_root}/",
+        verdict="warning",
+        headline="Warning since step 0: a test of this target.",
     )  # fmt: skip
     try:
         send(targets[name], message, now)

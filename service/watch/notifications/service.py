@@ -12,6 +12,7 @@ import threading
 
 from sqlalchemy.orm import Session
 
+from foreshock.api.diagnosis import RunVerdict
 from foreshock.page_addresses import run_page_path
 from foreshock.retry import Backoff
 from foreshock.severity import SEVERITIES, severity_rank
@@ -19,6 +20,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Notification, Run
 from foreshock_service.platform.settings import NotificationTarget
+from foreshock_service.runs.diagnoses import verdicts_of_runs
 from foreshock_service.watch.notifications import repository
 from foreshock_service.watch.notifications.repository import OPENED
 from foreshock_service.watch.notifications.sending import Message, SendingFailed, send
@@ -122,7 +124,8 @@ def _lease(
     if found is None or found[1].deleted_at_us is not None or not _still_says(row, found[0]):
         row.state = "sent" if row.sent_at_us is not None else "dropped"
         return row, None, now_us
-    return row, _message(row, *found, context.settings.page_root), now_us
+    said = verdicts_of_runs(session, [found[1].id])[found[1].id]
+    return row, _message(row, *found, said, context.settings.page_root), now_us
 
 
 def _still_says(row: Notification, alert: Alert) -> bool:
@@ -158,7 +161,7 @@ def _settle(session: Session, target: NotificationTarget, sent: Notification, fa
         _logger.warning("target %s did not take a message, it is sent again: %s", target.name, failure)
 
 
-def _message(row: Notification, alert: Alert, run: Run, page_root: str) -> Message:
+def _message(row: Notification, alert: Alert, run: Run, said: RunVerdict, page_root: str) -> Message:
     return Message(
         id=row.id,
         change=row.change,
@@ -179,4 +182,6 @@ def _message(row: Notification, alert: Alert, run: Run, page_root: str) -> Messa
         run_key=run.key,
         project=run.project,
         page=page_root + run_page_path(run.project, run.key),
+        verdict=said.verdict,
+        headline=said.headline,
     )

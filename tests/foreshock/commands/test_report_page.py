@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from html.parser import HTMLParser
 
-from foreshock.api.runs import HealthRecord
+from foreshock.api.diagnosis import Diagnosis, MissingData
 from foreshock.api.watch import AlertRecord, AlertState
 from foreshock.commands.queries import Curve
 from foreshock.commands.report_page import render_page
-from tests.foreshock.commands.test_report_text import diagnosis
+from tests.foreshock.commands.test_report_text import report
 
 
 class _Elements(HTMLParser):
@@ -43,7 +43,7 @@ def elements_of(page: str) -> _Elements:
 
 
 def test_page_loads_nothing_and_runs_nothing() -> None:
-    elements = elements_of(render_page(diagnosis()))
+    elements = elements_of(render_page(report()))
     assert elements.loaded == []
     assert "script" not in elements.names
     assert "svg" in elements.names
@@ -59,11 +59,15 @@ def alert(rule: str, state: AlertState) -> AlertRecord:
 
 
 def test_page_has_verdict_curves_alerts_and_the_text() -> None:
-    health = HealthRecord(
-        verdict="critical", sentences=("The mismatch is critical.", "More of it."), first_step=31, last_step=40
+    found = Diagnosis(
+        verdict="critical",
+        headline="Critical since step 12: the mismatch is large.",
+        missing=(MissingData(sentence="no reward is logged"),),
     )
-    page = render_page(diagnosis(health=health, alerts=(alert("k3_range", "open"), alert("taken_back", "retracted"))))
-    assert '<div class="verdict critical">The mismatch is critical.</div><p>More of it.</p>' in page
+    page = render_page(report(diagnosis=found, alerts=(alert("k3_range", "open"), alert("taken_back", "retracted"))))
+    assert (
+        f'<div class="verdict critical">{found.headline}</div><h2>Missing</h2><ul><li>No reward is logged.</li>' in page
+    )
     assert "Mismatch: k3 per token" in page
     assert "Response length" in page
     assert "k3_range, step 12, open, value 0.500" in page
@@ -74,8 +78,8 @@ def test_page_has_verdict_curves_alerts_and_the_text() -> None:
 
 
 def test_names_of_a_run_are_text_and_never_markup() -> None:
-    run = dataclasses.replace(diagnosis().run, name="<script>alert(1)</script>", model='"><img src=x>')
-    page = render_page(diagnosis(run=run, url='http://service/runs/"onmouseover=1'))
+    run = dataclasses.replace(report().run, name="<script>alert(1)</script>", model='"><img src=x>')
+    page = render_page(report(run=run, url='http://service/runs/"onmouseover=1'))
     elements = elements_of(page)
     assert "script" not in elements.names
     assert "img" not in elements.names
@@ -84,6 +88,6 @@ def test_names_of_a_run_are_text_and_never_markup() -> None:
 
 def test_run_without_steps_says_so() -> None:
     empty = Curve("trainer/rollout", (), {})
-    page = render_page(diagnosis(mismatch=empty, rollouts=empty, alerts=(), attributions=()))
+    page = render_page(report(mismatch=empty, rollouts=empty, alerts=(), attributions=()))
     assert "No step is complete yet." in page
     assert "No alert has fired." in page

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from foreshock.api.attribution import ConclusionRecord, ExactOfLinkRecord, NoiseFloorRecord
+from foreshock.api.diagnosis import Diagnosis, DiagnosisEvent, MissingData
 from foreshock.api.records import NAN
 from foreshock.api.replays import MeanRecord
-from foreshock.api.runs import HealthRecord, PooledRecord, RunRecord
+from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
-from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES, Diagnosis, evenly_spaced
 from foreshock.commands.queries import Bucket, Curve
+from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES, ReportData, evenly_spaced
 from foreshock.commands.report_text import render
 from foreshock.commands.text import WIDTH, Paint
-from foreshock.diagnosis.health import JUDGED_MEASURES, worst_health
 from foreshock.learning_rate import Advice
 from foreshock.learning_rate.advice import Applied
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import verdict_of
+from foreshock.ranges import required_range
 from tests.foreshock.commands.attributions import attribution_of
 from tests.foreshock.learning_rate.test_advice import ANSWER
 
@@ -42,7 +42,7 @@ def chain(**differences: float) -> Any:
     return attribution_of(7, attribute(scores, offsets, None, groups))
 
 
-def diagnosis(**changes: Any) -> Diagnosis:
+def report(**changes: Any) -> ReportData:
     k3 = tuple(1e-5 * step for step in STEPS)
     values = dict.fromkeys(MISMATCH_MEASURES, k3) | {"token_mult_prob_error": (1.2,) * 40, "tokens": (1000.0,) * 40}
     mismatch = Curve("trainer/rollout", STEPS, values)
@@ -59,58 +59,56 @@ def diagnosis(**changes: Any) -> Diagnosis:
         created_at_us=0,
         updated_at_us=0,
     )
-    whole = Diagnosis(
+    whole = ReportData(
         run=run, url="http://127.0.0.1:8765/runs/run_1", model_kind=None, step=7, mismatch=mismatch,
-        rollouts=rollouts, health=HealthRecord(), attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
+        rollouts=rollouts, diagnosis=Diagnosis(verdict="unknown", headline="Unknown: no data."),
+        attributions=(), probed_steps=(), unfinished_probes=(), buckets=(),
         alerts=(), advice=None,
     )  # fmt: skip
     return dataclasses.replace(whole, **changes)
 
 
-def health_of(mismatch: Curve, model_kind: ModelKind | None) -> HealthRecord:
-    """Return the health of a run whose window is its newest step, without intervals."""
-    measures = tuple(
-        PooledRecord(
-            measure=name,
-            mean=(value := mismatch.of(name)[-1]),
-            low=value,
-            high=value,
-            verdict=verdict_of(name, value, model_kind),
-        )
-        for name in JUDGED_MEASURES
-    )
-    verdict = worst_health([each.verdict for each in measures])
-    return HealthRecord(
-        verdict=verdict, sentences=("A headline.", "A second sentence."), first_step=40, last_step=40, measures=measures
-    )
-
-
 def text_of(**changes: Any) -> str:
-    made = diagnosis(**changes)
-    if made.mismatch.steps:
-        made = dataclasses.replace(made, health=health_of(made.mismatch, made.model_kind))
+    made = report(**changes)
     lines = render(made, Paint())
-    assert max(map(len, lines)) <= WIDTH, max(lines, key=len)
+    assert max(len(line) for line in lines if line != made.diagnosis.headline) <= WIDTH, max(lines, key=len)
     return "\n".join(lines)
 
 
-def test_worst_measure_is_the_verdict() -> None:
+def test_diagnosis_comes_first_with_its_headline_in_one_line() -> None:
+    event = DiagnosisEvent(
+        step=7, onset=5, rule="mismatch_rise", severity="critical", sentence="Step 7: k3 rose.", is_open=True
+    )
+    found = Diagnosis(
+        verdict="critical",
+        since=7,
+        headline=f"Critical since step 7: {'k3 rose and ' * 12}rose.",
+        events=(event, dataclasses.replace(event, sentence="Long ago.", is_open=False)),
+        next_steps=("Probe a step.",),
+        missing=(MissingData(sentence="no reward is logged"),),
+    )
+    text = text_of(diagnosis=found)
+    assert f"\n{found.headline}\n" in text
+    parts = [text.index(each) for each in (found.headline, "Step 7: k3 rose.", "Probe a step.", "No reward is logged.")]
+    assert parts == sorted(parts)
+    assert parts[-1] < text.index("Mismatch, trainer/rollout")
+    assert "Long ago." not in text
+
+
+def test_measures_are_shown_beside_their_ranges() -> None:
     text = text_of()
     assert "π the trainer's ─" in text
-    (title,) = [line for line in text.splitlines() if line.startswith("Mismatch")]
-    assert title.endswith(" critical")
-    assert "  A headline.\n  A second sentence.\n" in text
     (row,) = [line for line in text.splitlines() if line.startswith("  E[exp |d|]")]
-    assert " 1.20000  critical " in row
+    assert " 1.20000  " in row
     assert "at most 4.00e-4 (step 40)" in text
 
 
 def test_ranges_are_those_of_the_model_kind_and_an_unknown_kind_is_reported() -> None:
-    k3 = {"k3_kl": (5e-3,) * 40, "token_mult_prob_error": (1.02,) * 40, "tail_2": (0.0,) * 40}
-    mismatch = Curve("trainer/rollout", STEPS, dict.fromkeys(MISMATCH_MEASURES, (0.004,) * 40) | k3)
-    texts = {kind: text_of(mismatch=mismatch, model_kind=kind) for kind in (None, "dense", "moe")}
+    kinds: tuple[ModelKind | None, ...] = (None, "dense", "moe")
+    texts = {kind: text_of(model_kind=kind) for kind in kinds}
     rows = {kind: next(line for line in text.splitlines() if "k3 per token" in line) for kind, text in texts.items()}
-    assert [rows[kind].split()[-7] for kind in rows] == ["warning", "warning", "healthy"], rows
+    for kind, row in rows.items():
+        assert row.endswith(required_range("k3_kl", kind).text)
     assert ["model kind is unknown" in " ".join(text.split()) for text in texts.values()] == [True, False, False]
     assert "mixture of experts" in texts["moe"]
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.diagnosis import MISMATCH_MEASURES, STEP_MEASURES
 from foreshock.commands.main import main
 from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES
 from foreshock.commands.text import WIDTH
 from foreshock.digests import weights_digest
 from foreshock.measures.comparison import measure_step

@@ -203,8 +203,8 @@ def test_worst_tokens_and_one_rollout(reader: Any) -> None:
     assert np.nanmax(np.abs(rollout.columns["d"])) == np.abs(worst.columns["d"])[0]
 
 
-def test_health_alerts_advice_and_probes(made: Made, reader: Any) -> None:
-    assert reader.health("my-run", steps=5).sentences
+def test_diagnosis_alerts_advice_and_probes(made: Made, reader: Any) -> None:
+    assert reader.diagnosis("my-run").headline == reader.run("my-run").diagnosis.headline
     alerts = list(reader.alerts("my-run"))
     assert alerts
     assert all(alert.why for alert in alerts)

@@ -10,8 +10,6 @@ from urllib.parse import urlencode
 from foreshock.api.runs import ChangeRecord, DifferenceRecord
 from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.changes import ChangeKind
-from foreshock.diagnosis.risk import Family, family_of
-from foreshock.diagnosis.run_verdict import StandingAlert
 from foreshock.diagnosis.wording import plural
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import SEVERITIES, severity_rank
@@ -107,10 +105,11 @@ def _value(value: object) -> str:
 
 
 MOST_ALERTS = 50
-PLOTS: Mapping[Family, str] = {
-    "mismatch": "mismatch", "lengths": "length", "gradient": "signals", "reward": "signals", "entropy": "signals",
+PLOTS: Mapping[str, str] = {
+    "mismatch": "mismatch", "sampling": "mismatch", "length": "length", "gradient": "signals", "policy": "signals",
+    "reward": "signals",
 }  # fmt: skip
-"""The plot of the run's page that shows what the alerts of a family are about."""
+"""The plot of the run's page that shows what the alerts of a cause are about."""
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRecord]:
@@ -120,30 +119,31 @@ def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRecord]:
     return sorted(found, key=lambda each: severity_rank(each.severity))
 
 
-def standing_alert(alert: AlertRecord) -> StandingAlert:
-    """Return what a conclusion on the run reads of an alert."""
-    return StandingAlert(_name(alert), alert.severity, alert.step, alert.why, family_of(alert.rule) == "mismatch")
-
-
 def alert_groups(run_id: str, run_address: str, alerts: Sequence[AlertRecord]) -> list[AlertGroup]:
-    """Return the alerts of each family as one line, in the order of `alerts`; the run's page is at `run_address`."""
-    groups: dict[Family, list[AlertRecord]] = {}
+    """Return the alerts of each cause as one line, in the order of `alerts`; the run's page is at `run_address`."""
+    groups: dict[str, list[AlertRecord]] = {}
     for alert in alerts:
-        groups.setdefault(family_of(alert.rule), []).append(alert)
+        groups.setdefault(_cause_of(alert), []).append(alert)
     return [
         AlertGroup(
-            severity=of_family[0].severity,
-            tone=TONES[of_family[0].severity],
-            summary=_summary(family, of_family),
-            plot=PLOTS.get(family, ""),
-            cards=[_card(run_id, run_address, each) for each in of_family],
+            severity=of_cause[0].severity,
+            tone=TONES[of_cause[0].severity],
+            summary=_summary(cause, of_cause),
+            plot=PLOTS.get(cause, ""),
+            cards=[_card(run_id, run_address, each) for each in of_cause],
         )
-        for family, of_family in groups.items()
+        for cause, of_cause in groups.items()
     ]
 
 
-def _summary(family: Family, alerts: Sequence[AlertRecord]) -> str:
-    about = "" if family == "other" else f"{family}: "
+def _cause_of(alert: AlertRecord) -> str:
+    """Return the cause that the alert's rule is about; empty for those on the delivery of data."""
+    known = "reward" if alert.rule.startswith("reward") else "length" if alert.rule.startswith("length") else ""
+    return str(alert.evidence.get("cause", known))
+
+
+def _summary(cause: str, alerts: Sequence[AlertRecord]) -> str:
+    about = f"{cause}: " if cause else ""
     others = f", and {plural(len(alerts) - 1, 'more alert')}" if len(alerts) > 1 else ""
     return f"{about}{_name(alerts[0])}{others}, since step {min(each.step for each in alerts)}"
 

@@ -1,4 +1,4 @@
-"""The page of a run: its first figures, its health, its risk."""
+"""The page of a run: its diagnosis as it is stored, and its first figures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from foreshock.api.diagnosis import Diagnosis, Verdict
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import IncompleteStep
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.health import WINDOW_STEPS, HealthVerdict, PooledMeasure, conclude_health
-from foreshock.diagnosis.risk import NO_PROBABILITY, Risk, RiskLevel
-from foreshock.diagnosis.run_verdict import RunSignals, RunVerdict, StandingAlert, SteppedValues, conclude_run
+from foreshock.diagnosis.diagnose import REWARD_RULES
 from foreshock.interval_names import RANGE
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import required_range
@@ -23,7 +22,6 @@ from foreshock_service.present.pages.presenters.alerts import (
     alert_groups,
     changes_in_words,
     run_dashboard,
-    standing_alert,
     standing_alerts,
 )
 from foreshock_service.present.pages.presenters.attribution import origin_of
@@ -38,25 +36,31 @@ from foreshock_service.present.pages.presenters.viewing import (
     first_of,
     scalar_curves,
 )
-from foreshock_service.present.pages.rendering import OUT_OF_DATE, PROBE_STATES, RUN_STATES, label_of, moment, number
+from foreshock_service.present.pages.rendering import (
+    OUT_OF_DATE,
+    PROBE_STATES,
+    RUN_STATES,
+    VERDICT_TONES,
+    label_of,
+    moment,
+    number,
+)
 from foreshock_service.present.pages.view_models import (
     AdvicePanel,
-    Label,
     Plot,
     ProbeRow,
-    RiskStrip,
     RunPage,
     Tile,
     Tone,
-    Verdict,
+    VerdictPanel,
 )
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.health.service import health_evidence, pooled_mismatch
 from foreshock_service.runs.measurements import is_run_out_of_date
+from foreshock_service.runs.pooled import POOLED_STEPS, PooledMeasure, pooled_mismatch
 from foreshock_service.runs.runs import get_run
 from foreshock_service.runs.steps import (
     MOST_LISTED,
@@ -65,31 +69,20 @@ from foreshock_service.runs.steps import (
     shards_in_words,
     statistics_steps,
 )
-from foreshock_service.watch.risk.service import risks_of_runs
+from foreshock_service.watch.diagnosis import diagnosis_of_run
 
-TONES: dict[HealthVerdict, Tone] = {
-    "unknown": "", "healthy": "good", "healthy so far": "", "warning": "warning", "critical": "critical",
-}  # fmt: skip
+TONES: dict[Verdict, Tone] = {"unknown": "", "healthy": "good", "warning": "warning", "critical": "critical"}
 
 
-def verdict_of_run(viewing: Viewing, run: Run, alerts: Sequence[StandingAlert]) -> RunVerdict:
-    """Return the verdict on a run from its mismatch, reward, lengths and standing alerts."""
-    evidence = health_evidence(viewing.session, viewing.principal, run.id, None)
-    mismatch = None if evidence is None else conclude_health(evidence)
-    return conclude_run(mismatch, _signals(viewing, run.id), alerts, run.model_kind)
-
-
-def _signals(viewing: Viewing, run_id: str) -> RunSignals:
-    measures = ("reward_mean", "response_length_mean", "k3_kl")
-    found = curves_of(viewing, run_id, measures, (STEP_ROW, TRAINER_ROLLOUT), max_points=None)
-    rollouts, compared = found.get(STEP_ROW, {}), found.get(TRAINER_ROLLOUT, {})
-    reward = rollouts.get("reward_mean") or first_of(scalar_curves(viewing, run_id, REWARDS), REWARDS)
-    return RunSignals(_stepped(reward), _stepped(rollouts.get("response_length_mean")), _stepped(compared.get("k3_kl")))
-
-
-def _stepped(curve: Curve | None) -> SteppedValues:
-    points = curve.points() if curve else []
-    return SteppedValues([step for step, _ in points], [value for _, value in points])
+def verdict_panel(found: Diagnosis) -> VerdictPanel:
+    """Return the stored diagnosis as the page shows it."""
+    parts = {
+        "What happened, in order": [each.sentence for each in found.events if each.is_open],
+        "Causes": [f"{each.sentence}{'' if each.certainty == 'shown' else ' (possible)'}" for each in found.causes],
+        "What to do": found.next_steps,
+        "Missing": [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in found.missing],
+    }
+    return VerdictPanel(found.headline, TONES[found.verdict], {title: each for title, each in parts.items() if each})
 
 
 def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
@@ -102,30 +95,12 @@ def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
     return f"{number(pooled.mean)} ({name}{number(pooled.low)} to {number(pooled.high)})"
 
 
-RISK_TONES: dict[RiskLevel, Tone] = {
-    "calm": "", "watch": "", "elevated": "warning", "high": "critical", "critical": "critical",
-}  # fmt: skip
-
-
-def risk_strip(viewing: Viewing, run: Run) -> RiskStrip:
-    """Return the run's risk with its reasons."""
-    risk = risks_of_runs(viewing.session, [run.id])[run.id]
-    return RiskStrip(Label(f"risk: {risk.level}", RISK_TONES[risk.level]), risk.reasons, NO_PROBABILITY)
-
-
-def risk_label(risk: Risk) -> Label:
-    """Return the badge of a level."""
-    return Label(risk.level, RISK_TONES[risk.level])
-
-
 # Steps without a value may lie between those of the newest window.
-_TAIL_STEPS = 4 * WINDOW_STEPS
+_TAIL_STEPS = 4 * POOLED_STEPS
 _OF_ROLLOUTS = ("reward_mean", "response_length_mean", "entropy_mean")
 
 
-def tiles_of(
-    viewing: Viewing, run: Run, verdict: RunVerdict, advice: AdvicePanel | None, incomplete: int
-) -> list[Tile]:
+def tiles_of(viewing: Viewing, run: Run, found: Diagnosis, advice: AdvicePanel | None, incomplete: int) -> list[Tile]:
     """Return the tiles: mismatch and its origin, reward, length, entropy, learning rate, completeness of the data."""
     whole = curves_of(viewing, run.id, ("k3_kl", *_OF_ROLLOUTS), (TRAINER_ROLLOUT, STEP_ROW))
     rollouts = whole.get(STEP_ROW, {})
@@ -147,32 +122,34 @@ def tiles_of(
         return _tile_of_curve(title, curve, tail, unit)
 
     reward = tile("Reward", "reward_mean", "", REWARDS)
+    fallen = any(each.is_open and each.rule in REWARD_RULES for each in found.events)
     return [
-        _mismatch(viewing, run, verdict, whole.get(TRAINER_ROLLOUT, {})),
-        reward if verdict.fall is None else replace(reward, tone="critical"),
+        _mismatch(viewing, run, whole.get(TRAINER_ROLLOUT, {})),
+        replace(reward, tone=TONES[found.verdict]) if fallen else reward,
         tile("Response length", "response_length_mean", "tokens"),
         tile("Entropy", "entropy_mean", "nats", ENTROPIES),
         _origin(viewing, run.id),
         _learning_rate(advice),
-        _data(run, incomplete),
+        _data(run, found, incomplete),
     ]
 
 
-def _mismatch(viewing: Viewing, run: Run, verdict: RunVerdict, curves: Mapping[str, Curve]) -> Tile:
+def _mismatch(viewing: Viewing, run: Run, curves: Mapping[str, Curve]) -> Tile:
     pooled = pooled_mismatch(viewing.session, [run.id]).get(run.id)
     known = required_range("k3_kl", run.model_kind)
     value = pooled_in_words(pooled)
     if pooled is None or value is None:
         return Tile("Mismatch, k3", "not measured", "log both log-probs to see it")
+    tone = VERDICT_TONES[known.verdict(pooled.mean)]
     mean, _, interval = value.partition(" (")
     interval = f"{interval.removesuffix(')')}; " if interval else ""
     path = sparkline(curves.get("k3_kl", Curve((), ())), logarithmic=True)
-    return Tile("Mismatch, k3", mean, f"{interval}healthy {known.healthy}", TONES[verdict.mismatch], path)
+    return Tile("Mismatch, k3", mean, f"{interval}healthy {known.healthy}", tone, path)
 
 
 def _tile_of_curve(title: str, curve: Curve, tail: Curve, unit: str) -> Tile:
     """Return the median of the newest steps, and the extremes of all steps, which down-sampling keeps."""
-    points, newest = curve.points(), [value for _, value in tail.points()[-WINDOW_STEPS:]]
+    points, newest = curve.points(), [value for _, value in tail.points()[-POOLED_STEPS:]]
     if not newest:
         return Tile(title, "not logged", "")
     low, high = min(points, key=lambda each: each[1]), max(points, key=lambda each: each[1])
@@ -194,7 +171,10 @@ def _learning_rate(advice: AdvicePanel | None) -> Tile:
     )
 
 
-def _data(run: Run, incomplete: int) -> Tile:
+def _data(run: Run, found: Diagnosis, incomplete: int) -> Tile:
+    waiting = next((each.sentence for each in found.missing if " is waiting for " in each.sentence), None)
+    if waiting is not None:
+        return Tile("Data", "waiting for shards", waiting, "warning")
     newest = "no step yet" if run.last_step is None else f"newest step {run.last_step}"
     if incomplete:
         steps = "1 step" if incomplete == 1 else f"{incomplete} steps"
@@ -211,8 +191,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
     """Return the page of a run. Raises RunNotFound or RunDeleted."""
     run = get_run(viewing.session, viewing.principal, run_id)
     address = run_page_path(run.project, run.key)
-    alerts = standing_alerts(viewing, run_id)
-    verdict = verdict_of_run(viewing, run, [standing_alert(each) for each in alerts])
+    alerts, found = standing_alerts(viewing, run_id), diagnosis_of_run(viewing.session, run_id)
     advice, incomplete = advice_panel(viewing, run), incomplete_steps(viewing.session, run_id)
     probes = list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items
     return RunPage(
@@ -237,11 +216,10 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         coverage=_coverage(viewing, run_id),
         changes=changes_in_words(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
-        verdict=Verdict(verdict.headline, TONES[verdict.verdict], verdict.sentences),
-        risk=risk_strip(viewing, run),
+        verdict=verdict_panel(found),
         grafana_address=run_dashboard(viewing.context.settings, run.id),
         rules_address=f"{address}/rules",
-        tiles=tiles_of(viewing, run, verdict, advice, len(incomplete)),
+        tiles=tiles_of(viewing, run, found, advice, len(incomplete)),
         lint=lint_of_run(viewing, run_id, run.last_step, address),
         advice=advice,
         alerts=alert_groups(run_id, address, alerts),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from foreshock.api.diagnosis import VERDICTS
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.health import PooledMeasure
-from foreshock.diagnosis.risk import LEVELS, Risk
-from foreshock.diagnosis.run_verdict import SteppedValues, reward_fall
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import verdict_of
@@ -22,7 +21,7 @@ from foreshock_service.present.pages.figures import Curve, Figure, Missing
 from foreshock_service.present.pages.figures.drawing import sparkline
 from foreshock_service.present.pages.figures.mismatch import comparison_figure
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
-from foreshock_service.present.pages.presenters.run import pooled_in_words, risk_label
+from foreshock_service.present.pages.presenters.run import TONES, pooled_in_words
 from foreshock_service.present.pages.presenters.viewing import (
     ENTROPIES,
     GRADIENT_NORMS,
@@ -55,14 +54,14 @@ from foreshock_service.present.pages.step_models import (
 from foreshock_service.present.pages.view_models import Label, Plot
 from foreshock_service.replay.probes.workers import hardware_of
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
-from foreshock_service.runs.health.service import pooled_mismatch
+from foreshock_service.runs.diagnoses import NOTHING_YET
 from foreshock_service.runs.measurements import MeasuredStep, newest_steps
+from foreshock_service.runs.pooled import POOLED_STEPS, PooledMeasure, pooled_mismatch
 from foreshock_service.runs.runs import RunFilter, get_run, list_runs
 from foreshock_service.runs.steps import incomplete_counts
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.alerts.service import open_counts
 from foreshock_service.watch.detection.states import observed_steps
-from foreshock_service.watch.risk.service import MOST_SEARCHED, risks_of_runs, runs_at_risk
 
 MOST_RUNS = 200
 
@@ -219,11 +218,8 @@ def _text(value: object) -> str:
 
 RUNS_ON_A_PAGE = 25
 STATES: tuple[ShownRunState, ...] = ("running", "stale", "finished", "failed")
-RISKS = LEVELS[1:]
-"""Levels that the list can be restricted to: so high, or higher."""
-
 REWARD_STEPS = 300
-"""The newest steps whose reward is drawn in the list, and in which a fall is looked for."""
+"""The newest steps whose reward is drawn in the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,19 +230,21 @@ class RunsQuery:
     project: str = ""
     model: str = ""
     state: str = ""
-    risk: str = ""
+    verdict: str = ""
     cursor: str | None = None
 
     def filter(self, projects: tuple[str, ...]) -> RunFilter:
         """Return the filter, within the projects that the visitor may see."""
         states = tuple(each for each in STATES if each == self.state)
         chosen = (*projects, self.project) if self.project else projects
-        return RunFilter(chosen, model=self.model or None, states=states, search=self.search or None)
+        verdict = next((each for each in VERDICTS if each == self.verdict), None)
+        return RunFilter(chosen, model=self.model or None, states=states, search=self.search or None, verdict=verdict)
 
     def address(self, cursor: str) -> str:
         """Return the address of the next page of the same query."""
         asked = {
-            "search": self.search, "project": self.project, "model": self.model, "state": self.state, "risk": self.risk,
+            "search": self.search, "project": self.project, "model": self.model, "state": self.state,
+            "verdict": self.verdict,
         }  # fmt: skip
         return f"/?{urlencode({name: value for name, value in (*asked.items(), ('cursor', cursor)) if value})}"
 
@@ -254,19 +252,13 @@ class RunsQuery:
 def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
     """Return one page of the runs that the visitor may see, newest first. Raises InvalidCursor."""
     projects = viewing.principal.projects(None)
-    chosen, note = query.filter(projects), ""
-    level = next((each for each in RISKS if each == query.risk), None)
-    if level is not None:
-        at_risk = runs_at_risk(viewing.session, chosen.projects, level)
-        chosen = chosen._replace(ids=at_risk.run_ids)
-        note = "" if at_risk.searched_all else f"Searched: the newest {MOST_SEARCHED:,} runs with alerts."
+    chosen = query.filter(projects)
     found = list_runs(viewing.session, chosen, query.cursor, RUNS_ON_A_PAGE)
     run_ids = [run.id for run in found.items]
     mismatch = pooled_mismatch(viewing.session, run_ids)
     observed = observed_steps(viewing.session, run_ids)
     states = states_of_runs(viewing.session, run_ids)
     alerts = open_counts(viewing.session, run_ids)
-    risks = risks_of_runs(viewing.session, run_ids, observed)
     incomplete = incomplete_counts(viewing.session, run_ids)
     rewards = newest_steps(viewing.session, run_ids, STEP_ROW, ("reward_mean",), REWARD_STEPS)
     return RunsPage(
@@ -275,37 +267,36 @@ def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
                 run,
                 mismatch.get(run.id),
                 _advice(run, states[run.id], observed.get(run.id)),
-                risks[run.id],
                 alerts[run.id],
                 incomplete.get(run.id, 0),
                 _values(rewards.get(run.id, ())),
             )
             for run in found.items
         ],
-        filter=RunsFilter(query.search, query.project, query.model, query.state, level or "", STATES, RISKS, note),
+        filter=RunsFilter(
+            query.search, query.project, query.model, query.state, chosen.verdict or "", STATES, VERDICTS
+        ),
         filtered=chosen != RunFilter(projects),
         next_address=query.address(found.next_cursor) if found.next_cursor else None,
         live=query.cursor is None,
     )
 
 
-def _values(steps: Sequence[MeasuredStep]) -> SteppedValues:
-    known: Mapping[int, float] = {
-        step.key.step: value for step in steps if (value := step.values["reward_mean"]) is not None
-    }
-    return SteppedValues(list(known), list(known.values()))
+def _values(steps: Sequence[MeasuredStep]) -> Curve:
+    known = {step.key.step: value for step in steps if (value := step.values["reward_mean"]) is not None}
+    return Curve(list(known), list(known.values()))
 
 
 def _row(
     run: RunRecord,
     mismatch: PooledMeasure | None,
     advice: str | None,
-    risk: Risk,
     alerts: Counter[str],
     incomplete: int,
-    reward: SteppedValues,
+    reward: Curve,
 ) -> RunRow:
-    fall = reward_fall(reward)
+    said = run.diagnosis or NOTHING_YET
+    newest = [value for _, value in reward.points()[-POOLED_STEPS:]]
     mean, _, interval = (pooled_in_words(mismatch) or "").partition(" (")
     steps = "1 step incomplete" if incomplete == 1 else f"{incomplete} steps incomplete"
     return RunRow(
@@ -320,12 +311,12 @@ def _row(
         last_step=run.last_step,
         mismatch=mean or None,
         interval=interval.removesuffix(")"),
-        reward=number(reward.newest()) if reward.values else None,
-        reward_path=sparkline(Curve(reward.steps, reward.values)),
-        fall=None if fall is None else Label(f"fell at step {fall.since}", "critical"),
+        reward=number(statistics.median(newest)) if newest else None,
+        reward_path=sparkline(reward),
         incomplete=Label(steps, "warning") if incomplete else None,
         advice=advice,
-        risk=risk_label(risk),
+        verdict=Label(said.verdict, TONES[said.verdict]),
+        headline=said.headline,
         alerts=alerts_label(alerts),
         started=moment(run.created_at_us),
     )

@@ -29,7 +29,7 @@ from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_pr
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 BOUNDED = {
     "run", "comparison", "bucket", "link", "accelerator", "rule", "severity", "state", "mode", "version", "public_url",
-    "project", "key", "name", "model", "model_kind",
+    "project", "key", "name", "model", "model_kind", "verdict",
 }  # fmt: skip
 
 

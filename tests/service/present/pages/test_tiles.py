@@ -9,10 +9,10 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.diagnosis.health import WINDOW_STEPS
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.present.pages.figures.drawing import HEIGHT, WIDTH, sparkline
 from foreshock_service.present.pages.rendering import number
+from foreshock_service.runs.pooled import POOLED_STEPS
 from tests.service.present.pages.conftest import STEPS, SentRun, Site, send_run
 
 
@@ -34,10 +34,10 @@ def test_tiles_have_the_median_of_the_newest_steps_and_the_extremes_of_all(site:
     tiles = tiles_of(site.http, site.run)
     lengths = columns["response_length_mean"]
     value, note = tiles["Response length"]
-    assert value == f"{number(statistics.median(lengths[-WINDOW_STEPS:]))} tokens"
+    assert value == f"{number(statistics.median(lengths[-POOLED_STEPS:]))} tokens"
     assert note.startswith(number(min(lengths)))
     assert f" to {number(max(lengths))} (step " in note
-    assert tiles["Reward"][0] == number(statistics.median(columns["reward_mean"][-WINDOW_STEPS:]))
+    assert tiles["Reward"][0] == number(statistics.median(columns["reward_mean"][-POOLED_STEPS:]))
     assert tiles["Data"] == ("complete", f"newest step {STEPS}")
     assert tiles["Mismatch, k3"][0] != "not measured"
     assert "healthy 1e-5 to 1e-3" in tiles["Mismatch, k3"][1]

@@ -193,9 +193,6 @@ def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> Non
     assert "k3_per_entropy" in names(run.get("steps/1/lint").raise_for_status().json())
     over_run = run.get("lint").raise_for_status().json()
     assert [warning["name"] for warning in over_run["window"]] == ["k3_per_entropy"]
-    health = run.get("health").raise_for_status().json()
-    assert health["verdict"] == "warning"
-    assert any("k3 is too large for the entropy" in sentence for sentence in health["sentences"])
 
 
 def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client) -> None:
@@ -210,5 +207,4 @@ def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client
         assert "mismatch_after_id" not in names(run.get(f"steps/{step}/lint").raise_for_status().json())
     (warning,) = run.get("lint").raise_for_status().json()["window"]
     assert (warning["name"], warning["evidence"]["token_id"]) == ("mismatch_after_id", 0)
-    assert run.get("health").raise_for_status().json()["verdict"] in ("warning", "critical")
     assert "Your mask drops token 0, which the model sampled" in http.get(f"/runs/{run.run}").raise_for_status().text

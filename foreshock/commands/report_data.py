@@ -1,4 +1,4 @@
-"""The diagnosis of a run: the data of `foreshock report`, collected before its text is written."""
+"""The data of `foreshock report`, collected before its text is written."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreshock.api.attribution import AttributionRecord
-from foreshock.api.runs import HealthRecord, RunRecord
+from foreshock.api.diagnosis import Diagnosis
+from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import Bucket, Curve, RunQueries
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.health import HealthVerdict
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
 
-__all__ = ["Diagnosis", "diagnose", "to_json"]
+__all__ = ["ReportData", "collect", "to_json"]
 
 MISMATCH_MEASURES = (
     "k3_kl",
@@ -58,6 +58,9 @@ STEP_MEASURES = (
     "num_tokens",
     "lag_mean",
 )
+SHOWN_MEASURES = ("k3_kl", "rollout_probs_diff_mean", "token_mult_prob_error", "tail_2")
+"""The measures of the mismatch that a report shows beside their healthy ranges."""
+
 RECENT_STEPS = 10
 """Newest steps whose median describes tails, lengths and rewards."""
 
@@ -65,7 +68,7 @@ _MAX_ATTRIBUTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class ReportData:
     """The state of a run. `buckets` are those of `step`, or empty with the reason in `buckets_missing`; `attributions`
     are those of probed steps."""
 
@@ -75,7 +78,7 @@ class Diagnosis:
     step: int | None
     mismatch: Curve
     rollouts: Curve
-    health: HealthRecord
+    diagnosis: Diagnosis
     attributions: tuple[AttributionRecord, ...]
     probed_steps: tuple[int, ...]
     unfinished_probes: tuple[tuple[int, str, str], ...]
@@ -84,16 +87,11 @@ class Diagnosis:
     advice: AdviceRecord | None
     buckets_missing: str = ""
 
-    @property
-    def verdict(self) -> HealthVerdict:
-        """The verdict on the run's newest steps."""
-        return self.health.verdict
 
-
-def diagnose(
+def collect(
     queries: RunQueries, run: RunRecord, url: str, *, step: int | None, model_kind: ModelKind | None = None
-) -> Diagnosis:
-    """Collect the diagnosis of `run`. Raises ServiceError, and ConfigurationError if no rollouts of `step` are stored.
+) -> ReportData:
+    """Collect the report of `run`. Raises ServiceError, and ConfigurationError if no rollouts of `step` are stored.
 
     `step` is the step of attribution and buckets; None: all probed steps, and the newest of them (else of all steps).
     `model_kind` None: that of the run.
@@ -109,14 +107,14 @@ def diagnose(
     if step is None:
         step = next(iter([*[found.step for found in attributions[-1:]], *mismatch.steps[-1:]]), None)
     buckets = queries.buckets(step, TRAINER_ROLLOUT) if step is not None else ()
-    return Diagnosis(
+    return ReportData(
         run=run,
         url=url,
         model_kind=model_kind,
         step=step,
         mismatch=mismatch,
         rollouts=rollouts,
-        health=queries.health(model_kind),
+        diagnosis=queries.diagnosis(),
         attributions=attributions,
         probed_steps=probed,
         unfinished_probes=queries.unfinished_probes(),
@@ -145,8 +143,15 @@ def recent_median(values: Sequence[float]) -> float:
     return statistics.median(finite[-RECENT_STEPS:]) if finite else math.nan
 
 
-def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the diagnosis as JSON values; NaN and ±inf become null."""
-    value: dict[str, Any] = json_value(dataclasses.asdict(diagnosis))
-    value["verdict"] = diagnosis.verdict
+def recent_mean(values: Sequence[float], tokens: Sequence[float]) -> float:
+    """Return the mean over the tokens of the newest steps that have a value; NaN without any."""
+    known = [(value, count) for value, count in zip(values, tokens, strict=True) if math.isfinite(value) and count > 0]
+    newest = known[-RECENT_STEPS:]
+    whole = sum(count for _, count in newest)
+    return sum(value * count for value, count in newest) / whole if whole else math.nan
+
+
+def to_json(report: ReportData) -> dict[str, Any]:
+    """Return the report as JSON values; NaN and ±inf become null."""
+    value: dict[str, Any] = json_value(dataclasses.asdict(report))
     return value

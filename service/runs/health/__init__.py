@@ -1,1 +1,0 @@
-"""Health: the newest steps of a run, pooled and judged with their intervals."""
