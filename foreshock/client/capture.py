@@ -23,11 +23,10 @@ from foreshock.client.settings import ClientSettings
 from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.compiling import compile_elsewhere
-from foreshock.rollouts.arrays import Padding, as_array, mask_of
+from foreshock.rollouts.arrays import Padding, as_array, mask_of, offsets_of_lengths
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import decode_rollouts, encode_rollouts_view
-from foreshock.rollouts.ragged import offsets_of_lengths
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock.rollouts.validation import validate_rollouts
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard

@@ -10,8 +10,7 @@ from foreshock.importers.nemo_rl import NemoRlFormat
 from foreshock.importers.prime_rl import PrimeRlFormat
 from foreshock.importers.skyrl import SkyRlFormat
 from foreshock.importers.slime import SlimeFormat
-from foreshock.importers.trl import TrlFormat
-from foreshock.importers.verl import VerlFormat
+from foreshock.importers.texts import TrlFormat, VerlFormat
 
 __all__ = ["FORMATS", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
 

@@ -7,26 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import DecodeLimits
-
-__all__ = [
-    "KINDS",
-    "Dump",
-    "DumpFormat",
-    "ImportedStep",
-    "Kind",
-    "ReadOptions",
-    "ends_with",
-    "find_numbered",
-    "read_lines",
-    "refusal",
-    "required",
-]
 
 Kind = Literal["log_probs", "negative_log_probs", "probabilities"]
 """What a dump's log-probs may be."""
@@ -77,8 +63,8 @@ class ReadOptions:
         return replace(self.attributes, **lacking)
 
 
-class DumpFormat(Protocol):
-    """A format of dumps, one module each; `foreshock.importers.FORMATS` has all of them."""
+class DumpFormat:
+    """A format of dumps; `foreshock.importers.FORMATS` has all of them."""
 
     name: str
     """The value of `foreshock import --format`."""
@@ -86,17 +72,28 @@ class DumpFormat(Protocol):
     """The trainer's name for the description of the run."""
     layout: str
     """The files, in words, for error messages."""
-    pickled: bool
+    pickled = False
     """True if the files are pickles, which are read only if the user asks for it."""
+    ending = b"\n"
+    """The bytes that end a complete file; by default it ends with a complete line."""
 
     def find(self, path: Path) -> list[Dump]:
         """Return the dumps at or below `path` by step; none if there are no files of this format."""
+        raise NotImplementedError
 
     def has_end(self, path: Path) -> bool:
-        """Return True if the file ends as the framework's writer ends it."""
+        """Return True if the file ends as the framework's writer ends it; an empty file has no end."""
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(size - len(self.ending), 0))
+                return file.read() == self.ending
+        except OSError:
+            return False
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a finished dump. Raises RolloutsError naming file, line or row, and field."""
+        raise NotImplementedError
 
 
 def refusal(place: str, field: str | None, problem: str) -> InvalidRolloutsError:
@@ -112,17 +109,6 @@ def find_numbered(path: Path, pattern: re.Pattern[str]) -> list[Dump]:
     return sorted(
         (Dump(int(match[1]), (file,)) for match, file in named if match is not None), key=lambda dump: dump.step
     )
-
-
-def ends_with(path: Path, ending: bytes) -> bool:
-    """Return True if the file ends with these bytes; an empty file has no end."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - len(ending), 0))
-            return file.read() == ending
-    except OSError:
-        return False
 
 
 def read_lines(path: Path, limits: DecodeLimits) -> Iterator[tuple[str, dict[str, Any]]]:

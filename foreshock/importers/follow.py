@@ -13,8 +13,6 @@ from typing import Any
 from foreshock.errors import SpoolError
 from foreshock.importers.dumps import Dump, DumpFormat
 
-__all__ = ["Follower", "ImportRecord", "signature_of"]
-
 Signature = list[list[Any]]
 
 

@@ -21,17 +21,15 @@ import numpy as np
 
 from foreshock.importers.dumps import (
     Dump,
+    DumpFormat,
     ImportedStep,
     ReadOptions,
-    ends_with,
     find_numbered,
     read_lines,
     refusal,
     required,
 )
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, number, prompt_group
-
-__all__ = ["NemoRlFormat"]
 
 _NAME = re.compile(r"train_data_step(\d+)\.jsonl")
 _SWITCHED_ON_BY = {
@@ -41,21 +39,16 @@ _SWITCHED_ON_BY = {
 }
 
 
-class NemoRlFormat:
+class NemoRlFormat(DumpFormat):
     """The format `nemo-rl`."""
 
     name = "nemo-rl"
     framework = "NeMo-RL"
     layout = "train_data_stepN.jsonl"
-    pickled = False
 
     def find(self, path: Path) -> list[Dump]:
         """Return the steps in `path`: a file, the folder of the files, or a log folder with one experiment below."""
         return find_numbered(path, _NAME) or (_in_experiment(path) if path.is_dir() else [])
-
-    def has_end(self, path: Path) -> bool:
-        """Return True if the last line is complete."""
-        return ends_with(path, b"\n")
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a step."""
@@ -105,7 +98,7 @@ def _rows(dump: Dump, options: ReadOptions) -> Iterator[tuple[Row, float | None]
             tokens[start:end],
             np.asarray(trained[start:end]),
             columns,
-            {"rollout_log_probs": "generation_logprobs", "trainer_log_probs": "prev_logprobs"},
+            _FIELDS,
         )
         yield row, number(_only(values.get("sample_loss_mask")), place, "sample_loss_mask")
 

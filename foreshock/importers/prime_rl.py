@@ -22,11 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, ends_with, read_lines, refusal, required
+from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, read_lines, refusal, required
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, prompt_group
 from foreshock.rollouts.batch import RolloutBatch
-
-__all__ = ["PrimeRlFormat"]
 
 _STEP = re.compile(r"step_(\d+)")
 _RANK = re.compile(r"rank_(\d+)\.jsonl")
@@ -37,13 +35,12 @@ _SWITCHED_ON_BY = {
 }
 
 
-class PrimeRlFormat:
+class PrimeRlFormat(DumpFormat):
     """The format `prime-rl`."""
 
     name = "prime-rl"
     framework = "prime-rl"
     layout = "token_exports/step_N/rank_R.jsonl with step_N/STABLE"
-    pickled = False
 
     def find(self, path: Path) -> list[Dump]:
         """Return the steps below `path`: the run's folder, `token_exports`, or one `step_N`."""
@@ -56,10 +53,6 @@ class PrimeRlFormat:
             names = ", ".join(str(parent) for parent in parents)
             raise ConfigurationError(f"{path} has the exports of several runs: import one of them: {names}")
         return sorted((_dump(folder) for folder in folders), key=lambda dump: dump.step)
-
-    def has_end(self, path: Path) -> bool:
-        """Return True if the last line is complete."""
-        return ends_with(path, b"\n")
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a step, one shard per rank."""
@@ -127,7 +120,7 @@ def _rows(file: Path, step: int, options: ReadOptions, sums: _Sums, notes: list[
             tokens[start:],
             sampled[start:],
             columns,
-            {"rollout_log_probs": "inference_logprobs", "trainer_log_probs": "trainer_logprobs"},
+            _FIELDS,
         )
 
 

@@ -29,19 +29,6 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 
-__all__ = [
-    "Row",
-    "all_zero",
-    "floats",
-    "integers",
-    "kind_of",
-    "make_batch",
-    "mask",
-    "number",
-    "prompt_group",
-    "to_log_probs",
-]
-
 _LOG_PROBS = ("rollout_log_probs", "trainer_log_probs")
 
 

@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, ends_with, find_numbered, refusal
+from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, find_numbered, refusal
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, prompt_group
 from foreshock.importers.sandbox.reader import read_pickled
 
-__all__ = ["SkyRlFormat"]
-
 _NAME = re.compile(r"global_step_(\d+)_training_input\.pkl")
-_STOP = b"."
 _COLUMNS = (
     "sequences",
     "attention_mask",
@@ -40,21 +37,18 @@ _SWITCHED_ON_BY = {
 }
 
 
-class SkyRlFormat:
+class SkyRlFormat(DumpFormat):
     """The format `skyrl`."""
 
     name = "skyrl"
     framework = "SkyRL"
     layout = "dumped_data/global_step_N_training_input.pkl"
     pickled = True
+    ending = b"."
 
     def find(self, path: Path) -> list[Dump]:
         """Return the steps: a file, the folder `dumped_data`, or the export path above it."""
         return find_numbered(path, _NAME) or find_numbered(path / "dumped_data", _NAME)
-
-    def has_end(self, path: Path) -> bool:
-        """Return True if the pickle has its last byte."""
-        return ends_with(path, _STOP)
 
     def read(self, dump: Dump, options: ReadOptions) -> ImportedStep:
         """Read a step, in a sandboxed process."""
@@ -102,8 +96,7 @@ def _row(values: dict[str, Any], place: str, step: int, index: int, groups: list
     for column, field in _FIELDS.items():
         if field in values:
             columns[column] = floats(values[field], place, field, inside.size)[inside]
-    names = {column: _FIELDS[column] for column in ("rollout_log_probs", "trainer_log_probs")}
-    return Row(place, f"{step}-{index}", prompt, tokens[ends], sampled, columns, names)
+    return Row(place, f"{step}-{index}", prompt, tokens[ends], sampled, columns, _FIELDS)
 
 
 _FIELDS = {"rollout_log_probs": "rollout_logprobs", "trainer_log_probs": "action_log_probs", "advantage": "advantages"}

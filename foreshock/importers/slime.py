@@ -24,11 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.importers.dumps import Dump, ImportedStep, ReadOptions, refusal
+from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, refusal
 from foreshock.importers.rows import Row, floats, integers, make_batch, mask, number, prompt_group
 from foreshock.importers.sandbox.reader import read_pickled
-
-__all__ = ["SlimeFormat"]
 
 _NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
 _ROLLOUT_FOLDER, _TRAIN_FOLDER = "rollout_data", "train_data"
@@ -46,7 +44,7 @@ _SWITCHED_ON_BY = {
 Sample = dict[str, Any]
 
 
-class SlimeFormat:
+class SlimeFormat(DumpFormat):
     """The format `slime`, which miles writes too."""
 
     name = "slime"
@@ -209,7 +207,7 @@ def _row(sample: Sample, step: int, options: ReadOptions) -> Row:
         response,
         sampled,
         columns,
-        {"rollout_log_probs": "rollout_log_probs", "trainer_log_probs": "log_probs"},
+        _TOKEN_FIELDS,
     )
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from foreshock.lint.counting import EvidenceBuilder, row_sums
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
+from foreshock.rollouts.arrays import take_rows
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.ragged import take_rows
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from foreshock.lint.report import Example
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.rollouts.arrays import row_of_position
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.ragged import row_of_position
 
 # The two columns of log-probs: rollout_log_probs (log μ) and trainer_log_probs (log π).
 COLUMNS = ("rollout", "trainer")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from foreshock.lint.counting import COLUMNS, EvidenceBuilder, Piece
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
+from foreshock.rollouts.arrays import row_of_position
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.ragged import row_of_position
 from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 
 if TYPE_CHECKING:

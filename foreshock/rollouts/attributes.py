@@ -14,8 +14,6 @@ from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.schema import ColumnSpec
 
-__all__ = ["LOGPROBS_MODES", "TRAINER_POLICIES", "BatchAttributes"]
-
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 TrainerPolicy = Literal["recomputed_old", "current", "bypass"]
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")

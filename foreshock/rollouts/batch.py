@@ -10,13 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.rollouts.arrays import Padding, as_array, flat_columns, mask_of, names_of, refuse_cell
+from foreshock.rollouts.arrays import (
+    Padding,
+    as_array,
+    concatenate_offsets,
+    flat_columns,
+    lengths_of_offsets,
+    mask_of,
+    names_of,
+    offsets_of_lengths,
+    refuse_cell,
+    take_rows,
+)
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock.rollouts.ragged import concatenate_offsets, lengths_of_offsets, offsets_of_lengths, take_rows
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec
 from foreshock.rollouts.validation import validate_rollouts
-
-__all__ = ["BatchAttributes", "RolloutBatch"]
 
 _COLUMN_OF_FIELD = {column.field: column for column in ROLLOUT_COLUMNS}
 _FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS}

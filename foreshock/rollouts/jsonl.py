@@ -21,8 +21,6 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS, ColumnSpec, DecodeLimits
 
-__all__ = ["iterate_steps", "read_jsonl", "step_of_file"]
-
 # The columns by their key in a line; of two keys of a column the later one counts. Sample and group ids are made from
 # `step` and `group`.
 _COLUMNS = {

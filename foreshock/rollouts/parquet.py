@@ -45,19 +45,6 @@ from foreshock.rollouts.schema import (
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
 
-__all__ = [
-    "ROLLOUTS_PER_ROW_GROUP",
-    "ReadRollouts",
-    "decode_exact",
-    "decode_rollouts",
-    "decode_scores",
-    "encode_exact",
-    "encode_rollouts",
-    "encode_rollouts_view",
-    "encode_scores",
-    "read_rollouts",
-]
-
 Body = bytes | bytearray | memoryview | BinaryIO
 
 

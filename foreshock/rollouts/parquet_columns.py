@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
 from foreshock.fingerprint import Fingerprint
+from foreshock.rollouts.arrays import lengths_of_offsets, offsets_of_lengths, row_of_position
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.ragged import lengths_of_offsets, offsets_of_lengths, row_of_position
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
     BEHAVIOUR_FINGERPRINT_KEY,
@@ -31,8 +31,6 @@ from foreshock.rollouts.schema import (
     DecodeLimits,
 )
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
-
-__all__ = ["ColumnReader", "to_batch", "to_exact", "to_scores"]
 
 # The required columns give the offsets that the others must have.
 _REQUIRED_FIRST = tuple(sorted(ROLLOUT_COLUMNS, key=lambda column: not column.required))
@@ -130,7 +128,7 @@ class ColumnReader:
 
     def is_list(self, column: ColumnSpec) -> bool:
         """Return True if the table has the column, with a list in each row."""
-        return self.has(column) and _is_list(self._columns[column.name].type)
+        return self.has(column) and is_list_type(self._columns[column.name].type)
 
     def strings(self, column: ColumnSpec) -> list[Any]:
         """Return one string or None per row. Raises InvalidRolloutsError for a null in a required column."""
@@ -201,7 +199,8 @@ class ColumnReader:
         raise InvalidRolloutsError(message, row=row, column=column.name)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list_type(kind: pa.DataType) -> bool:
+    """Return True for the types that a list column may have."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 

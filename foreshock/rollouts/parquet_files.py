@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError, RolloutsError
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.parquet_columns import ColumnReader, to_batch, to_exact, to_scores
+from foreshock.rollouts.parquet_columns import ColumnReader, is_list_type, to_batch, to_exact, to_scores
 from foreshock.rollouts.schema import (
     ATTRIBUTES_KEY,
     EXACT_COLUMNS,
@@ -30,19 +30,6 @@ from foreshock.rollouts.schema import (
 )
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
-
-__all__ = [
-    "ROLLOUTS_PER_ROW_GROUP",
-    "OpenableFile",
-    "RolloutFile",
-    "arrow_errors",
-    "find_exact",
-    "find_rollouts",
-    "find_scores",
-    "has_own_layout",
-    "open_checked",
-    "read_all",
-]
 
 ROLLOUTS_PER_ROW_GROUP = 64
 
@@ -145,7 +132,7 @@ def read_all(file: pq.ParquetFile, limits: DecodeLimits) -> ColumnReader:
         if decoded > limits.max_uncompressed_bytes:
             raise _decodes_to_too_much(limits)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if _is_list(column.type):
+            if is_list_type(column.type):
                 tokens[name] += len(column.flatten())
                 if tokens[name] > limits.max_tokens:
                     raise LimitExceededError(
@@ -326,9 +313,9 @@ def _check_schema(schema: pa.Schema, columns: tuple[ColumnSpec, ...]) -> None:
 
 def _accepts(column: ColumnSpec, given: pa.DataType) -> bool:
     """Return True if `given` is the column's type or one that holds the same values (see `schema.py`)."""
-    if column.level != "rollout or response token" and _is_list(given) != (column.side is not None):
+    if column.level != "rollout or response token" and is_list_type(given) != (column.side is not None):
         return False
-    values = given.value_type if _is_list(given) or pa.types.is_dictionary(given) else given
+    values = given.value_type if is_list_type(given) or pa.types.is_dictionary(given) else given
     if column.is_string:
         is_view = getattr(pa.types, "is_string_view", lambda _type: False)
         return bool(pa.types.is_string(values) or pa.types.is_large_string(values) or is_view(values))
@@ -339,11 +326,7 @@ def _accepts(column: ColumnSpec, given: pa.DataType) -> bool:
     return bool(pa.types.is_integer(values))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
 def _own_encodings(column: ColumnSpec, given: pa.DataType) -> set[Any]:
     if column.is_string:
         return {"PLAIN", "RLE", "RLE_DICTIONARY"}
-    return {"BYTE_STREAM_SPLIT" if column.dtype.kind == "f" and _is_list(given) else "PLAIN", "RLE"}
+    return {"BYTE_STREAM_SPLIT" if column.dtype.kind == "f" and is_list_type(given) else "PLAIN", "RLE"}

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["select_rollouts"]
-
 
 def select_rollouts(
     sample_ids: Sequence[str], lengths: NDArray[np.int64], most: int | None, seed: str | None = None

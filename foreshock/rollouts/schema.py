@@ -25,22 +25,6 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-__all__ = [
-    "ATTRIBUTES_KEY",
-    "BEHAVIOUR_FINGERPRINT_KEY",
-    "EXACT_COLUMNS",
-    "FINGERPRINT_KEY",
-    "LOG_PROB_ROUNDING",
-    "ROLLOUT_COLUMNS",
-    "SCORE_COLUMNS",
-    "SECONDS_KEY",
-    "TARGET_FINGERPRINT_KEY",
-    "ColumnSpec",
-    "DecodeLimits",
-    "Side",
-    "ValidRange",
-]
-
 ATTRIBUTES_KEY = b"foreshock.batch"
 FINGERPRINT_KEY = b"foreshock.fingerprint"
 SECONDS_KEY = b"foreshock.seconds"

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
 
-__all__ = ["ExactBatch", "ScoreBatch"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreBatch:

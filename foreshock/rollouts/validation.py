@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
-from foreshock.rollouts.ragged import lengths_of_offsets, row_of_position
+from foreshock.rollouts.arrays import lengths_of_offsets, row_of_position
 from foreshock.rollouts.schema import EXACT_COLUMNS, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec, DecodeLimits
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
-
-__all__ = ["validate_exact", "validate_rollouts", "validate_scores"]
 
 
 class RolloutColumns(Protocol):

@@ -1,7 +1,7 @@
 """Read a pickle or a `.pt` file in a process of its own that can do nothing else.
 
 The child gets the open file as its stdin and an empty environment, has limits on memory and time, and cannot open
-files, sockets or processes (`lockdown.py`). It unpickles tensors, arrays and plain data only (`unpickling.py`) and
+files, sockets or processes (`lock_down`). It unpickles tensors, arrays and plain data only (`unpickling.py`) and
 returns a table of numbers as Arrow IPC, which is validated here. Neither torch nor the framework is needed.
 """
 
@@ -22,8 +22,6 @@ import pyarrow as pa
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
 from foreshock.importers.sandbox import METADATA_KEY
 from foreshock.rollouts.schema import DecodeLimits
-
-__all__ = ["read_pickled"]
 
 _CHILD = "foreshock.importers.sandbox.child"
 _CPU_SECONDS = 300

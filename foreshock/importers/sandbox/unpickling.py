@@ -20,8 +20,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Tensor", "TensorBatch", "UnsafePickleError", "load_pickle", "load_pt", "numpy_array"]
-
 # Classes of these packages are data of the frameworks that Foreshock does not need, such as the images of a prompt.
 _OPAQUE_PACKAGES = frozenset({"slime", "miles", "skyrl", "skyrl_train", "PIL", "pathlib", "datetime", "uuid", "enum"})
 _STORAGES = {

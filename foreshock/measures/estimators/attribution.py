@@ -23,7 +23,7 @@ from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.estimators.reliability import signed_interval_is_reliable
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
-from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
 __all__ = ["METHOD", "OLD_METHOD", "Attribution", "Link", "SideBranch", "attribute"]

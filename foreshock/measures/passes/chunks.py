@@ -20,7 +20,7 @@ from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, RolloutSums
 from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest
-from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths
 
 __all__ = ["CHUNK_TOKENS", "Chunk", "TokenTotals", "chunks_of", "sum_chunks"]
 

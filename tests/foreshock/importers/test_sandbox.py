@@ -103,7 +103,7 @@ def test_locked_process_can_reach_nothing(tmp_path: Path, attempt: str) -> None:
         names = {"old": str(old), "new": str(new), "port": server.getsockname()[1], "descriptor": handle.fileno()}
         program = (
             "import os, socket, sys\n"
-            "from foreshock.importers.sandbox.lockdown import lock_down\n"
+            "from foreshock.importers.sandbox.child import lock_down\n"
             "lock_down(memory_bytes=1 << 40, cpu_seconds=60)\n"
             f"try:\n    {ATTEMPTS[attempt].format(**names)}\n"
             "except BaseException as error:\n    os.write(1, type(error).__name__.encode()); os._exit(7)\n"
@@ -205,7 +205,7 @@ def test_half_written_files_are_refused_as_such(tmp_path: Path) -> None:
 MUTATIONS = """
 import io, random, sys, warnings
 from foreshock.importers.sandbox import child
-from foreshock.importers.sandbox.lockdown import lock_down
+from foreshock.importers.sandbox.child import lock_down
 from foreshock.importers.sandbox.unpickling import load_pickle, load_pt
 
 warnings.simplefilter("ignore")

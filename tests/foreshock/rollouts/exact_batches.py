@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import ExactBatch
-from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths
 
 Float64 = NDArray[np.float64]
 VOCABULARY = 12

@@ -21,7 +21,7 @@ from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.tails import TAIL_LEVELS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS
-from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths
 
 Float64 = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes import chunks
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
-from foreshock.rollouts.ragged import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths
 from tests.foreshock.batches import random_log_probs
 
 
