@@ -36,7 +36,7 @@ __all__ = [
     "TokensRecord",
 ]
 
-LintSeverity = Literal["critical", "warning"]
+LintSeverity = Literal["critical", "warning", "info"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class LintWarningRecord(Record):
 
     name: str
     severity: LintSeverity
-    """`critical`: measures are wrong; `warning`: they may mislead"""
+    """`critical`: measures are wrong; `warning`: they may mislead; `info`: neither"""
     title: str
     seen: str
     evidence: Mapping[str, float]

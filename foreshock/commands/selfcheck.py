@@ -197,7 +197,7 @@ def _together(steps: list[CheckedStep]) -> CheckedStep | None:
     """Lint all steps together, because weak signals add up; None for a single step."""
     if len(steps) < 2:
         return None
-    evidence = reduce(LintEvidence.merge, (step.evidence.without_rollout_hashes() for step in steps))
+    evidence = reduce(LintEvidence.merge, (step.evidence.across_steps() for step in steps))
     return CheckedStep(-1, (), evidence, run_checks(evidence))
 
 

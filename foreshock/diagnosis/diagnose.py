@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.reward import floor_of
 from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number, plural
@@ -98,7 +99,8 @@ class History:
     """What is known of a run: plain data, of its newest steps.
 
     `k3` is that of trainer/rollout, with `tokens` at the same steps; `reward` and `length` are means of a step.
-    `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name.
+    `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name,
+    `undeclared` what must be declared before the lint can tell more.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -109,6 +111,7 @@ class History:
     reward: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()
+    undeclared: tuple[MissingData, ...] = ()
     awaited: tuple[AwaitedShards, ...] = ()
 
 
@@ -117,7 +120,8 @@ def diagnose(history: History) -> Diagnosis:
     alerts = sorted(history.alerts, key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
     blocking, lesser = _missing(history, alerts)
-    causes = _causes(history.causes)
+    named = {each.name for each in history.causes}
+    causes = _causes((*history.causes, *causes_of_course(history.k3.steps, history.k3.values, named)))
     verdict: Verdict
     since = None
     if grave:
@@ -211,7 +215,7 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
         lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))
-    return blocking, lesser
+    return blocking, [*lesser, *history.undeclared]
 
 
 def _waits(awaited: AwaitedShards) -> MissingData:

@@ -26,6 +26,7 @@ from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, 
 from foreshock.lint.values import example_at
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.schema import are_log_probs
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
@@ -36,6 +37,7 @@ CANDIDATES = 8
 AFTER_COUNTS = (
     "rollouts",  # with a compared token after the first occurrence
     "hits",  # of these: with |d| of LARGE_D or more after it
+    "near",  # of the hits: within the next tokens
     "groups",  # prompt groups of the hits; a group that shards share counts once for each
     "tokens",  # compared tokens after it, and before it or at it
     "tokens_before",
@@ -45,6 +47,8 @@ AFTER_SUMS = ("k3", "k3_before", "surprisal", "surprisal_before")
 # Rollouts in which candidates are looked for, and how far before the first large difference.
 _ROLLOUTS_SEARCHED, _TOKENS_SEARCHED = 256, 64
 _LARGEST_D = 20.0
+# A dropped id moves the very next tokens.
+_NEAR = 8
 # Larger ids, which no vocabulary has, are counted by sorting.
 _LARGEST_VOCABULARY = 1 << 22
 
@@ -53,7 +57,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MismatchAfterIds:
-    """Token ids [K] with AFTER_COUNTS of each, [K, 5], and AFTER_SUMS, [K, 4] in nats (k3, and −log μ).
+    """Token ids [K] with AFTER_COUNTS of each, [K, 6], and AFTER_SUMS, [K, 4] in nats (k3, and −log μ).
 
     An id of one batch may be missing in another, where no large difference follows it.
     """
@@ -94,7 +98,7 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     if not any_large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return MismatchAfterIds.empty()
     d = batch.trainer_log_probs - batch.rollout_log_probs
-    compared = np.isfinite(d)
+    compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs)
     if batch.response_mask is not None:
         compared &= batch.response_mask != 0
     d[~compared] = 0.0
@@ -178,11 +182,14 @@ def _sums_of(
         for name, values in (("tokens", compared), ("k3", k3), ("surprisal", surprisal))
     }
     kept = of_parts["tokens"][:, 1] > 0
-    hit = np.searchsorted(large, bounds[:, 2]) > np.searchsorted(large, at)
+    next_large = np.searchsorted(large, at)
+    hit = np.searchsorted(large, bounds[:, 2]) > next_large
+    distance = np.append(large, np.iinfo(np.int64).max)[next_large] - at
     totals = {name: values[kept].sum(axis=0) for name, values in of_parts.items()}
     counts = {
         "rollouts": int(kept.sum()),
         "hits": int((hit & kept).sum()),
+        "near": int((hit & kept & (distance < _NEAR)).sum()),
         "groups": _number_of_groups(batch, rows[hit & kept]),
         "tokens": int(totals["tokens"][1]),
         "tokens_before": int(totals["tokens"][0]),
@@ -218,6 +225,7 @@ def _between(values: NDArray[np.float32] | NDArray[np.bool_], starts: Ids, ends:
 _CHECK = "mismatch_after_id"
 _TIMES_THE_OTHERS = 30.0
 _TIMES_THEIR_RATE = 20.0
+_NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
 # With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance (benchmarks/lint.py).
 _LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
 # An id that nearly every response has leaves no others to compare with.
@@ -252,7 +260,8 @@ def check_mismatch_after_ids(table: MismatchAfterIds, totals: PairTotals, where:
 def _finding(table: MismatchAfterIds, index: int, totals: PairTotals, where: tuple[Example, ...]) -> Finding | None:
     token_id, after = int(table.ids[index]), table.count(index, "tokens")
     before, rollouts, hits = (table.count(index, name) for name in ("tokens_before", "rollouts", "hits"))
-    enough = hits >= max(_LEAST_HITS, _HIT_SHARE * rollouts) and table.count(index, "groups") >= _LEAST_GROUPS
+    near = table.count(index, "near") >= _NEAR_SHARE * hits
+    enough = near and hits >= max(_LEAST_HITS, _HIT_SHARE * rollouts) and table.count(index, "groups") >= _LEAST_GROUPS
     others = totals.tokens - after - before
     if not enough or not before or others < _LEAST_OTHERS * totals.tokens:
         return None
@@ -265,6 +274,9 @@ def _finding(table: MismatchAfterIds, index: int, totals: PairTotals, where: tup
     times_rate = (k3 / max(surprisal, _LEAST_K3)) / (of_others / surprisal_of_others)
     begins_here = mean >= _TIMES_THE_OTHERS * max(of_others, mean_before)
     if not begins_here or times_rate < _TIMES_THEIR_RATE:
+        return None
+    # Without the tokens after the id, all others must be at one level.
+    if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * totals.k3:
         return None
     over_mean = mean / (totals.k3 / totals.tokens)
     seen = (

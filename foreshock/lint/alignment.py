@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from foreshock.lint.counting import EvidenceBuilder, row_sums
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import required_range
 from foreshock.rollouts.arrays import take_rows
 from foreshock.rollouts.batch import RolloutBatch
 
@@ -60,6 +62,7 @@ def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], bu
     mu, pi = behaviour[chosen], target[chosen]
     likely = mu > np.float32(_LIKELY)
     builder.count(scale_tokens=chosen.size)
+    builder.add(scale_mu=float(mu.sum(dtype=np.float64)), scale_pi=float(pi.sum(dtype=np.float64)))
     for (cross, of_mu, of_pi), of_part in ((_SCALE_OF_LIKELY, likely), (_SCALE_OF_UNLIKELY, ~likely)):
         one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
         products = {cross: one * other, of_mu: one * one, of_pi: other * other}
@@ -134,6 +137,9 @@ _SCALE_NEAR, _SCALE_FIT = 0.03, 0.97
 # If the trainer does not apply the temperature, a factor moves from 1 towards it by 0.5 or more of the way (measured).
 # A lag that softens or sharpens the policy moves it by a few per cent: temperatures within 0.15 of 1 are not checked.
 _TOWARDS_TEMPERATURE, _LEAST_HEAT = 0.4, 0.15
+# Temperatures of 0.4 to 0.7 against 1 give slopes of one sign, and R² of 0.36 to 0.9; a stale engine, dropout and
+# quantisation give slopes of both signs.
+_LEAST_SLOPE, _LEAST_FIT, _LEAST_BEST_FIT, _MEAN_NEAR = 0.05, 0.35, 0.55, 0.02
 _OTHER = {"earlier": "t − 1", "later": "t + 1"}
 NO_PAIRS = "needs rollout_log_probs and trainer_log_probs"
 
@@ -194,6 +200,57 @@ def check_trainer_temperature(evidence: LintEvidence) -> Outcome:
         f"{format_number(low)}; both are 1 if the trainer divides its logits by it."
     )
     numbers = {"factor_at_likely": slopes["likely"], "factor_at_unlikely": slopes["unlikely"], "temperature": low}
+    return Finding(check, "warning", seen, {**numbers, "tokens": tokens})
+
+
+def check_temperatures(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
+    """Check if log π looks like log μ at another temperature: d is nearly a straight line of either.
+
+    Noise of one side gives slopes of different signs against log μ and log π, and a bad fit against one of them. Other
+    policies can look the same, so the finding names a possible cause.
+    """
+    check, tokens = "temperatures_differ", evidence.count("scale_tokens")
+    if not evidence.count("paired"):
+        return NotChecked(check, NO_PAIRS)
+    if tokens < _LEAST_SCALE_TOKENS:
+        return NotChecked(check, f"fewer than {_LEAST_SCALE_TOKENS} uncertain tokens")
+    healthy = required_range("k3_kl", model_kind or "moe").warning
+    assert healthy is not None
+    k3 = evidence.sum("paired_k3") / evidence.count("paired")
+    cross, of_mu, of_pi = (
+        sum(evidence.sum(f"scale_{part}_{name}") for part in ("likely", "unlikely")) / tokens
+        for name in ("cross", "mu", "pi")
+    )
+    mu, pi = evidence.sum("scale_mu") / tokens, evidence.sum("scale_pi") / tokens
+    variances = of_mu - mu * mu, of_pi - pi * pi
+    covariance = cross - mu * pi
+    of_d = variances[0] + variances[1] - 2.0 * covariance
+    if k3 <= healthy or min(*variances, of_d) <= 0:
+        return Clean(check)
+    slopes = covariance / variances[0] - 1.0, 1.0 - covariance / variances[1]
+    fits = tuple(slope * slope * variance / of_d for slope, variance in zip(slopes, variances, strict=True))
+    if (
+        slopes[0] * slopes[1] <= 0
+        or min(map(abs, slopes)) < _LEAST_SLOPE
+        or min(fits) < _LEAST_FIT
+        or max(fits) < _LEAST_BEST_FIT
+    ):
+        return Clean(check)
+    ratio = math.sqrt(1.0 / ((1.0 + slopes[0]) / (1.0 - slopes[1])))
+    mean = 1.0 + evidence.groups.mean_and_t("ratio_minus_one")[0]
+    sampled = abs(mean - 1.0) < _MEAN_NEAR
+    who = (
+        "so the logged μ can have sampled the tokens, and π has another temperature"
+        if sampled
+        else "so the logged μ did not sample the tokens: it looks as if it were logged before the temperature"
+    )
+    seen = (
+        f"d is mostly a straight line of log μ and of log π (R² {format_number(fits[0])} and {format_number(fits[1])})"
+        f", as if π had {format_number(ratio)} times the temperature of μ; without that line k3 would be about "
+        f"{format_number(0.5 * of_d * (1.0 - max(fits)))} and not {format_number(k3)}. Mean ρ is "
+        f"{format_number(mean)}, {who}."
+    )
+    numbers = {"temperature_ratio": ratio, "fit_of_mu": fits[0], "fit_of_pi": fits[1], "mean_ratio": mean, "k3": k3}
     return Finding(check, "warning", seen, {**numbers, "tokens": tokens})
 
 

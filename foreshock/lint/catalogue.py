@@ -18,6 +18,8 @@ class Check:
     title: str
     effect: str
     remedy: str
+    # False: the data do not prove it, other causes look alike.
+    proven: bool = True
 
 
 _ALL = (
@@ -35,9 +37,16 @@ _ALL = (
     ),
     Check(
         "positive_log_probs",
-        "some log-probs are above 0, which are probabilities above 1",
-        "The service refuses such rollouts; ρ of these tokens has no meaning.",
-        "Check for logits or unnormalised scores among the log-probs, and for a log-softmax computed in a short type.",
+        "some log-probs are slightly above 0: rounded logits",
+        "ρ of these tokens is off by as much as their log-probs were rounded.",
+        "Compute the log-softmax in float32 from float32 logits.",
+    ),
+    Check(
+        "placeholder_log_probs",
+        "some values in the place of log-probs are placeholders",
+        "These tokens are left out of every mean; they are counted, and all others are measured.",
+        "−9999 and the like: the engine or the mask wrote it for −inf or for a missing value; let it log the value, or "
+        "NaN. Tokens that the model did not sample (tool output, padding): set the response mask to 0 there.",
     ),
     Check(
         "non_finite_log_probs",
@@ -78,14 +87,23 @@ _ALL = (
         "the trainer does not apply the sampling temperature",
         "d is the difference between two temperatures: k3 and every weight measure that, and not the mismatch.",
         "Divide the trainer's logits by the sampling temperature before the log-softmax.",
+        proven=False,
+    ),
+    Check(
+        "temperatures_differ",
+        "it looks as if the two log-probs had different temperatures",
+        "d is mostly the difference between two temperatures, and so are k3 and every weight.",
+        "Declare the engine's temperature, top_p and logprobs_mode (batch attributes) and log its entropy, so that the "
+        "lint can tell. Compare with the temperature that the trainer divides its logits by.",
+        proven=False,
     ),
     Check(
         "k3_per_entropy",
         "k3 is too large for the entropy",
-        "k3 alone looks healthy because the policy is nearly certain; per nat of entropy the mismatch is beyond the "
-        "healthy range.",
+        "k3 alone is in its healthy range because the policy is nearly certain; per nat of entropy it is beyond.",
         "Find the cause as for a large k3: replay a step with a checkpoint (`foreshock probe`), and check the other "
         "findings. A low entropy makes any mismatch look small.",
+        proven=False,
     ),
     Check(
         "processed_log_probs",
@@ -102,6 +120,7 @@ _ALL = (
         "Compare what the two sides apply: temperature (the trainer divides its logits, the engine logs raw ones), "
         "truncation, weights version, dropout left on in the trainer. A mean below 1 may also be a heavy tail that the "
         "sample missed: see pareto_k.",
+        proven=False,
     ),
     Check(
         "shifted_log_probs",
@@ -111,10 +130,11 @@ _ALL = (
     ),
     Check(
         "pad_id_sampled",
-        "the trainer drops a token id that the model sampled (a padding id inside a response)",
+        "one token id that the model sampled has no log π, or mask 0",
         "Few tokens have a large effect: each has a very large |d|, and the tokens after it are scored in another "
         "context.",
-        "Make masks from lengths and not from `id != pad`; remove padding ids from the sampled vocabulary.",
+        "Make masks from lengths and not from `id != pad`, with the end of sequence inside; remove padding ids from "
+        "the sampled vocabulary.",
     ),
     Check(
         "mismatch_after_id",
@@ -123,6 +143,20 @@ _ALL = (
         "context.",
         "Make attention masks and positions from lengths and not from `id != pad`; remove padding ids from the sampled "
         "vocabulary.",
+    ),
+    Check(
+        "mismatch_by_place",
+        "the mismatch is concentrated in one part of the tokens",
+        "Means over all tokens hide it: most of the tokens are as they should be, and few are far off.",
+        "Look at what differs there. The cause is not known from this alone.",
+    ),
+    Check(
+        "mismatch_everywhere",
+        "the mismatch is spread evenly over all tokens",
+        "k3 is what it is, and no single place, shift or temperature makes it.",
+        "Replay a step with a checkpoint (`foreshock probe`): it tells numerics (a quantised engine, dropout in the "
+        "scoring pass) from weights of another step.",
+        proven=False,
     ),
     Check(
         "tokens_without_engine",
@@ -151,6 +185,30 @@ _ALL = (
         "Counts and lengths are too high and intervals too narrow: a copy adds no information.",
         "Log before batches are padded to a multiple by repeating rollouts, and log each rollout from one rank. If "
         "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
+    ),
+    Check(
+        "sampling_not_declared",
+        "it cannot be told if the logged μ sampled the tokens",
+        "If log μ is taken before temperature or truncation, every ratio looks perfect.",
+        "Declare temperature, top_p, top_k and logprobs_mode (batch attributes), or log the engine's entropy.",
+    ),
+    Check(
+        "no_reward_spread",
+        "no group has a spread of rewards",
+        "Advantages relative to the group are 0: the step teaches nothing. The mismatch is measured as usual.",
+        "Check the reward function and the group ids; filter prompts that are always or never solved.",
+    ),
+    Check(
+        "empty_responses",
+        "responses are empty",
+        "They have no token to measure, and lower the mean length.",
+        "Look at what the engine returned for these prompts: an end of sequence at once, or a failed request.",
+    ),
+    Check(
+        "all_truncated",
+        "every response was cut off at a length limit",
+        "Lengths are those of the limit, and rewards those of unfinished answers.",
+        "Raise the limit, or check that the end of sequence is among the stop ids.",
     ),
     Check(
         "rounded_log_probs",

@@ -8,24 +8,34 @@ column, one dropped id, a rounded type) have a negligible chance of a false alar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
 from foreshock.lint.after_id import check_after_id
-from foreshock.lint.alignment import check_log_base, check_shift, check_trainer_temperature
+from foreshock.lint.alignment import check_log_base, check_shift, check_temperatures, check_trainer_temperature
 from foreshock.lint.catalogue import CHECKS
 from foreshock.lint.duplicates import check_duplicates
 from foreshock.lint.evidence import LintEvidence
+from foreshock.lint.learning_signal import check_responses, check_reward_spread
 from foreshock.lint.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
 from foreshock.lint.pairs import check_identical, check_k3_per_entropy, check_mean_ratio
+from foreshock.lint.places import check_evenness, check_places
 from foreshock.lint.report import CheckResult, Clean, Finding, LintReport, LintWarning, NotChecked, Outcome
-from foreshock.lint.sampling import check_sampling
+from foreshock.lint.sampling import check_declaration, check_sampling
 from foreshock.lint.values import check_finite, check_rounding, check_signs, columns_without_log_probs
 from foreshock.model_kind import ModelKind
 from foreshock.severity import severity_rank
 
-_OF_PAIRS = ("processed_log_probs", "mean_ratio", "temperature_of_trainer", "mismatch_after_id", "k3_per_entropy")
+_OF_PAIRS = (
+    "processed_log_probs",
+    "mean_ratio",
+    "temperature_of_trainer",
+    "mismatch_after_id",
+    "mismatch_by_place",
+    "k3_per_entropy",
+    "temperatures_differ",
+)
 _OF_ALIGNMENT = ("shifted_log_probs", "wrong_log_base")
 _OF_ENDS = ("tokens_without_engine", "tokens_without_trainer", "pad_id_sampled")
 _COPIED = "the two log-probs are the same numbers"
@@ -33,15 +43,19 @@ _COPIED = "the two log-probs are the same numbers"
 _INVALIDATING = {
     "shifted_log_probs": "the two log-probs belong to different tokens",
     "wrong_log_base": "the two log-probs are of different bases",
-    "positive_log_probs": "some values are not log-probs",
     "tokens_without_engine": "some tokens have no log μ",
     "tokens_without_trainer": "some tokens have no log π",
     "pad_id_sampled": "some tokens have no log π",
 }
-# Those that also invalidate log μ, or may.
+# Those that leave log μ valid.
 _TRAINER_ONLY = ("tokens_without_trainer", "pad_id_sampled")
-_INVALIDATING_MU = tuple(why for name, why in _INVALIDATING.items() if name not in _TRAINER_ONLY)
-_MOST_NON_FINITE = 1e-3
+_MOST_WITHOUT = 1e-3
+# Findings that say less than others of the same data.
+_YIELDS = {
+    "temperatures_differ": ("temperature_of_trainer", "processed_log_probs"),
+    "mean_ratio": ("mismatch_by_place", "mismatch_after_id"),
+    "mismatch_by_place": ("mismatch_after_id",),
+}
 
 
 @np.errstate(all="ignore")
@@ -81,26 +95,48 @@ def run_checks(
                 *check_mean_ratio(evidence),
                 check_trainer_temperature(evidence),
                 check_after_id(evidence),
+                check_places(evidence, model_kind),
+                check_temperatures(evidence, model_kind),
                 check_k3_per_entropy(evidence, entropy, model_kind),
             )
         )
-    record(*check_sampling(evidence, unreliable=_unreliable(evidence, outcomes, why), covered=_covered(outcomes)))
+    record(*_yielding(evidence, outcomes, why, model_kind))
+    found = [name for name, outcome in outcomes.items() if isinstance(outcome, Finding)]
+    record(*check_sampling(evidence, unreliable=unreliable_surprisal(evidence, found), covered=_covered(outcomes)))
+    record(check_declaration(evidence, outcomes["raw_log_probs"]))
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))
+    record(check_reward_spread(evidence), *check_responses(evidence))
     unknown = any(isinstance(outcomes[name], Finding) for name in ("raw_log_probs", "wrong_log_base"))
     record(check_duplicates(evidence, distribution_known=not unknown))
     return _report(evidence, outcomes.values())
 
 
-def _unreliable(evidence: LintEvidence, outcomes: Mapping[str, Outcome], why: str) -> str:
-    """Return the reason why the surprisal test is not valid; an empty string if it is."""
-    if isinstance(outcomes["processed_log_probs"], Finding):
+def _yielding(
+    evidence: LintEvidence, outcomes: Mapping[str, Outcome], why: str, model_kind: ModelKind | None
+) -> list[Outcome]:
+    """Return the outcomes of checks that yield to findings which say more."""
+    found = [name for name in _OF_PAIRS if isinstance(outcomes[name], Finding) and name != "k3_per_entropy"]
+    why = why or (f"explained by {found[0]}" if found else "")
+    even = NotChecked("mismatch_everywhere", why) if why else check_evenness(evidence, model_kind)
+    yielding: list[Outcome] = [even]
+    for name, explained_by in _YIELDS.items():
+        by = next((each for each in explained_by if each in found), None)
+        if name in found and by is not None:
+            yielding.append(NotChecked(name, f"explained by {by}"))
+    return yielding
+
+
+def unreliable_surprisal(evidence: LintEvidence, found: Collection[str]) -> str:
+    """Return the reason why findings of these names make the surprisal test invalid; an empty string if none does."""
+    if "processed_log_probs" in found:
         return "the log-probs are processed, and `entropy` may be that of the distribution before processing"
-    if why in _INVALIDATING_MU:
+    if why := next((why for name, why in _INVALIDATING.items() if name in found and name not in _TRAINER_ONLY), ""):
         return why
-    non_finite = sum(evidence.count(f"rollout_{kind}") for kind in ("nan", "minus_inf", "plus_inf"))
+    no_log_prob = ("nan", "minus_inf", "plus_inf", "placeholders")
+    without = sum(evidence.count(f"rollout_{kind}") for kind in no_log_prob)
     # The tokens without a log μ may all be ends of sequences: the remaining tokens are then a biased sample.
-    too_many = non_finite > _MOST_NON_FINITE * evidence.count("rollout_logged")
-    return "too many tokens have no finite log μ" if too_many else ""
+    too_many = without > _MOST_WITHOUT * evidence.count("rollout_logged")
+    return "too many tokens have no log μ" if too_many else ""
 
 
 def _covered(outcomes: Mapping[str, Outcome]) -> bool:

@@ -28,7 +28,10 @@ _OF_COLUMNS = (
     "nan",
     "minus_inf",
     "plus_inf",
-    "positive",  # finite and above 0 by more than rounding
+    "placeholders",  # finite, but no log-prob of a sampled token: see `are_log_probs`
+    "placeholders_above",  # of these: above 0
+    "placeholders_beside",  # beside another one
+    "positive",  # finite and above 0 by more than float32 rounds
     "negative",  # finite and below 0 by more than rounding
     "above_one",
     "rounding_seen",  # tokens of the sample that was tested for rounding
@@ -56,8 +59,10 @@ COUNTS = (
     "no_mu_first",  # of `no_mu`: at the first token of a response, at the last, in a run of zeros up to the end
     "no_mu_last",
     "no_mu_trailing",
+    "no_mu_beside",  # of `no_mu`: beside another one
     "above_zero",  # d clearly above 0
     "below_zero",  # d clearly below 0
+    "far_below_zero",  # d below that of any usual truncation
     "large",  # |d| of LARGE_D or more
     "shift_tokens",
     "shift_rollouts",
@@ -72,6 +77,7 @@ COUNTS = (
     "missing_last",
     "dropped_first",  # masked with a log μ, at the first or the last token of a response
     "dropped_last",
+    "masked_placeholders",
     "masked_rollout",
     "masked_trainer",
     "masked_entropy",
@@ -90,6 +96,13 @@ COUNTS = (
     "unknown_repeat_chance",  # greedy, or shaped and logged raw: log μ does not give the chance of a repeat
     "declared_bypass",
     "declared_policy",
+    # The learning signal.
+    "empty_rollouts",  # without a response token
+    "finish_known",
+    "truncated_rollouts",
+    "grouped_rollouts",  # with a group id
+    "advantages",
+    "advantages_not_zero",
 )
 
 SUMS = (
@@ -97,6 +110,9 @@ SUMS = (
     "shift_none",
     "shift_later",
     "no_mu_log_pi",  # Σ log π over `no_mu`
+    "no_mu_k3",
+    "scale_mu",  # Σ log μ and Σ log π over `scale_tokens`
+    "scale_pi",
     # Σ log μ · log π, Σ (log μ)² and Σ (log π)² over `scale_tokens`, likely ones (log μ above −1) and others.
     *(f"scale_{part}_{product}" for part in ("likely", "unlikely") for product in ("cross", "mu", "pi")),
     "paired_k3",  # Σ(ρ − 1 − d) over tokens with two finite log-probs
@@ -121,6 +137,7 @@ EXTREMES = (
     "rollout_minus_min",
     "trainer_max",
     "trainer_minus_min",
+    *(f"{column}_placeholder_{end}" for column in COLUMNS for end in ("max", "minus_min")),
     "max_temperature",
     "minus_min_temperature",
     "minus_min_top_p",
@@ -171,6 +188,8 @@ class EvidenceBuilder:
 Keys = NDArray[np.uint64]
 
 GROUP_COLUMNS = ("surprisal", "ratio_minus_one", "k3")
+# By prompt group: rollouts, those with a reward, the least reward negated and the largest.
+REWARD_COLUMNS = ("rollouts", "rewards", "minus_min_reward", "max_reward")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,33 +197,45 @@ class GroupSums:
     """Sums over the tokens of G prompt groups; a rollout without a group is a group of its own.
 
     `tokens` [G] counts the tokens with two log-probs; `sums` [G, 3] are Σ(−log μ − H) in nats, Σ(ρ − 1), and Σ k3 in
-    nats.
+    nats; `rewards` [G, 4] are REWARD_COLUMNS.
     """
 
     keys: Keys
     tokens: NDArray[np.int64]
     sums: CompensatedSums
+    rewards: NDArray[np.float64]
 
     @classmethod
-    def of(cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupSums:
-        """Return the sums by group of N rollouts with these group keys [N], tokens [N] and sums [N, 3]."""
+    def of(
+        cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64], reward: NDArray[np.floating] | None
+    ) -> GroupSums:
+        """Return the sums by group of N rollouts with these group keys [N], tokens [N], sums [N, 3] and rewards [N]."""
         unique, inverse = np.unique(keys, return_inverse=True)
         totals = np.zeros((unique.size, len(GROUP_COLUMNS)))
         np.add.at(totals, inverse, sums)
         counted = np.bincount(inverse, tokens, unique.size).astype(np.int64)
-        return cls(unique, counted, CompensatedSums(totals, np.zeros_like(totals)))
+        rewards = no_rewards(unique.size)
+        np.add.at(rewards[:, 0], inverse, 1.0)
+        if reward is not None:
+            known = np.isfinite(reward)
+            np.add.at(rewards[:, 1], inverse[known], 1.0)
+            np.maximum.at(rewards[:, 2], inverse[known], -reward[known])
+            np.maximum.at(rewards[:, 3], inverse[known], reward[known])
+        return cls(unique, counted, CompensatedSums(totals, np.zeros_like(totals)), rewards)
 
     def merge(self, other: GroupSums) -> GroupSums:
         """Return the groups of both; the sums of a common group are added."""
         union = np.union1d(self.keys, other.keys)
         tokens = np.zeros(union.size, np.int64)
-        sums = CompensatedSums.zeros(union.size, len(GROUP_COLUMNS))
+        sums, rewards = CompensatedSums.zeros(union.size, len(GROUP_COLUMNS)), no_rewards(union.size)
         for part in (self, other):
             slots = np.searchsorted(union, part.keys)
             tokens[slots] += part.tokens
             total = CompensatedSums(sums.high[slots], sums.low[slots]) + part.sums
             sums.high[slots], sums.low[slots] = total.high, total.low
-        return GroupSums(union, tokens, sums)
+            rewards[slots, :2] += part.rewards[:, :2]
+            rewards[slots, 2:] = np.maximum(rewards[slots, 2:], part.rewards[:, 2:])
+        return GroupSums(union, tokens, sums, rewards)
 
     @property
     def count(self) -> int:
@@ -231,6 +262,11 @@ class GroupSums:
         if error == 0.0:
             return mean, math.copysign(math.inf, mean) if mean else 0.0
         return mean, mean / error
+
+
+def no_rewards(groups: int) -> NDArray[np.float64]:
+    """Return REWARD_COLUMNS of groups without a reward, [G, 4]."""
+    return np.tile([0.0, 0.0, -np.inf, -np.inf], (groups, 1))
 
 
 def keys_of_texts(texts: Sequence[str]) -> Keys:

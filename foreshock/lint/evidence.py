@@ -17,16 +17,20 @@ from foreshock.lint.counting import (
     EXAMPLES_KEPT,
     EXTREMES,
     GROUP_COLUMNS,
+    REWARD_COLUMNS,
     SUMS,
     EvidenceBuilder,
     GroupSums,
     Piece,
     iterate_pieces,
     keys_of_texts,
+    no_rewards,
 )
 from foreshock.lint.duplicates import RolloutHashes, hash_rollouts
+from foreshock.lint.learning_signal import count_learning_signal
 from foreshock.lint.missing_log_probs import MissingByTokenId, count_masked_values, missing_by_token_id
 from foreshock.lint.pairs import count_pairs
+from foreshock.lint.places import PLACE_COUNTS, PLACE_SUMS, PlaceSums, sum_places
 from foreshock.lint.report import Example
 from foreshock.lint.sampling import count_sampling_parameters, sum_surprisals
 from foreshock.lint.values import count_rounding, count_values
@@ -35,7 +39,7 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch
 
 # Raise the number whenever a stored value changes its meaning.
-_KIND = "lint-3"
+_KIND = "lint-4"
 _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "counts": ("<i8", (len(COUNTS),)),
     "sums": ("<f8", (2, len(SUMS))),
@@ -43,11 +47,15 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "group_keys": ("<u8", (None,)),
     "group_tokens": ("<i8", (None,)),
     "group_sums": ("<f8", (2, None, len(GROUP_COLUMNS))),
+    "group_rewards": ("<f8", (None, len(REWARD_COLUMNS))),
     "dropped_ids": ("<i8", (None,)),
     "dropped_counts": ("<i8", (None, 3)),
     "after_ids": ("<i8", (None,)),
     "after_counts": ("<i8", (None, len(AFTER_COUNTS))),
     "after_sums": ("<f8", (2, None, len(AFTER_SUMS))),
+    "place_keys": ("<i8", (None,)),
+    "place_counts": ("<i8", (None, len(PLACE_COUNTS))),
+    "place_sums": ("<f8", (2, None, len(PLACE_SUMS))),
     "marks": ("<u8", (3, None)),
     "mark_log_probs": ("<f8", (None,)),
 }
@@ -72,6 +80,7 @@ class LintEvidence:
     groups: GroupSums
     missing: MissingByTokenId
     after_ids: MismatchAfterIds
+    places: PlaceSums
     rollout_hashes: RolloutHashes
     examples: Examples
 
@@ -82,6 +91,7 @@ class LintEvidence:
         groups: GroupSums,
         missing: MissingByTokenId,
         after_ids: MismatchAfterIds,
+        places: PlaceSums,
         rollout_hashes: RolloutHashes,
     ) -> LintEvidence:
         """Return the evidence of one batch."""
@@ -93,6 +103,7 @@ class LintEvidence:
             groups,
             missing,
             after_ids,
+            places,
             rollout_hashes,
             {name: tuple(examples) for name, examples in sorted(builder.examples.items())},
         )
@@ -106,13 +117,19 @@ class LintEvidence:
             self.groups.merge(other.groups),
             self.missing.merge(other.missing),
             self.after_ids.merge(other.after_ids),
+            self.places.merge(other.places),
             self.rollout_hashes.merge(other.rollout_hashes),
             _merge_examples(self.examples, other.examples),
         )
 
-    def without_rollout_hashes(self) -> LintEvidence:
-        """Return the evidence without the hashes: two steps may share a rollout, two shards of a step may not."""
-        return replace(self, rollout_hashes=RolloutHashes.empty())
+    def across_steps(self) -> LintEvidence:
+        """Return the evidence without what is compared within a step: equal rollouts, rewards, levels of rollouts."""
+        return replace(
+            self,
+            rollout_hashes=RolloutHashes.empty(),
+            groups=replace(self.groups, rewards=no_rewards(self.groups.keys.size)),
+            places=self.places.without("rollout"),
+        )
 
     def count(self, name: str) -> int:
         """Return one of COUNTS."""
@@ -141,11 +158,15 @@ class LintEvidence:
                 "group_keys": self.groups.keys,
                 "group_tokens": self.groups.tokens,
                 "group_sums": self.groups.sums.to_array(),
+                "group_rewards": self.groups.rewards,
                 "dropped_ids": self.missing.ids,
                 "dropped_counts": self.missing.counts,
                 "after_ids": self.after_ids.ids,
                 "after_counts": self.after_ids.counts,
                 "after_sums": self.after_ids.sums.to_array(),
+                "place_keys": self.places.keys,
+                "place_counts": self.places.counts,
+                "place_sums": self.places.sums.to_array(),
                 "marks": np.stack(
                     [self.rollout_hashes.prompts, self.rollout_hashes.contents, self.rollout_hashes.order]
                 ),
@@ -175,11 +196,17 @@ class LintEvidence:
             arrays["counts"],
             CompensatedSums.from_array(arrays["sums"]),
             arrays["extremes"],
-            GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums.from_array(arrays["group_sums"])),
+            GroupSums(
+                arrays["group_keys"],
+                arrays["group_tokens"],
+                CompensatedSums.from_array(arrays["group_sums"]),
+                arrays["group_rewards"],
+            ),
             MissingByTokenId(arrays["dropped_ids"], arrays["dropped_counts"]),
             MismatchAfterIds(
                 arrays["after_ids"], arrays["after_counts"], CompensatedSums.from_array(arrays["after_sums"])
             ),
+            PlaceSums(arrays["place_keys"], arrays["place_counts"], CompensatedSums.from_array(arrays["place_sums"])),
             RolloutHashes(prompts, contents, order, arrays["mark_log_probs"]),
             examples_from_json(examples or {}),
         )
@@ -225,8 +252,9 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     count_masked_values(batch, builder)
     missing = missing_by_token_id(batch, builder)
     after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
-    groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums)
-    return LintEvidence.of(builder, groups, missing, after_ids, hash_rollouts(batch, builder))
+    count_learning_signal(batch, builder)
+    groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums, batch.reward)
+    return LintEvidence.of(builder, groups, missing, after_ids, sum_places(batch), hash_rollouts(batch, builder))
 
 
 def _finite_only(piece: Piece, *finite: NDArray[np.bool_] | None) -> Piece:

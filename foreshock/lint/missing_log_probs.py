@@ -16,6 +16,7 @@ from foreshock.lint.counting import EvidenceBuilder
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
 from foreshock.lint.values import example_at
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.schema import are_log_probs
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
@@ -74,7 +75,10 @@ def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
     for name, values in columns.items():
         if values is None:
             continue
-        carried = masked[_carries(values[masked])]
+        at_masked = values[masked]
+        carried = masked[_carries(at_masked) if name != "advantage" else np.isfinite(at_masked) & (at_masked != 0)]
+        if name in ("rollout", "trainer"):
+            builder.count(masked_placeholders=int((np.isfinite(at_masked) & ~are_log_probs(at_masked)).sum()))
         builder.count(**{f"masked_{name}": carried.size})
         if name in ("rollout", "advantage"):
             for place in carried[:2].tolist():
@@ -145,11 +149,11 @@ def _masked(batch: RolloutBatch) -> Places:
 
 
 def _is_real(behaviour: NDArray[np.float32]) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(behaviour) & (behaviour < np.float32(_REAL)))
+    return np.asarray(are_log_probs(behaviour) & (behaviour < np.float32(_REAL)))
 
 
 def _carries(values: NDArray[np.float32]) -> NDArray[np.bool_]:
-    return np.asarray(np.isfinite(values) & (values != 0))
+    return np.asarray(are_log_probs(values) & (values != 0))
 
 
 def _example(batch: RolloutBatch, place: int, what: str) -> Example:
@@ -165,6 +169,8 @@ _LEAST_NON_FINITE = 3
 _LEAST_WITHOUT_ENGINE = 4
 # The mean log π of tokens that μ is certain of is above this; that of tokens that the engine did not score is below.
 _CERTAIN_LOG_PI = -0.2
+# Truncation and a low temperature make a token certain that π does not find this unlikely.
+_UNSAMPLED_LOG_PI = -1.6
 # If more of all tokens than this are the first (or last) of their response, the position is no evidence.
 _MOST_AT_A_PLACE = 0.6
 _NO_MU = "needs rollout_log_probs"
@@ -223,10 +229,19 @@ def check_missing_engine(evidence: LintEvidence) -> Outcome:
     trailing = evidence.count("no_mu_trailing")
     if trailing >= _NEARLY_ALL * missing and evidence.count("no_mu_last") < _NEARLY_ALL * missing:
         place = ", in runs up to the end of their response: padding that the trainer scored"
+    in_runs = evidence.count("no_mu_beside") >= _NEARLY_ALL * missing
+    unlikely = evidence.sum("no_mu_log_pi") <= _UNSAMPLED_LOG_PI * missing
+    if not place and in_runs and unlikely and -evidence.extreme("minus_min_temperature") != 0:
+        place = ", in runs: tokens that the model did not sample, such as tool output"
     if not place:
         return Clean(check)
     mean_log_pi = format_number(evidence.sum("no_mu_log_pi") / missing)
-    seen = f"{missing:,} tokens have log μ = 0 exactly, and a mean log π of {mean_log_pi}{place}."
+    rest = evidence.count("paired") - missing
+    without = format_number((evidence.sum("paired_k3") - evidence.sum("no_mu_k3")) / rest) if rest else "not known"
+    seen = (
+        f"{missing:,} tokens have log μ = 0 exactly, and a mean log π of {mean_log_pi}{place}. Without them k3 is "
+        f"{without}."
+    )
     numbers = {name: evidence.count(name) for name in ("no_mu", "no_mu_first", "no_mu_last", "no_mu_trailing")}
     return Finding(check, "critical", seen, numbers)
 

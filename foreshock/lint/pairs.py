@@ -18,7 +18,6 @@ from foreshock.lint.report import (
     Finding,
     NotChecked,
     Outcome,
-    Severity,
     format_number,
     format_percent,
 )
@@ -28,6 +27,7 @@ from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock.ranges import required_range
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.severity import Severity
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # A token with log μ below this is uncertain: two computations of it agree in every bit by chance at most.
 _UNCERTAIN = -0.01
+# Truncation keeps more than a fifth of the mass: d is not below log 0.2.
+_FAR_BELOW = -1.6
 # |d| above this is clearly not 0, and a log π below minus this is clearly uncertain.
 _CLEARLY = 0.01
 _CERTAIN = -1e-6
@@ -60,7 +62,10 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
     certain = below & (behaviour >= np.float32(_CERTAIN))
     found = int(np.count_nonzero(certain))
     builder.count(
-        above_zero=int(np.count_nonzero(above)), below_zero=int(np.count_nonzero(below)), certain_behaviour=found
+        above_zero=int(np.count_nonzero(above)),
+        below_zero=int(np.count_nonzero(below)),
+        far_below_zero=int(np.count_nonzero(d < np.float32(_FAR_BELOW))),
+        certain_behaviour=found,
     )
     if found and builder.has_room("processed_log_probs"):
         for index in np.flatnonzero(certain)[:3].tolist():
@@ -123,7 +128,10 @@ def _count_without_behaviour(
         no_mu_trailing=int((missing & trailing).sum()),
     )
     places = zeros[missing]
-    builder.add(no_mu_log_pi=float(np.maximum(piece.trainer[places], np.float32(-_LARGEST_D)).sum(dtype=np.float64)))
+    beside = np.isin(places + 1, places) | np.isin(places - 1, places)
+    builder.count(no_mu_beside=int(beside.sum()))
+    log_pi = np.maximum(piece.trainer[places].astype(np.float64), -_LARGEST_D)
+    builder.add(no_mu_log_pi=float(log_pi.sum()), no_mu_k3=float((np.expm1(log_pi) - log_pi).sum()))
     for index in places[:3].tolist():
         text = f"id {batch.response_token_ids[piece.place(index)]}, log μ 0, log π {piece.trainer[index]:.3g}"
         builder.add_example("tokens_without_engine", example_at(batch, piece.place(index), text))
@@ -138,6 +146,8 @@ _ONE_SIDED = 0.2
 _LEAST_COPIED_ROLLOUTS, _COPIED_SHARE = 2, 0.05
 # If truncation is declared, this much missing mass is enough: it biases k3 as much as a mismatch does.
 _LEAST_CUT = 0.002
+_TOP_P_SLACK = 0.05
+_FAR_BELOW_SHARE = 0.02
 
 
 def check_identical(evidence: LintEvidence) -> Outcome:
@@ -189,7 +199,8 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     numbers |= {"d_above_0.01": above, "d_below_minus_0.01": below}
     mean_text = f"Mean ρ is {format_number(1.0 + mean)}{_interval(mean, t, groups)}"
     too_few = NotChecked(other, f"the error of mean ρ needs {LEAST_GROUPS} prompt groups, and there are {groups}")
-    if many_certain or (off and mean < 0 and one_sided) or (cut and significant and mean <= -_LEAST_CUT):
+    truncated = many_certain or (off and mean < 0 and one_sided) or (cut and significant and mean <= -_LEAST_CUT)
+    if truncated and _may_be_truncated(evidence, mean):
         seen = (
             f"{mean_text}; d is below −0.01 at {below:,} tokens and above 0.01 at {above:,}; {certain:,} tokens "
             f"({format_percent(certain, paired)}) are certain under μ and not under π."
@@ -200,6 +211,19 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     if off:
         return Clean(processed), Finding(other, "warning", f"{mean_text}, Student's t {format_number(t)}.", numbers)
     return Clean(processed), Clean(other)
+
+
+def _may_be_truncated(evidence: LintEvidence, mean: float) -> bool:
+    """Return False if what was declared contradicts a truncated μ, or if d is of a size that truncation cannot make."""
+    if evidence.count("mode_raw") == evidence.count("rollouts"):
+        return False
+    declared = -evidence.extreme("minus_min_top_p")
+    # Top-p keeps at least p.
+    if evidence.count("declared_truncated") == evidence.count("rollouts") and not evidence.extreme("max_min_p") > 0:
+        top_k = -evidence.extreme("minus_min_top_k")
+        if not (math.isfinite(top_k) and top_k > 0) and 0 < declared < 1 and 1.0 + mean < declared - _TOP_P_SLACK:
+            return False
+    return evidence.count("far_below_zero") <= _FAR_BELOW_SHARE * max(evidence.count("below_zero"), 1)
 
 
 def _interval(mean: float, t: float, groups: int) -> str:
@@ -240,6 +264,9 @@ def check_k3_per_entropy(
     verdict = known.verdict(low)
     if verdict not in ("warning", "critical"):
         return Clean(_CHECK)
+    healthy = required_range("k3_kl", model_kind or "moe").warning
+    if healthy is not None and k3 > healthy:
+        return Clean(_CHECK, "k3 itself is beyond its healthy range")
     assert known.warning is not None
     kind = MODEL_KIND_NAMES[model_kind or "moe"]
     source = f"over {tokens:,} tokens" if tokens else "a scalar of the trainer"

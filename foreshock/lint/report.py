@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Severity = Literal["critical", "warning"]
+from foreshock.severity import Severity
+
 CheckState = Literal["clean", "warned", "not checked"]
 
 
@@ -26,7 +27,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class LintWarning:
-    """A named warning. `critical`: measures of this data are wrong; `warning`: they may mislead.
+    """A named warning. `critical`: measures of this data are wrong; `warning`: they may mislead; `info`: neither.
 
     `seen` is one sentence with the numbers, `evidence` the finite numbers by name, `where` up to three examples,
     `effect` the consequence for the measures, `remedy` what to do.
@@ -63,8 +64,8 @@ class LintReport:
 
     @property
     def is_clean(self) -> bool:
-        """True if no check found a problem; checks that could not be made are in `not_checked`."""
-        return not self.warnings
+        """True if no check found more than an info; checks that could not be made are in `not_checked`."""
+        return all(warning.severity == "info" for warning in self.warnings)
 
     @property
     def not_checked(self) -> tuple[CheckResult, ...]:

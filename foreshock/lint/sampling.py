@@ -321,6 +321,21 @@ def check_sampling(evidence: LintEvidence, *, unreliable: str = "", covered: boo
     return tested, other
 
 
+def check_declaration(evidence: LintEvidence, raw: Outcome) -> Outcome:
+    """Check if neither what was declared nor the entropies tell whether the logged μ is the sampling distribution."""
+    check, rollouts = "sampling_not_declared", evidence.count("rollouts")
+    if not evidence.count("rollout_logged"):
+        return NotChecked(check, "needs rollout_log_probs")
+    shaped = evidence.count("declared_shaped")
+    unknown = evidence.count("mode_unknown") and (evidence.count("sampling_unknown") or shaped)
+    if not unknown or not isinstance(raw, NotChecked) or evidence.count("surprisal_tokens"):
+        return Clean(check)
+    seen = f"{rollouts:,} rollouts have no declared logprobs_mode, and no entropies."
+    if shaped:
+        seen = f"{shaped:,} rollouts were sampled with {_parameters(evidence)}, without logprobs_mode and entropies."
+    return Finding(check, "info", seen, {"rollouts": rollouts})
+
+
 def _entropy_of_trainer(evidence: LintEvidence, sums: SurprisalSums) -> Finding | None:
     """Return a finding if −log μ differs from the entropy and −log π, weighted by ρ, does not."""
     share, of_target = sums.surprisal / sums.entropy - 1.0, target_excess(evidence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,8 @@ from foreshock.lint.counting import COLUMNS, EvidenceBuilder, Piece
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
 from foreshock.rollouts.arrays import row_of_position
 from foreshock.rollouts.batch import RolloutBatch
-from foreshock.rollouts.schema import LOG_PROB_ROUNDING
+from foreshock.rollouts.schema import LARGEST_LOG_PROB, LEAST_LOG_PROB, LOG_PROB_ROUNDING, are_log_probs
+from foreshock.severity import Severity
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
@@ -26,16 +26,18 @@ _LARGE = 0.5
 
 
 def count_values(batch: RolloutBatch, piece: Piece, name: str, builder: EvidenceBuilder) -> NDArray[np.bool_] | None:
-    """Count the invalid values of a column; return a mask [T] of finite values, or None if all are."""
+    """Count the invalid values of a column; return a mask [T] of the log-probs among its values, or None if all are."""
     values = piece.column(name)
     if values is None or values.size == 0:
         return None
-    # Two reductions are enough for a valid column: NaN and ±inf show in min() or max().
+    # Two reductions are enough for a valid column: NaN, ±inf and placeholders show in min() or max().
     least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
     builder.count(**{f"{name}_logged": values.size})
     finite: NDArray[np.bool_] | None = None
-    if not (math.isfinite(least) and math.isfinite(most)):
-        finite = np.isfinite(values)
+    valid: NDArray[np.bool_] | None = None
+    if not (least >= LEAST_LOG_PROB and most <= LARGEST_LOG_PROB):
+        finite, valid = np.isfinite(values), are_log_probs(values)
+        _count_placeholders(batch, piece, name, values, finite & ~valid, builder)
         nan = int(np.isnan(values).sum())
         minus = int(np.isneginf(values).sum())
         plus = int(values.size - finite.sum()) - nan - minus
@@ -57,7 +59,33 @@ def count_values(batch: RolloutBatch, piece: Piece, name: str, builder: Evidence
         with np.errstate(invalid="ignore"):
             below = int(np.count_nonzero(values < -LOG_PROB_ROUNDING))
         builder.count(**{f"{name}_negative": below - (0 if finite is None else int(np.isneginf(values).sum()))})
-    return finite
+    return valid
+
+
+def _count_placeholders(
+    batch: RolloutBatch,
+    piece: Piece,
+    name: str,
+    values: NDArray[np.float32],
+    found: NDArray[np.bool_],
+    builder: EvidenceBuilder,
+) -> None:
+    """Count finite values that are no log-probs of sampled tokens, such as −9999 for −inf."""
+    chosen = values[found]
+    if chosen.size:
+        above = int(np.count_nonzero(chosen > 0))
+        places = np.flatnonzero(found)
+        beside = int((np.isin(places + 1, places) | np.isin(places - 1, places)).sum())
+        builder.count(
+            **{
+                f"{name}_placeholders": chosen.size,
+                f"{name}_placeholders_above": above,
+                f"{name}_placeholders_beside": beside,
+            }
+        )
+        ends = {f"{name}_placeholder_max": chosen.max(), f"{name}_placeholder_minus_min": -chosen.min()}
+        builder.raise_extremes({end: float(value) for end, value in ends.items()})
+        _add_examples(batch, piece, found, "placeholder_log_probs", name, values, builder)
 
 
 def count_rounding(batch: RolloutBatch, name: str, builder: EvidenceBuilder) -> None:
@@ -68,7 +96,7 @@ def count_rounding(batch: RolloutBatch, name: str, builder: EvidenceBuilder) -> 
     stride = max(1, column.size // _MOST_SAMPLED)
     sample = np.ascontiguousarray(column[::stride])
     sizes = np.abs(sample)
-    chosen = (sizes > _LEAST_SIZE) & (sizes < np.inf)
+    chosen = (sizes > _LEAST_SIZE) & are_log_probs(sample)
     if batch.response_mask is not None:
         chosen &= batch.response_mask[::stride] != 0
     values = sample[chosen]
@@ -121,8 +149,7 @@ _LEAST_ROUNDING_SEEN = 50
 # A part of a column: far more than chance gives among values of 0.5 or more.
 _LEAST_PARTLY, _PARTLY = 20, 0.1
 _ALL = 0.999
-_LEAST_SOME = 10
-_SOME = "; none of them is above 1: some rollouts may hold probabilities"
+_MOST_BESIDE = 0.9
 _NAMES = {"rollout": "rollout_log_probs", "trainer": "trainer_log_probs"}
 
 
@@ -132,9 +159,9 @@ def columns_without_log_probs(evidence: LintEvidence) -> list[str]:
 
 
 def check_signs(evidence: LintEvidence) -> list[Outcome]:
-    """Check for probabilities, negated log-probs, and single values above 0."""
+    """Check for placeholders, probabilities, negated log-probs, and values slightly above 0."""
     if not any(evidence.count(f"{name}_logged") for name in COLUMNS):
-        return [NotChecked(check, "no log-probs were logged") for check in _SIGNS]
+        return [NotChecked(check, "no log-probs were logged") for check in ("placeholder_log_probs", *_SIGNS)]
     found: dict[str, list[str]] = {check: [] for check in _SIGNS}
     numbers: dict[str, dict[str, float]] = {check: {} for check in _SIGNS}
     for name in COLUMNS:
@@ -143,19 +170,47 @@ def check_signs(evidence: LintEvidence) -> list[Outcome]:
             continue
         positive, logged = evidence.count(f"{name}_positive"), evidence.count(f"{name}_logged")
         least, most = -evidence.extreme(f"{name}_minus_min"), evidence.extreme(f"{name}_max")
-        found[check].append(
-            f"{positive:,} of {logged:,} values of {_NAMES[name]} ({format_percent(positive, logged)}) are above 0; "
-            f"they range from {format_number(least)} to {format_number(most)}"
-            f"{_SOME if check == 'positive_log_probs' and positive >= _LEAST_SOME and most <= 1.0 else ''}"
-        )
+        if check == "positive_log_probs":
+            positive -= evidence.count(f"{name}_placeholders_above")
+            most = min(most, LARGEST_LOG_PROB)
+            found[check].append(
+                f"{positive:,} of {logged:,} values of {_NAMES[name]} ({format_percent(positive, logged)}) are above "
+                f"0, by at most {format_number(most)}, as of rounded logits; they are measured"
+            )
+        else:
+            found[check].append(
+                f"{positive:,} of {logged:,} values of {_NAMES[name]} ({format_percent(positive, logged)}) are above "
+                f"0; they range from {format_number(least)} to {format_number(most)}"
+            )
         numbers[check] |= {f"{name}_positive": positive, f"{name}_min": least, f"{name}_max": most}
     where = evidence.where("positive_log_probs")
-    return [
-        Finding(check, "critical", "; ".join(found[check]) + ".", numbers[check], where)
-        if found[check]
-        else Clean(check)
-        for check in _SIGNS
-    ]
+    outcomes: list[Outcome] = [_placeholders(evidence)]
+    for check in _SIGNS:
+        severity: Severity = "warning" if check == "positive_log_probs" else "critical"
+        seen = "; ".join(found[check]) + "."
+        outcomes.append(Finding(check, severity, seen, numbers[check], where) if found[check] else Clean(check))
+    return outcomes
+
+
+def _placeholders(evidence: LintEvidence) -> Outcome:
+    """Return the values that were set apart because no sampled token has such a log-prob."""
+    check = "placeholder_log_probs"
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
+    for name in COLUMNS:
+        if (count := evidence.count(f"{name}_placeholders")) and _sign_check(evidence, name) not in _SIGNS[:2]:
+            ends = -evidence.extreme(f"{name}_placeholder_minus_min"), evidence.extreme(f"{name}_placeholder_max")
+            of = format_number(ends[0]) if ends[0] == ends[1] else " to ".join(map(format_number, ends))
+            logged = evidence.count(f"{name}_logged")
+            runs = evidence.count(f"{name}_placeholders_beside") >= _MOST_BESIDE * count
+            where = " and stand in runs, as of tokens that the model did not sample" if runs else ""
+            parts.append(f"{count:,} of {logged:,} values of {_NAMES[name]} are {of}{where}")
+            numbers |= {f"{name}_placeholders": float(count), f"{name}_least": ends[0], f"{name}_largest": ends[1]}
+    if not parts:
+        hidden = evidence.count("masked_placeholders")
+        return Clean(check, f"{hidden:,} at masked tokens are ignored" if hidden else "")
+    seen = "; ".join(parts) + ": no sampled token has such a log-prob. They are set apart, all others are measured."
+    return Finding(check, "warning", seen, numbers)
 
 
 def _sign_check(evidence: LintEvidence, name: str) -> str | None:
@@ -164,7 +219,7 @@ def _sign_check(evidence: LintEvidence, name: str) -> str | None:
     if not positive:
         return None
     if positive < 0.5 * logged or evidence.count(f"{name}_negative"):
-        return "positive_log_probs"
+        return "positive_log_probs" if positive > evidence.count(f"{name}_placeholders_above") else None
     return "negated_log_probs" if evidence.count(f"{name}_above_one") else "probabilities_as_log_probs"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +19,7 @@ from foreshock.measures.statistics.derived_columns import lag_of_tokens
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.schema import are_log_probs
 
 __all__ = ["Comparison", "Mergeable", "StepMeasurement", "compare", "fold", "measure_step"]
 
@@ -61,9 +62,9 @@ class StepMeasurement:
 def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Comparison:
     """Compare log π `target` with log μ `behaviour`, each [T] over the batch's response tokens.
 
-    Only model-generated tokens with two finite log-probs are measured. The batch's entropies are those of the logged μ,
-    so they are used only if `behaviour` equals `batch.rollout_log_probs`. Raises InvalidRolloutsError if a size does
-    not fit.
+    Only model-generated tokens with two log-probs are measured; others are counted (see `are_log_probs`). The batch's
+    entropies are those of the logged μ, so they are used only if `behaviour` equals `batch.rollout_log_probs`. Raises
+    InvalidRolloutsError if a size does not fit.
     """
     behaviour = as_array(behaviour, "behaviour")
     logged = batch.rollout_log_probs
@@ -74,8 +75,8 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
     )
     lag = lag_of_tokens(batch)
     inputs = token_inputs(
-        target,
-        behaviour,
+        _without_placeholders(as_array(target, "target")),
+        _without_placeholders(behaviour),
         batch.response_offsets,
         batch.response_mask,
         entropy=batch.entropy if is_logged else None,
@@ -87,6 +88,14 @@ def compare(batch: RolloutBatch, target: ArrayLike, behaviour: ArrayLike) -> Com
     sums = sum_rollouts(inputs)
     statistics = ComparisonStatistics.from_rollout_sums(sums, batch.group_ids)
     return Comparison(statistics, RolloutSummaries.of(batch, sums, lag))
+
+
+def _without_placeholders(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values with NaN in place of those that can be no log-probs, such as -9999."""
+    if values.dtype.kind != "f":
+        return values
+    valid = are_log_probs(values)
+    return values if valid.all() else np.where(valid, values, np.asarray(np.nan, values.dtype))
 
 
 def _advantage(batch: RolloutBatch) -> NDArray[np.float32] | None:

@@ -281,8 +281,8 @@ _COMPARISON_COUNTS: tuple[Measure, ...] = (
     _count("rollouts", "rollouts compared"),
     _count("prompt_groups", "prompt groups compared; a rollout without a group is one by itself"),
     _count("incomplete_rollouts", "rollouts with a token without a finite log-prob on one side"),
-    _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN or ±inf"),
-    _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN or ±inf"),
+    _count("nonfinite_target", "model-generated tokens whose target log-prob is NaN, ±inf or a placeholder"),
+    _count("nonfinite_behaviour", "model-generated tokens whose behaviour log-prob is NaN, ±inf or a placeholder"),
 )
 
 
@@ -318,7 +318,7 @@ STEP_MEASURES: tuple[Measure, ...] = (
     _step("lag_mean", "trainer weights version − version that sampled", "versions", "0 is on-policy", TOKEN_MEAN),
     _step("lag_max", "trainer weights version − version that sampled", "versions", "0 is on-policy",
           "maximum over tokens"),
-    _count("nonfinite_log_probs", "NaN or ±inf among logged log-probs of model-generated tokens", "step"),
+    _count("nonfinite_log_probs", "NaN, ±inf and placeholders among the log-probs of model-generated tokens", "step"),
 )  # fmt: skip
 
 COMPARISON_MEASURES: tuple[Measure, ...] = (

@@ -16,6 +16,7 @@ from foreshock.measures.statistics.derived_columns import lag_of_tokens, truncat
 from foreshock.measures.statistics.histograms import LENGTH_GRID
 from foreshock.measures.statistics.lengths import LengthStatistics
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.schema import are_log_probs
 
 __all__ = ["StepStatistics"]
 
@@ -202,8 +203,8 @@ class _Totals:
             self.extremes["max_reward"] = float(rewards.max())
 
     def add_tokens(self, name: str, batch: RolloutBatch, values: NDArray[np.float32]) -> None:
-        """Add the finite values of generated tokens; of log-probs, also count the non-finite ones."""
-        finite = np.isfinite(values)
+        """Add the finite values of generated tokens; of log-probs, also count those that are none (`are_log_probs`)."""
+        finite = np.isfinite(values) if name == "entropy" else are_log_probs(values)
         if batch.response_mask is not None:
             finite &= batch.generated
         plural = "entropies" if name == "entropy" else f"{name}s"

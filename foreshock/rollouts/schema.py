@@ -31,8 +31,12 @@ SECONDS_KEY = b"foreshock.seconds"
 TARGET_FINGERPRINT_KEY = b"foreshock.fingerprint.target"
 BEHAVIOUR_FINGERPRINT_KEY = b"foreshock.fingerprint.behaviour"
 
-# A log-softmax in bfloat16 or float32 may exceed 0 by this much for a certain token.
+# A log-softmax in float32 may exceed 0 by this much for a certain token.
 LOG_PROB_ROUNDING = 1e-4
+# A bfloat16 logit between 32 and 64 is rounded by up to 1/8 (between 16 and 32: 1/16), and so is its log-prob.
+LARGEST_LOG_PROB = 0.13
+# No token with such a probability is ever sampled: smaller values are placeholders, such as -9999 for -inf.
+LEAST_LOG_PROB = -100.0
 
 Level = Literal["rollout", "prompt token", "response token", "rollout or response token"]
 Side = Literal["prompt", "response"]
@@ -136,9 +140,19 @@ class DecodeLimits:
     max_metadata_bytes: int = 1 << 20  # of one Parquet key–value pair
 
 
-_LOG_PROBS = ValidRange(
+LOG_PROBS = ValidRange(
     "is above 0: log natural-log probabilities, not probabilities or logits", maximum=LOG_PROB_ROUNDING
 )
+
+
+def are_log_probs(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return True for values that can be log-probs of sampled tokens; False for NaN, ±inf and placeholders.
+
+    Measures count the others apart and leave them out.
+    """
+    return np.asarray((values >= LEAST_LOG_PROB) & (values <= LARGEST_LOG_PROB))
+
+
 _AT_LEAST_0 = ValidRange("is negative: ids, turns and versions start at 0", minimum=0)
 _NOT_NEGATIVE = ValidRange("must not be negative", minimum=0)
 _DIVERGENCE = ValidRange("must not be negative: a divergence is at least 0", minimum=0)
@@ -171,11 +185,11 @@ ROLLOUT_COLUMNS: tuple[ColumnSpec, ...] = (
     ),
     ColumnSpec(
         "rollout_log_probs", "float32", "response token", "log μ as the engine logged it when it sampled",
-        valid=_LOG_PROBS,
+        valid=LOG_PROBS,
     ),
     ColumnSpec(
         "trainer_log_probs", "float32", "response token", "log π of the same tokens, before the update",
-        valid=_LOG_PROBS,
+        valid=LOG_PROBS,
     ),
     ColumnSpec("entropy", "float32", "response token", "the entropy of μ at the token, in nats"),
     ColumnSpec(
@@ -204,7 +218,7 @@ SCORE_COLUMNS: tuple[ColumnSpec, ...] = (
     ),
     ColumnSpec(
         "log_probs", "float32", "response token", "the scorer's log-prob of each response token", required=True,
-        valid=_LOG_PROBS,
+        valid=LOG_PROBS,
     ),
 )  # fmt: skip
 
@@ -226,10 +240,10 @@ EXACT_COLUMNS: tuple[ColumnSpec, ...] = (
     ColumnSpec("behaviour_entropy", "float32", "response token", "H(μ), in nats", required=True, valid=_ENTROPY),
     ColumnSpec(
         "target_log_probs", "float32", "response token", "log π of the response token", required=True,
-        valid=_LOG_PROBS,
+        valid=LOG_PROBS,
     ),
     ColumnSpec(
         "behaviour_log_probs", "float32", "response token", "log μ of the response token", required=True,
-        valid=_LOG_PROBS,
+        valid=LOG_PROBS,
     ),
 )  # fmt: skip

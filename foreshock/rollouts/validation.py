@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError, LimitExceededError
 from foreshock.rollouts.arrays import lengths_of_offsets, row_of_position
-from foreshock.rollouts.schema import EXACT_COLUMNS, ROLLOUT_COLUMNS, SCORE_COLUMNS, ColumnSpec, DecodeLimits
+from foreshock.rollouts.schema import (
+    EXACT_COLUMNS,
+    LARGEST_LOG_PROB,
+    LOG_PROB_ROUNDING,
+    LOG_PROBS,
+    ROLLOUT_COLUMNS,
+    SCORE_COLUMNS,
+    ColumnSpec,
+    DecodeLimits,
+)
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 
 
@@ -27,6 +36,8 @@ class RolloutColumns(Protocol):
     def response_token_ids(self) -> NDArray[np.int32]: ...
     @property
     def response_offsets(self) -> NDArray[np.int64]: ...
+    @property
+    def response_mask(self) -> NDArray[np.uint8] | None: ...
 
     def offsets_of(self, column: ColumnSpec) -> NDArray[np.int64] | None:
         """Return the offsets [N + 1] of `column`; None if it has one value per rollout."""
@@ -36,9 +47,9 @@ def validate_rollouts(batch: RolloutColumns, limits: DecodeLimits | None = None,
     """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `batch` breaks a rule.
 
     There must be rows; sample ids must be present, short and unique; all lists of a rollout must have equal lengths;
-    values must lie in the range that the schema declares. NaN and infinite log-probs are accepted: they are counted
-    apart when they are measured. With `check_values=False` values are not checked, so that the semantics lint can name
-    what is wrong with them.
+    values must lie in the range that the schema declares. NaN, infinite and single other values that are no log-probs
+    are accepted among log-probs: they are counted apart when they are measured. With `check_values=False` values are
+    not checked, so that the semantics lint can name what is wrong with them.
     """
     limits = limits or DecodeLimits()
     check_sample_ids(batch.sample_ids, limits)
@@ -78,7 +89,7 @@ def validate_exact(exact: ExactBatch, limits: DecodeLimits | None = None) -> Non
     for column in EXACT_COLUMNS[1:]:
         values = getattr(exact, column.field)
         _check_offsets(column.name, exact.offsets, len(exact.sample_ids), values.size, limits)
-        _check_range(column, values, exact.offsets)
+        _check_range(column, values, exact.offsets, allow_few=False)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: DecodeLimits) -> None:
@@ -146,22 +157,50 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
 
 def _check_values(batch: RolloutColumns) -> None:
     """Check every numeric column against the range that the schema declares."""
+    mask = batch.response_mask
     for column in ROLLOUT_COLUMNS:
         value = getattr(batch, column.field)
         if value is not None:
-            _check_range(column, value, batch.offsets_of(column))
+            _check_range(column, value, batch.offsets_of(column), None if mask is None else mask != 0)
 
 
-def _check_range(column: ColumnSpec, values: NDArray[Any], offsets: NDArray[np.int64] | None) -> None:
-    """Raise for the first value out of range, with its value, its row and its place in the list."""
+def _check_range(
+    column: ColumnSpec,
+    values: NDArray[Any],
+    offsets: NDArray[np.int64] | None,
+    generated: NDArray[np.bool_] | None = None,
+    *,
+    allow_few: bool = True,
+) -> None:
+    """Raise for the first value out of range, with its value, its row and its place in the list.
+
+    With `allow_few` log-probs are refused only if the column as a whole holds something else; `generated` [T] are the
+    tokens that count.
+    """
     if column.valid is None:
         return
     wrong = column.valid.invalid(values)
     if not wrong.any():
         return
+    if column.valid is LOG_PROBS and allow_few:
+        if not _hold_no_log_probs(values if generated is None else values[generated]):
+            return
+        wrong = wrong if generated is None else wrong & generated
     position = int(np.argmax(wrong))
     if offsets is None:
         raise InvalidRolloutsError(f"{values[position]} {column.valid.rule}", row=position, column=column.name)
     row = row_of_position(offsets, position)
     place = position - int(offsets[row])
     raise InvalidRolloutsError(f"{values[position]} at token {place} {column.valid.rule}", row=row, column=column.name)
+
+
+# From this many values on, a column without a single negative one is not a rounded log-softmax.
+_LEAST_VALUES = 20
+
+
+def _hold_no_log_probs(values: NDArray[np.floating[Any]]) -> bool:
+    """Return True if more than half of the finite values are above any rounding, or if nearly all are above 0."""
+    finite = values[np.isfinite(values)]
+    beyond = int(np.count_nonzero(finite > LARGEST_LOG_PROB))
+    above = int(np.count_nonzero(finite > LOG_PROB_ROUNDING))
+    return bool(beyond > 0.5 * finite.size or (finite.size >= _LEAST_VALUES and above >= 0.99 * finite.size))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from foreshock.api.runs import Coverage
 from foreshock.comparisons import split_comparison
 from foreshock.rollouts.parquet_files import RolloutFile
+from foreshock.rollouts.schema import are_log_probs
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
@@ -91,7 +92,7 @@ def sample_tokens(
             is_compared = True
             with np.errstate(invalid="ignore"):
                 d = scores[target].astype(np.float64) - scores[behaviour].astype(np.float64)
-            usable = batch.generated & np.isfinite(d)
+            usable = batch.generated & are_log_probs(scores[target]) & are_log_probs(scores[behaviour])
             drawn_from += int(usable.sum())
             drawn_log_behaviour.append(scores[behaviour][usable])
             drawn_d.append(d[usable])

@@ -18,8 +18,18 @@ from sqlalchemy.orm import Session
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData
 from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW
-from foreshock.diagnosis.diagnose import WINDOW_STEPS, AwaitedShards, History, PastAlert, SteppedValues, diagnose
+from foreshock.diagnosis.diagnose import (
+    NEWEST_STEPS,
+    WINDOW_STEPS,
+    AwaitedShards,
+    History,
+    PastAlert,
+    SteppedValues,
+    diagnose,
+)
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
+from foreshock.diagnosis.wording import plural
+from foreshock.lint import CHECKS
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.session import before_commit
 from foreshock_service.platform.database.tables import (
@@ -46,6 +56,7 @@ WAIT_SECONDS: Final = 30.0
 
 _MOST_ALERTS = 100
 _MOST_AWAITED = 3
+_LEAST_INFO_STEPS = 3
 _AT_ONCE = 100
 
 _STANDING = Alert.state.in_(("open", "acknowledged"))
@@ -61,7 +72,7 @@ _ALERTS = (
 _OBSERVED = select(func.max(DetectorSnapshot.step)).where(DetectorSnapshot.run_id == bindparam("run_id"))
 _FINDINGS = select(
     StoredFinding.source, StoredFinding.name, StoredFinding.title, StoredFinding.sentence, StoredFinding.remedy,
-    StoredFinding.severity,
+    StoredFinding.severity, StoredFinding.steps, StoredFinding.first_step, StoredFinding.newest_step,
 ).where(StoredFinding.run_id == bindparam("run_id"))  # fmt: skip
 _AWAITED = (
     select(Step.attempt, Step.step, Step.expected_shards, Step.last_shard_at_us)
@@ -177,15 +188,18 @@ def history_of(session: Session, run_id: str) -> History:
     reward = _stepped((step, value) for step, value, _ in of_steps)
     if not reward.values and observed is not None:
         reward = _reported_reward(session, run_id, attempts, observed)
+    newest_step = of_steps[-1][0] if of_steps else None
+    causes, undeclared = _causes(session, run_id, newest_step)
     return History(
         alerts=_alerts(session, run_id, attempts),
         observed_step=observed,
-        newest_step=of_steps[-1][0] if of_steps else None,
+        newest_step=newest_step,
         k3=_stepped((step, k3) for step, k3, _ in measured),
         tokens=[int(tokens or 0) for _, _, tokens in measured],
         reward=reward,
         length=_stepped((step, value) for step, _, value in of_steps),
-        causes=_causes(session, run_id),
+        causes=causes,
+        undeclared=undeclared,
         awaited=_awaited(session, run_id, attempts, observed),
     )
 
@@ -216,20 +230,42 @@ def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> 
     )
 
 
-def _causes(session: Session, run_id: str) -> tuple[DiagnosisCause, ...]:
-    """Return the causes that attributions name, and the findings of the lint, which only look like one."""
-    found = session.execute(_FINDINGS, {"run_id": run_id})
-    return tuple(
-        DiagnosisCause(
-            name=name,
-            sentence=f"{title}: {sentence}",
-            source="probe" if source == "attribution" else "lint",
-            certainty="shown" if source == "attribution" else "possible",
-            what_to_do=remedy or "",
+def _causes(
+    session: Session, run_id: str, newest_step: int | None
+) -> tuple[tuple[DiagnosisCause, ...], tuple[MissingData, ...]]:
+    """Return the causes that attributions and the lint name, and what must be declared for the lint to tell more.
+
+    Of the lint, what the newest steps do not show any more is left out, and an info of few steps.
+    """
+    causes: list[DiagnosisCause] = []
+    undeclared: list[MissingData] = []
+    for source, name, title, sentence, remedy, severity, steps, first, newest in session.execute(
+        _FINDINGS, {"run_id": run_id}
+    ):
+        if source == "attribution":
+            causes.append(
+                DiagnosisCause(name=name, sentence=f"{title}: {sentence}", source="probe", what_to_do=remedy or "")
+            )
+            continue
+        is_over = newest_step is not None and newest <= newest_step - NEWEST_STEPS
+        if is_over or (severity == "info" and steps < _LEAST_INFO_STEPS):
+            continue
+        if name == "sampling_not_declared":
+            undeclared.append(MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or ""))
+            continue
+        of_all = steps == newest - first + 1 and steps > 1
+        when = f"in every step since {first}" if of_all else f"in {plural(steps, 'step')}, {first} to {newest}"
+        causes.append(
+            DiagnosisCause(
+                name=name,
+                sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
+                source="lint",
+                certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
+                what_to_do=remedy or "",
+                evidence={"steps": steps, "first_step": first, "newest_step": newest},
+            )
         )
-        for source, name, title, sentence, remedy, severity in found
-        if source == "attribution" or severity != "info"
-    )
+    return tuple(causes), tuple(undeclared)
 
 
 def _awaited(

@@ -96,12 +96,12 @@ class ComparisonSums:
 
     @property
     def nonfinite_target(self) -> int:
-        """The number of model-generated tokens whose target log-prob is NaN or ±inf."""
+        """The number of model-generated tokens whose target log-prob is NaN, ±inf or a placeholder."""
         return self.count("nonfinite_target")
 
     @property
     def nonfinite_behaviour(self) -> int:
-        """The number of model-generated tokens whose behaviour log-prob is NaN or ±inf."""
+        """The number of model-generated tokens whose behaviour log-prob is NaN, ±inf or a placeholder."""
         return self.count("nonfinite_behaviour")
 
     def exact_sum(self, name: str) -> Fraction:

@@ -13,6 +13,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord
 from foreshock.errors import StatisticsError
 from foreshock.lint import CheckResult, LintEvidence, LintWarning, collect_evidence, run_checks
+from foreshock.lint.checks import unreliable_surprisal
 from foreshock.lint.evidence import examples_from_json
 from foreshock.lint.sampling import sums_for_run
 from foreshock.model_kind import ModelKind
@@ -104,11 +105,11 @@ def judge_evidence(
         checks=tuple(map(check_record, found.checks)),
     )
     sums = sums_for_run(evidence)
-    # A step takes no part in the run's test if damaged log-probs overflow its sums, or if its entropies are those of π:
-    # the test is of μ.
+    # A step takes no part in the run's test if damaged log-probs overflow its sums, if its own test is not valid, or if
+    # its entropies are those of π: the test is of μ.
+    names = {warning.name for warning in report.warnings}
     counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
-    counts = counts and all(warning.name != "entropy_of_trainer" for warning in report.warnings)
-    if not counts:
+    if not counts or "entropy_of_trainer" in names or unreliable_surprisal(evidence, names):
         return StepVerdict(report, 0, 0.0, 0.0, 0.0, 0.0)
     return StepVerdict(report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest)
 
@@ -117,7 +118,7 @@ def judge_window(
     shards: Sequence[Evidence], entropy: float | None, model_kind: ModelKind | None
 ) -> tuple[LintWarning, ...]:
     """Return the findings of WINDOW_CHECKS on the shards of several steps together."""
-    parts = [part.without_rollout_hashes() for part in _readable(shards)]
+    parts = [part.across_steps() for part in _readable(shards)]
     if not parts:
         return ()
     report = run_checks(reduce(LintEvidence.merge, parts), entropy=entropy, model_kind=model_kind)

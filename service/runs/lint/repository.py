@@ -106,15 +106,17 @@ def warnings_of(session: Session, key: StepKey) -> dict[str, str]:
 
 
 def warned_steps(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None, *, infos: bool = False
 ) -> list[WarnedStep]:
-    """Return the steps with warnings, in order: the active ones, or those of one attempt."""
-    query = (
-        select(StepLint.step, StepLint.warnings)
-        .where(StepLint.run_id == run_id, StepLint.severity.is_not(None), _chosen(attempts, attempt))
-        .order_by(StepLint.step)
+    """Return the steps with warnings, in order: the active ones, or those of one attempt; `infos`: with these too."""
+    query = select(StepLint.step, StepLint.warnings).where(StepLint.run_id == run_id, _chosen(attempts, attempt))
+    if not infos:
+        query = query.where(StepLint.severity.is_not(None))
+    found = (
+        WarnedStep(step, {name: severity for name, severity in warnings.items() if infos or severity != "info"})
+        for step, warnings in session.execute(query.order_by(StepLint.step))
     )
-    return [WarnedStep(step, warnings) for step, warnings in session.execute(query)]
+    return [step for step in found if step.warnings]
 
 
 def run_sums(session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None) -> RunSums:

@@ -76,11 +76,12 @@ def store_verdict(session: Session, key: StepKey, verdict: StepVerdict, *, again
     """Store the verdict on a step, or overwrite an older one; `again`: the step may have one. The run is locked."""
     warnings = verdict.report.warnings
     before = repository.warnings_of(session, key) if again else {}
+    worst = warnings[0].severity if warnings else "info"
     repository.put_verdict(
         session,
         {
             **key._asdict(),
-            "severity": warnings[0].severity if warnings else None,
+            "severity": None if worst == "info" else worst,
             "warnings": {warning.name: warning.severity for warning in warnings},
             "report": to_json(verdict.report),
             "surprisal_tokens": verdict.surprisal_tokens,
@@ -98,7 +99,8 @@ def findings_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
     """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
     attempts = attempts_of_run(session, run_id)
     found = []
-    for name, having in _by_name_of_steps(repository.warned_steps(session, run_id, attempts, None)).items():
+    warned = repository.warned_steps(session, run_id, attempts, None, infos=True)
+    for name, having in _by_name_of_steps(warned).items():
         newest = having[-1].step
         key = StepKey(run_id, active_attempt_of(attempts, newest) or 0, newest)
         stored = repository.verdict_of(session, key)

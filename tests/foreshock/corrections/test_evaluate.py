@@ -172,7 +172,8 @@ def test_affected_sequences_are_compared_with_the_others() -> None:
     assert (found.groups, found.groups_touched, found.groups_emptied) == (2, 1.0, 0.5)
 
 
-def test_extreme_ratios_neither_fail_nor_warn() -> None:
+def test_extreme_ratios_neither_fail_nor_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock.rollouts.schema.LEAST_LOG_PROB", -math.inf)
     comparison = compared(batch_of([[390.0, -390.0], [0.1, 0.0]], behaviour=-395.0))
     for found in evaluate_usual(comparison.statistics, comparison.summaries):
         if found.not_estimable is None:

@@ -130,7 +130,8 @@ def test_bin_of_exact_level_is_precise_beside_huge_ratio() -> None:
         assert found.weights.variance == pytest.approx(expected["variance"], rel=error)
 
 
-def test_overflowing_ratio_keeps_ess_and_distortion() -> None:
+def test_overflowing_ratio_keeps_ess_and_distortion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock.rollouts.schema.LEAST_LOG_PROB", -math.inf)
     batch = batch_of([[720.0, 0.5], [0.1, -0.1]], behaviour=-800.0, advantage=[-1.0, 0.0])
     comparison = compared(batch)
     raw = evaluate("token_is", comparison.statistics, comparison.summaries)

@@ -17,7 +17,7 @@ from tests.foreshock.lint.healthy import healthy_batch
 
 
 def names(report: LintReport) -> set[str]:
-    return {warning.name for warning in report.warnings}
+    return {warning.name for warning in report.warnings if warning.severity != "info"}
 
 
 def only(report: LintReport, name: str) -> LintWarning:
@@ -97,8 +97,8 @@ def test_probability_above_1_is_named_with_its_place(step: RolloutBatch) -> None
     beyond = real_mu(step).copy()
     place = int(step.response_offsets[7]) + 1
     beyond[place] = 0.25
-    warning = only(lint_batch(replace(step, rollout_log_probs=beyond)), "positive_log_probs")
-    assert warning.evidence["rollout_positive"] == 1
+    warning = only(lint_batch(replace(step, rollout_log_probs=beyond)), "placeholder_log_probs")
+    assert warning.evidence["rollout_placeholders"] == 1
     assert (warning.where[0].sample_id, warning.where[0].token) == (step.sample_ids[7], 1)
     assert "0.25" in warning.where[0].text
 

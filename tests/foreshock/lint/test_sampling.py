@@ -54,7 +54,7 @@ def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
 def test_temperature_of_trainer_beside_raw_log_probs_moves_mean_ratio() -> None:
     batch = sample(Sampling(temperature=0.6, trainer_temperature=0.6))
     warnings = warnings_of(replace(batch, entropy=None))
-    assert set(warnings) == {"mean_ratio"}
+    assert set(warnings) == {"mean_ratio", "temperatures_differ", "sampling_not_declared"}
     warning = warnings["mean_ratio"]
     assert warning.evidence["mean_ratio"] > 1.02
     assert "Student's t: " in warning.seen

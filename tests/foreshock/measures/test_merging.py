@@ -212,8 +212,19 @@ def test_step_without_a_measured_token_has_no_values() -> None:
     )
 
 
-def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan() -> None:
-    """A trainer that fills masked logits with −1e9 must not change measures that do not depend on it."""
+def test_placeholders_are_counted_apart_and_the_rest_is_measured() -> None:
+    mu, pi = [-0.5, -9999.0, 0.06, -1.0], [-0.4, -0.5, 0.05, -65504.0]
+    columns = {"rollout_log_probs": [mu], "trainer_log_probs": [pi]}
+    found = measure_step(RolloutBatch.from_lists(["a"], [[1]], [[1, 2, 3, 4]], **columns))
+    measures = found.comparisons["trainer/rollout"].statistics.measures()
+    assert (measures["tokens"], measures["nonfinite_behaviour"], measures["nonfinite_target"]) == (2, 1, 1)
+    d = [np.float32(one) - np.float32(other) for one, other in ((-0.4, -0.5), (0.05, 0.06))]
+    assert measures["k3_kl"] == pytest.approx(sum(math.expm1(value) - value for value in d) / 2, rel=1e-5)
+    assert found.step.measures()["nonfinite_log_probs"] == 2
+
+
+def test_differences_beyond_the_range_of_exp_are_infinite_and_never_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foreshock.rollouts.schema.LEAST_LOG_PROB", -math.inf)
     batch = RolloutBatch.from_lists(
         ["a", "b"], [[1]] * 2, [[1, 2], [3]],
         rollout_log_probs=[[-0.5, -1e9], [-0.25]], trainer_log_probs=[[-1e9, -0.5], [-0.25]],

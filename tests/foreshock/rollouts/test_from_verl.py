@@ -54,7 +54,7 @@ def test_given_columns_override_those_of_the_data_proto() -> None:
 
 
 def test_invalid_log_prob_names_row_and_column() -> None:
-    invalid = torch.tensor([[-1.0, 0.0, -2.0], [-3.0, 4.0, 0.0]])
+    invalid = torch.tensor([[1.0, 0.0, 2.0], [3.0, 4.0, 0.0]])
     with pytest.raises(InvalidRolloutsError, match=r"rollout_log_probs"):
         RolloutBatch.from_verl(data_proto(rollout_log_probs=invalid))
 

@@ -182,7 +182,7 @@ TWO_TOKENS = np.array([[1, 1, 0], [0, 1, 1]])
         ({"response_padding_mask": ONES[:1]}, None, "response_padding_mask", r"\(1, 3\) and must have \(2, 3\)"),
         ({"response_padding_mask": [[1, 1, 0], [1, 1, 0]]}, 1, "response_mask", "at place 2: the model sampled"),
         ({"rollout_log_probs": -ONES[0]}, None, "rollout_log_probs", r"\(3,\) and must have \(2, 3\)"),
-        ({"rollout_log_probs": [[-1, -1, 5], [5, -1, 0.5]]}, 1, "rollout_log_probs", "0.5 at token 1 is above 0"),
+        ({"rollout_log_probs": [[-1, 0.7, 5], [5, 0.6, 0.5]]}, 0, "rollout_log_probs", "at token 1 is above 0"),
         ({"weights_version": [1, 2, 3]}, None, "weights_version", r"must have \(2, 3\) or \(2,\)"),
         ({"advantage": [1.0, 2.0, 3.0]}, None, "advantage", "must have 2: one per rollout"),
         ({"group_ids": ["a"]}, None, "group_id", "must have 2"),

@@ -45,7 +45,7 @@ def test_valid_body_is_accepted() -> None:
         ({"rollout_log_probs": [[-1.0], [-1.0] * 2, [-1.0] * 4]}, 2, "rollout_log_probs", "has 4 values"),
         ({"rollout_log_probs": [[-1.0], None, [-1.0] * 3]}, 1, "rollout_log_probs", "is null"),
         ({"rollout_log_probs": [[-1.0], [-1.0, None], [-1.0] * 3]}, 1, "rollout_log_probs", "write NaN"),
-        ({"rollout_log_probs": [[-1.0], [-1.0, 0.01], [-1.0] * 3]}, 1, "rollout_log_probs", "above 0"),
+        ({"rollout_log_probs": [[-1.0], [-1.0, 0.3], [0.5] * 3]}, 1, "rollout_log_probs", "above 0"),
         ({"rollout_log_probs": [["x"], ["y", "z"], ["a"] * 3]}, None, "rollout_log_probs", "must be list<float32>"),
         ({"rollout_log_probs": [-1.0, -1.0, -1.0]}, None, "rollout_log_probs", "must be list<float32>"),
         ({"response_token_ids": None}, None, "response_token_ids", "is missing"),
@@ -71,6 +71,20 @@ def test_broken_rule_names_row_and_column(changes: dict[str, Any], row: int, col
     assert type(error) is InvalidRolloutsError
     assert (error.row, error.column) == (row, column)
     assert message in str(error)
+
+
+@pytest.mark.parametrize("value", [0.06, 1.0, -9999.0, -65504.0, -800.0, float("inf")])
+def test_single_value_that_is_no_log_prob_is_accepted(value: float) -> None:
+    decode_rollouts(body(rollout_log_probs=[[-1.0], [-1.0, value], [-1.0] * 3]))
+
+
+def test_values_at_masked_tokens_do_not_count() -> None:
+    decode_rollouts(body(rollout_log_probs=[[-1.0], [1.0, 1.0], [1.0] * 3], response_mask=[[1], [0, 0], [0, 0, 0]]))
+
+
+def test_probabilities_of_unlikely_tokens_are_refused() -> None:
+    few = {"sample_id": ["a"], "prompt_token_ids": [[1]], "response_token_ids": [[1] * 40]}
+    assert "above 0" in str(refusal(body(**{**dict.fromkeys(GOOD), **few, "rollout_log_probs": [[0.01] * 40]})))
 
 
 def test_empty_table_is_refused() -> None:

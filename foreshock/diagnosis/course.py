@@ -1,0 +1,122 @@
+"""What the course of k3 over the steps tells: a jump in one step, a growth from the first step on, or none at all.
+
+At a run's first step engine and trainer hold the same weights. A mismatch that is there from the start is not one of
+weights; one that starts at the floor and grows with every update looks like weights that do not arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.api.diagnosis import DiagnosisCause
+from foreshock.diagnosis.wording import number
+
+__all__ = ["causes_of_course"]
+
+# A jump is this large, between levels of this many steps, and so many deviations of a step. A smaller k3 is ignored.
+_LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
+# A side may drift by this part of the jump.
+_MOST_DRIFT = 0.35
+_FIRST_STEP, _LEAST_STEPS, _MOST_GROWTH_STEPS = 1, 4, 16
+_HEALTHY_START, _GROWTH, _STATIC, _LARGE = 1e-3, 8.0, 1.6, 1e-3
+# These say nothing against numerics.
+_OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
+
+
+def causes_of_course(steps: Sequence[int], k3: Sequence[float], named: Collection[str]) -> tuple[DiagnosisCause, ...]:
+    """Return what the values of k3 at ascending steps tell; `named` are the causes that are known from elsewhere."""
+    known = [(step, value) for step, value in zip(steps, k3, strict=True) if value > 0 and math.isfinite(value)]
+    if len(known) < _LEAST_STEPS:
+        return ()
+    at, logs = [step for step, _ in known], np.log([value for _, value in known])
+    explained = any(name not in _OPEN for name in named)
+    found = (_jump(at, logs), None if explained else _since_start(at, logs))
+    return tuple(each for each in found if each is not None)
+
+
+def _jump(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | None:
+    """Return a jump of k3 from one level to another between two neighbouring steps."""
+    best: tuple[float, int] | None = None
+    for split in range(_LEAST_SIDE, logs.size - _LEAST_SIDE + 1):
+        size = abs(float(np.median(logs[split:]) - np.median(logs[:split])))
+        if best is None or size - _scatter(logs, split) > best[0]:
+            best = size - _scatter(logs, split), split
+    if best is None:
+        return None
+    split = best[1]
+    before, after = float(np.median(logs[:split])), float(np.median(logs[split:]))
+    size, scatter = after - before, _scatter(logs, split)
+    # The differences of neighbours, without that of the jump: a drift is no noise.
+    noise = 1.4826 * float(np.median(np.abs(np.delete(np.diff(logs), split - 1)))) / math.sqrt(2.0)
+    large = abs(size) >= max(math.log(_LEAST_JUMP), _DEVIATIONS * noise, 2.5 * scatter)
+    if not large or max(math.exp(before), math.exp(after)) < _LEAST_K3:
+        return None
+    if any(abs(_drift(side)) > _MOST_DRIFT * abs(size) for side in (logs[:split], logs[split:])):
+        return None
+    # Both neighbours of the border are at their own level.
+    if abs(logs[split - 1] - before) > 0.4 * abs(size) or abs(logs[split] - after) > 0.4 * abs(size):
+        return None
+    step, times = steps[split], math.exp(abs(size))
+    sentence = (
+        f"k3 {'rose' if size > 0 else 'fell'} from {number(math.exp(before))} to {number(math.exp(after))} "
+        f"({'×' if size > 0 else '÷'} {times:.2g}) in one step, at step {step}, with no drift before or after."
+    )
+    return DiagnosisCause(
+        name="mismatch_jump",
+        sentence=sentence,
+        source="detector",
+        what_to_do=f"Look at what changed at step {step}: code, configuration, precision, hardware, a restart.",
+        evidence={"step": step, "before": math.exp(before), "after": math.exp(after)},
+    )
+
+
+def _scatter(logs: NDArray[np.float64], split: int) -> float:
+    """Return the mean distance of the values from the medians of their sides."""
+    sides = (logs[:split], logs[split:])
+    return float(np.mean(np.concatenate([np.abs(side - np.median(side)) for side in sides])))
+
+
+def _drift(side: NDArray[np.float64]) -> float:
+    """Return how far a side drifts from its first to its last third."""
+    third = max(1, side.size // 3)
+    return float(np.median(side[-third:]) - np.median(side[:third]))
+
+
+def _since_start(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | None:
+    """Return that k3 is there since the first step, or that it grows since then; None if the first step is unknown."""
+    if steps[0] > _FIRST_STEP:
+        return None
+    first, values = math.exp(logs[0]), np.exp(logs)
+    spread = float(values.max() / values.min())
+    evidence = {"first": first, "least": float(values.min()), "largest": float(values.max())}
+    if spread <= _STATIC and float(np.median(values)) > _LARGE:
+        sentence = (
+            f"k3 is about the same in all steps from {steps[0]} to {steps[-1]} ({number(values.min())} to "
+            f"{number(values.max())}): it was there before the first update and does not follow the learning rate. It "
+            "looks like numerics of one side (a quantised engine, dropout in the scoring pass), not like stale weights."
+        )
+        advice = "Compare precision and dropout of engine and trainer; a probe (`foreshock probe`) names the side."
+        return _possible("static_mismatch", sentence, advice, evidence)
+    early = values[:_MOST_GROWTH_STEPS]
+    if first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all()):
+        last = steps[early.size - 1]
+        sentence = (
+            f"k3 was {number(first)} at step {steps[0]} and has grown with every step since, to {number(early[-1])} at "
+            f"step {last}. It looks as if the engine, or a part of it (an adapter, the head, a cache), still held the "
+            f"weights of step {steps[0]}: an update that does not arrive."
+        )
+        advice = (
+            "Check that updates reach the engine: compare digests of its weights, or probe a step with a checkpoint."
+        )
+        return _possible("weights_not_delivered", sentence, advice, evidence)
+    return None
+
+
+def _possible(name: str, sentence: str, what_to_do: str, evidence: dict[str, float]) -> DiagnosisCause:
+    return DiagnosisCause(
+        name=name, sentence=sentence, source="detector", certainty="possible", what_to_do=what_to_do, evidence=evidence
+    )

@@ -1,0 +1,362 @@
+"""Where the mismatch is: in which turns, positions, lags, ends of responses, and in how many rollouts.
+
+A concentration is an observation and no cause. It is reported if one part of the tokens has most of all k3, at a mean
+far above that of the rest, in several prompts. Sums are over an even sample of the rollouts. Single tokens with a large
+|d| carry most of a healthy k3, so a second measure must agree: the mean √|d| over uncertain tokens, which one token in
+thirty hardly moves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.lint.report import Clean, Finding, NotChecked, Outcome, format_number, format_percent
+from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.measures.statistics.derived_columns import lag_of_tokens, truncated_rollouts
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import required_range
+from foreshock.rollouts.arrays import take_rows
+from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.schema import are_log_probs
+
+if TYPE_CHECKING:
+    from foreshock.lint.evidence import LintEvidence
+
+Ints = NDArray[np.int64]
+
+PLACE_COUNTS = ("tokens", "uncertain", "rollouts", "groups")  # a group that shards share counts once for each
+PLACE_SUMS = ("k3", "roots")  # Σ k3 in nats, and Σ √|d| over uncertain tokens
+
+DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout")
+# Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
+_WIDTH = 1000
+_MOST_TOKENS = 1 << 18
+_LARGEST_D = 20.0
+# A token is uncertain if either log-prob is below this.
+_UNCERTAIN = -0.1
+# Position and distance from the end, in powers of two: bucket b holds 2^(b − 1) to 2^b − 1.
+_FAR_FROM_END = 5
+# The level of a rollout is (mean √|d|)², in half octaves from 2^−40.
+_LOWEST_LEVEL = -40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceSums:
+    """PLACE_COUNTS [K, 4] and PLACE_SUMS [K, 2] of the tokens at each place, by rising keys [K]."""
+
+    keys: Ints
+    counts: Ints
+    sums: CompensatedSums
+
+    @classmethod
+    def empty(cls) -> PlaceSums:
+        """Return the sums of no token."""
+        counts = np.zeros((0, len(PLACE_COUNTS)), np.int64)
+        return cls(np.zeros(0, np.int64), counts, CompensatedSums.zeros(0, len(PLACE_SUMS)))
+
+    def merge(self, other: PlaceSums) -> PlaceSums:
+        """Return the sums over the tokens of both."""
+        union = np.union1d(self.keys, other.keys)
+        counts = np.zeros((union.size, len(PLACE_COUNTS)), np.int64)
+        sums = CompensatedSums.zeros(union.size, len(PLACE_SUMS))
+        for part in (self, other):
+            slots = np.searchsorted(union, part.keys)
+            counts[slots] += part.counts
+            total = CompensatedSums(sums.high[slots], sums.low[slots]) + part.sums
+            sums.high[slots], sums.low[slots] = total.high, total.low
+        return PlaceSums(union, counts, sums)
+
+    def without(self, dimension: str) -> PlaceSums:
+        """Return the sums without a dimension."""
+        kept = self.keys // _WIDTH != DIMENSIONS.index(dimension)
+        return PlaceSums(self.keys[kept], self.counts[kept], CompensatedSums(self.sums.high[kept], self.sums.low[kept]))
+
+    def of(self, dimension: str) -> tuple[Ints, NDArray[np.float64]]:
+        """Return the buckets [B] of a dimension and a table [B, 6] of PLACE_COUNTS and PLACE_SUMS."""
+        chosen = self.keys // _WIDTH == DIMENSIONS.index(dimension)
+        table = np.concatenate([self.counts[chosen], self.sums.value[chosen]], axis=1)
+        return self.keys[chosen] % _WIDTH, table
+
+
+def sum_places(batch: RolloutBatch) -> PlaceSums:
+    """Return the sums of a batch by place; empty if either log-prob was not logged."""
+    behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
+    if behaviour is None or target is None or not batch.num_tokens:
+        return PlaceSums.empty()
+    stride = max(1, -(-batch.num_tokens // _MOST_TOKENS))
+    rows = np.arange(0, batch.num_rollouts, stride)
+    positions, offsets = take_rows(batch.response_offsets, rows)
+    lengths = np.diff(offsets)
+    mu, pi = behaviour[positions], target[positions]
+    keep = are_log_probs(mu) & are_log_probs(pi)
+    if batch.response_mask is not None:
+        keep &= batch.response_mask[positions] != 0
+    kept = np.flatnonzero(keep)
+    if not kept.size:
+        return PlaceSums.empty()
+    mu, pi = mu[kept].astype(np.float64), pi[kept].astype(np.float64)
+    d = np.clip(pi - mu, -_LARGEST_D, _LARGEST_D)
+    uncertain = np.minimum(mu, pi) < _UNCERTAIN
+    terms = np.stack([np.expm1(d) - d, np.where(uncertain, np.sqrt(np.abs(d)), 0.0)], axis=1)
+    of_row = np.repeat(np.arange(rows.size), lengths)[kept]
+    index = (np.arange(positions.size) - np.repeat(offsets[:-1], lengths))[kept]
+    from_end = np.repeat(lengths, lengths)[kept] - 1 - index
+    truncated = truncated_rollouts(batch)[0][rows][of_row]
+    near_end = np.minimum(_octave(from_end), _FAR_FROM_END)
+    codes = {
+        "position": _octave(index),
+        "end_of_truncated": np.where(truncated, near_end, -1),
+        "end_of_stopped": np.where(truncated, -1, near_end),
+        "rollout": _levels(terms[:, 1], uncertain, of_row, rows.size)[of_row],
+    }
+    if batch.turn is not None:
+        codes["turn"] = np.clip(batch.turn[positions][kept].astype(np.int64), 0, _WIDTH - 1)
+    if (lag := lag_of_tokens(batch)) is not None:
+        codes["lag"] = np.clip(lag[positions][kept].astype(np.int64), 0, _WIDTH - 1)
+    groups = _groups(batch, rows)[of_row]
+    keys = {name: np.where(code >= 0, DIMENSIONS.index(name) * _WIDTH + code, -1) for name, code in codes.items()}
+    parts = [_add_up(key, terms, uncertain, of_row, groups) for key in keys.values()]
+    total = PlaceSums.empty()
+    for part in parts:
+        total = total.merge(part)
+    return total
+
+
+def _octave(values: Ints) -> Ints:
+    """Return 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
+
+
+def _levels(roots: NDArray[np.float64], uncertain: NDArray[np.bool_], of_row: Ints, rows: int) -> Ints:
+    """Return the level of each rollout, [rows]; −1 for one without an uncertain token."""
+    counts = np.bincount(of_row, uncertain, rows)
+    means = np.bincount(of_row, roots, rows) / np.maximum(counts, 1)
+    level = np.floor(2.0 * (2.0 * np.log2(np.maximum(means, 1e-9)) - _LOWEST_LEVEL))
+    return np.where(counts > 0, np.clip(level, 0, _WIDTH - 1), -1).astype(np.int64)
+
+
+def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
+    """Return a number of the prompt group of each row; a rollout without a group is one of its own."""
+    if batch.group_ids is None:
+        return rows
+    known: dict[str, int] = {}
+    names = [batch.group_ids[row] for row in rows.tolist()]
+    return np.array(
+        [-1 - place if name is None else known.setdefault(name, len(known)) for place, name in enumerate(names)]
+    )
+
+
+def _add_up(
+    keys: Ints, terms: NDArray[np.float64], uncertain: NDArray[np.bool_], of_row: Ints, groups: Ints
+) -> PlaceSums:
+    """Return the sums of tokens [T] with these keys [T]; a key of −1 is left out."""
+    unique, places = np.unique(keys, return_inverse=True)
+    size = unique.size
+    counts = np.stack(
+        [
+            np.bincount(places, minlength=size),
+            np.bincount(places, uncertain, size).astype(np.int64),
+            *(_distinct(places, each, size) for each in (of_row, groups)),
+        ],
+        axis=1,
+    )
+    sums: NDArray[np.float64] = np.stack([np.bincount(places, terms[:, column], size) for column in (0, 1)], axis=1)
+    chosen = unique >= 0
+    return PlaceSums(unique[chosen], counts[chosen], CompensatedSums(sums[chosen], np.zeros_like(sums[chosen])))
+
+
+def _distinct(places: Ints, values: Ints, size: int) -> Ints:
+    """Return how many different values there are at each place, [size]."""
+    _, compact = np.unique(values, return_inverse=True)
+    pairs = np.unique(places * (int(compact.max()) + 1) + compact)
+    return np.bincount(pairs // (int(compact.max()) + 1), minlength=size)
+
+
+_CHECK = "mismatch_by_place"
+# The part has this share of all k3, at a mean of this many times the rest's, in k3 and in √|d| squared.
+_SHARE, _TIMES, _TIMES_OF_ROOTS = 0.6, 10.0, 3.0
+_MOST_TOKENS_SHARE, _LEAST_UNCERTAIN, _LEAST_GROUPS = 0.75, 20, 3
+_MOST_ROLLOUTS = 0.4
+# Rollouts differ a lot in healthy runs. Those of another kind are apart: hardly any has a level between, over a factor
+# of 2.8 in |d|.
+_GAP, _BETWEEN = 3, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the tokens, `low` to `high` of a dimension's buckets, against the others."""
+
+    dimension: str
+    low: int
+    high: int
+    last: int
+    tokens: float
+    rollouts: float
+    k3: float
+    k3_of_rest: float
+    share: float
+    share_of_tokens: float
+
+    @property
+    def times(self) -> float:
+        return self.k3 / max(self.k3_of_rest, 1e-9)
+
+
+def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
+    """Check if one part of the tokens has most of the mismatch; the part that differs most is reported."""
+    if not evidence.places.keys.size:
+        return NotChecked(_CHECK, "needs rollout_log_probs and trainer_log_probs")
+    healthy = required_range("k3_kl", model_kind or "moe").warning
+    assert healthy is not None
+    found = [part for name in DIMENSIONS for part in _parts(evidence, name) if part.k3 > healthy]
+    best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
+    if best is None:
+        return _trend(evidence, "lag", healthy) or _trend(evidence, "position", healthy) or Clean(_CHECK)
+    seen = (
+        f"k3 averages {format_number(best.k3)} {_words(best)}, and {format_number(best.k3_of_rest)} elsewhere: "
+        f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3."
+        f"{_HINTS.get(best.dimension, '')}"
+    )
+    numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
+    numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
+    return Finding(_CHECK, "warning", seen, numbers)
+
+
+def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | None:
+    """Return a finding if k3 rises or falls steadily over the buckets of a dimension."""
+    buckets, table = evidence.places.of(dimension)
+    filled = (table[:, 1] >= _LEAST_UNCERTAIN) & (table[:, 3] >= _LEAST_GROUPS)
+    buckets, table = buckets[filled], table[filled]
+    if buckets.size < (_LEAST_LAGS if dimension == "lag" else _LEAST_POSITIONS):
+        return None
+    k3, roots = table[:, 4] / table[:, 0], np.square(table[:, 5] / table[:, 1])
+    rises = k3[-1] > k3[0]
+    order = slice(None) if rises else slice(None, None, -1)
+    steady = all((np.diff(values[order]) > -0.1 * values[order][1:]).all() for values in (k3, roots))
+    least, most = k3[order][0], k3[order][-1]
+    times = _TIMES_OF_LAGS if dimension == "lag" else _TIMES_OF_POSITIONS
+    if not steady or most < healthy or most < times * least or roots[order][-1] < math.sqrt(times) * roots[order][0]:
+        return None
+    if dimension == "lag":
+        levels = ", ".join(f"{format_number(value)} at lag {lag}" for lag, value in zip(buckets, k3, strict=True))
+        seen = f"k3 {'rises' if rises else 'falls'} with the lag: {levels}.{_HINTS['lag'] if rises else ''}"
+    else:
+        first = 2 ** (int(buckets[-1]) - 1)
+        seen = (
+            f"k3 {'rises' if rises else 'falls'} with the position in the response: {format_number(k3[0])} at the "
+            f"first token, {format_number(k3[-1])} from token {first} on.{'' if rises else _STATE_BEFORE}"
+        )
+    numbers = {"k3_first": float(k3[0]), "k3_last": float(k3[-1])}
+    return Finding(_CHECK, "warning", seen, numbers)
+
+
+def check_evenness(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
+    """Check for a large mismatch that is about the same everywhere; made only if no other check explains it."""
+    check = "mismatch_everywhere"
+    buckets, table = evidence.places.of("position")
+    if not buckets.size:
+        return NotChecked(check, "needs rollout_log_probs and trainer_log_probs")
+    healthy = required_range("k3_kl", model_kind or "moe").warning
+    k3 = evidence.sum("paired_k3") / evidence.count("paired")
+    assert healthy is not None
+    mean, t = evidence.groups.mean_and_t("ratio_minus_one")
+    filled = table[:, 1] >= _LEAST_UNCERTAIN * 2
+    levels = np.square(table[filled, 5] / table[filled, 1])
+    symmetric = abs(mean) < _MEAN_NEAR or abs(t) < _MEAN_T
+    if k3 <= healthy or levels.size < 2 or levels.max() > _EVEN * levels.min() or not symmetric:
+        return Clean(check)
+    seen = (
+        f"k3 averages {format_number(k3)}, at every position about alike, and π is above μ as much as below it (mean ρ "
+        f"{format_number(1.0 + mean)}). It looks like numerics or like weights of another step; the data alone do not "
+        "tell which."
+    )
+    return Finding(check, "info", seen, {"k3": k3, "mean_ratio": 1.0 + mean})
+
+
+_LEAST_LAGS, _LEAST_POSITIONS, _TIMES_OF_LAGS, _TIMES_OF_POSITIONS = 2, 4, 2.0, 3.0
+_EVEN, _MEAN_NEAR, _MEAN_T = 2.0, 0.02, 4.0
+_STATE_BEFORE = (
+    " It looks like a state from before the response, such as a cache of the prompt made with other weights."
+)
+_HINTS = {
+    "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
+    "lag": " That is staleness and not numerics.",
+    "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
+}
+
+
+def _parts(evidence: LintEvidence, dimension: str) -> list[_Part]:
+    """Return the beginnings and the ends of a dimension's buckets, and single buckets, that stand out."""
+    buckets, table = evidence.places.of(dimension)
+    size = buckets.size
+    if dimension.startswith("end_of"):
+        # The rest includes every other response.
+        cuts = [(0, stop) for stop in range(1, size) if buckets[stop - 1] < _FAR_FROM_END]
+        everything = evidence.places.of("position")[1].sum(axis=0)
+    else:
+        cuts = [(start, size) for start in range(1, size)]
+        cuts += [] if dimension == "rollout" else [(0, stop) for stop in range(1, size)]
+        everything = table.sum(axis=0)
+    return [part for start, stop in cuts if (part := _part(dimension, buckets, table, everything, start, stop))]
+
+
+def _part(
+    dimension: str,
+    buckets: Ints,
+    table: NDArray[np.float64],
+    everything: NDArray[np.float64],
+    start: int,
+    stop: int,
+) -> _Part | None:
+    inside = table[start:stop].sum(axis=0)
+    # Rollouts and groups of several buckets may be the same ones: the bucket with the most is a lower bound.
+    groups = inside[3] if dimension == "rollout" else table[start:stop, 3].max()
+    outside = everything - inside
+    tokens, uncertain, k3, roots = inside[0], inside[1], inside[4], inside[5]
+    if (
+        min(uncertain, outside[1]) < _LEAST_UNCERTAIN
+        or groups < _LEAST_GROUPS
+        or tokens > _MOST_TOKENS_SHARE * everything[0]
+    ):
+        return None
+    if dimension == "rollout":
+        between = (buckets >= buckets[start] - _GAP) & (buckets < buckets[start])
+        if inside[2] > _MOST_ROLLOUTS * everything[2] or table[between, 2].sum() > _BETWEEN * inside[2]:
+            return None
+    share = k3 / everything[4] if everything[4] > 0 else 0.0
+    rest = max(outside[4], 0.0) / outside[0]
+    roots_rest = (max(outside[5], 0.0) / outside[1]) ** 2
+    if share < _SHARE or k3 / tokens < _TIMES * rest or (roots / uncertain) ** 2 < _TIMES_OF_ROOTS * roots_rest:
+        return None
+    return _Part(
+        dimension, int(buckets[start]), int(buckets[stop - 1]), int(buckets[-1]), tokens, inside[2], k3 / tokens, rest,
+        share, tokens / everything[0],
+    )  # fmt: skip
+
+
+def _words(part: _Part) -> str:
+    """Return which tokens a part has."""
+    low, high = part.low, part.high
+    if part.dimension == "turn":
+        if low == 0:
+            return f"in turns 0 to {high}" if high else "in turn 0"
+        return f"from turn {low} on" if high == part.last else f"in turns {low} to {high}"
+    if part.dimension == "lag":
+        return f"at lags of {low} or more" if high == part.last and high > low else f"at lag {low}"
+    if part.dimension == "position":
+        first, last = (0 if low == 0 else 2 ** (low - 1)), 2**high - 1 if high else 0
+        return (
+            f"from token {first} of a response on"
+            if high == part.last
+            else f"at the first {last + 1} tokens of a response"
+        )
+    if part.dimension == "rollout":
+        return f"in {int(part.rollouts):,} rollouts"
+    ends = "truncated" if part.dimension == "end_of_truncated" else "other than truncated"
+    count = 2**high
+    return f"at the last {count} tokens of {ends} responses" if count > 1 else f"at the last token of {ends} responses"

@@ -1,0 +1,52 @@
+"""What the course of k3 tells: jumps with their date, growth since the first step, static mismatch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreshock.diagnosis.course import causes_of_course
+
+
+def noisy(values: np.ndarray, noise: float = 0.06, seed: int = 0) -> np.ndarray:
+    return values * np.exp(np.random.default_rng(seed).normal(0, noise, values.size))
+
+
+def names(values: np.ndarray, first: int = 1, named: tuple[str, ...] = ()) -> dict[str, str]:
+    found = causes_of_course(range(first, first + values.size), values.tolist(), named)
+    return {each.name: each.sentence for each in found}
+
+
+@pytest.mark.parametrize("times", [1.8, 3.0, 1 / 2.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_jump_has_its_date(times: float, seed: int) -> None:
+    values = noisy(np.where(np.arange(1, 65) < 41, 3e-3, 3e-3 * times), seed=seed)
+    assert "at step 41" in names(values)["mismatch_jump"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_neither_a_ramp_nor_noise_nor_an_outlier_is_a_jump(seed: int) -> None:
+    ramp = noisy(3e-3 * 2.5 ** (np.arange(64) / 64), seed=seed)
+    flat = noisy(np.full(64, 3e-3), 0.25, seed)
+    outlier = noisy(np.full(64, 3e-3), seed=seed)
+    outlier[30:32] *= 4
+    level = np.zeros(64)
+    for at in range(1, 64):
+        level[at] = 0.9 * level[at - 1] + np.random.default_rng(seed * 64 + at).normal(0, 0.1)
+    for values in (ramp, flat, outlier, 3e-3 * np.exp(level)):
+        assert "mismatch_jump" not in names(values, first=100)
+
+
+def test_growth_from_the_first_step_looks_like_weights_that_do_not_arrive() -> None:
+    grown = np.array([2.9e-4, 0.122, 0.325, 0.493, 0.645, 0.854, 1.02, 1.23])
+    assert "still held the weights of step 1" in names(grown)["weights_not_delivered"]
+    assert "weights_not_delivered" not in names(grown, first=5)
+    assert "weights_not_delivered" not in names(grown, named=("shifted_log_probs",))
+    assert "weights_not_delivered" not in names(np.array([2.9e-4, 3.1e-4, 2.8e-4, 3e-4, 0.01, 0.02]))
+
+
+def test_mismatch_since_the_first_step_is_static() -> None:
+    static = np.array([0.0597, 0.0606, 0.0568, 0.0536])
+    assert "looks like numerics" in names(static)["static_mismatch"]
+    assert names(static / 1000) == {}
+    assert names(static, named=("processed_log_probs",)) == {}

@@ -1,0 +1,59 @@
+"""Whether a batch can teach anything: rewards without spread, groups of one, empty and truncated responses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foreshock.lint import collect_evidence, lint_batch, run_checks
+from foreshock.rollouts import RolloutBatch
+from tests.foreshock.lint.healthy import healthy_batch
+
+
+@pytest.fixture
+def batch() -> RolloutBatch:
+    """Return 128 rollouts of 16 groups, without rewards and advantages."""
+    groups = [f"prompt-{row // 8}" for row in range(128)]
+    return replace(healthy_batch(5), group_ids=groups, reward=None, advantage=None, finish_reasons=None)
+
+
+def infos(batch: RolloutBatch) -> dict[str, str]:
+    return {each.name: each.seen for each in lint_batch(batch).warnings}
+
+
+def of_groups(batch: RolloutBatch, *, spread: bool) -> RolloutBatch:
+    reward = np.arange(128, dtype=np.float32) // 8 % 2
+    reward[5] += spread
+    return replace(batch, reward=reward)
+
+
+def test_equal_rewards_in_every_group_are_named(batch: RolloutBatch) -> None:
+    assert "None of 16 groups" in infos(of_groups(batch, spread=False))["no_reward_spread"]
+    assert "no_reward_spread" not in infos(of_groups(batch, spread=True))
+
+
+def test_groups_are_whole_only_over_all_shards(batch: RolloutBatch) -> None:
+    spread = of_groups(batch, spread=True)
+    parts = [collect_evidence(spread.select(np.arange(start, 128, 2))) for start in (1, 0)]
+    assert "no_reward_spread" not in {each.name for each in run_checks(parts[0].merge(parts[1])).warnings}
+
+
+def test_advantages_other_than_0_are_a_signal(batch: RolloutBatch) -> None:
+    flat = of_groups(batch, spread=False)
+    assert "no_reward_spread" not in infos(replace(flat, advantage=np.linspace(-1, 1, 128, dtype=np.float32)))
+    assert "all 128 advantages are 0" in infos(replace(flat, advantage=np.zeros(128, np.float32)))["no_reward_spread"]
+
+
+def test_rollouts_that_are_each_a_group_are_named(batch: RolloutBatch) -> None:
+    alone = replace(of_groups(batch, spread=True), group_ids=[f"prompt-{row}" for row in range(128)])
+    assert "a group of its own" in infos(alone)["no_reward_spread"]
+
+
+def test_truncated_and_empty_responses_are_counted(batch: RolloutBatch) -> None:
+    assert "100 %" in infos(replace(batch, finish_reasons=["length"] * 128))["all_truncated"]
+    assert "all_truncated" not in infos(replace(batch, finish_reasons=["length"] * 100 + ["stop"] * 28))
+    responses = [[1, 2]] * 24 + [[]] * 8
+    half = RolloutBatch.from_lists([str(row) for row in range(32)], [[1]] * 32, responses)
+    assert "8 of 32 responses (25 %)" in infos(half)["empty_responses"]

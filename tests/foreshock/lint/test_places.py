@@ -1,0 +1,98 @@
+"""Where the mismatch is: concentrations are named with their numbers, healthy structure is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from foreshock.lint import LintEvidence, collect_evidence, lint_batch
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from tests.foreshock.lint.healthy import Policy, healthy_batch
+from tests.foreshock.lint.test_corruptions import only
+
+Where = Callable[[RolloutBatch], np.ndarray]
+
+
+def batch_with(where: Where, size: float = 0.8, seed: int = 3, **columns: object) -> RolloutBatch:
+    """Return a healthy batch in which log π is off by normal noise of this size at chosen tokens."""
+    batch = replace(healthy_batch(seed, Policy(sharpness=2.0)), **columns)
+    assert batch.trainer_log_probs is not None
+    # E ρ stays 1, as that of a normalised policy.
+    off = np.random.default_rng(seed).normal(-size * size / 2, size, batch.num_tokens) * where(batch)
+    return replace(batch, trainer_log_probs=np.minimum(batch.trainer_log_probs + off, -1e-3).astype(np.float32))
+
+
+def positions(batch: RolloutBatch) -> np.ndarray:
+    return np.arange(batch.num_tokens) - np.repeat(batch.response_offsets[:-1], batch.response_lengths)
+
+
+def rows(batch: RolloutBatch) -> np.ndarray:
+    return np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
+
+
+def test_turn_is_named() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0))
+    turn = (positions(batch) >= 12).astype(np.int16)
+    seen = only(lint_batch(batch_with(lambda each: positions(each) >= 12, turn=turn)), "mismatch_by_place").seen
+    assert "from turn 1 on" in seen
+
+
+def test_last_tokens_of_truncated_responses_are_named() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0))
+    reasons = ["length" if row % 4 == 0 else "stop" for row in range(batch.num_rollouts)]
+
+    def tail(each: RolloutBatch) -> np.ndarray:
+        from_end = np.repeat(each.response_lengths, each.response_lengths) - positions(each)
+        return (from_end <= 4) & (rows(each) % 4 == 0)
+
+    seen = only(lint_batch(batch_with(tail, 2.0, finish_reasons=reasons)), "mismatch_by_place").seen
+    assert "last 4 tokens of truncated responses" in seen
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_minority_of_rollouts_is_named(share: float) -> None:
+    def minority(each: RolloutBatch) -> np.ndarray:
+        return rows(each) % round(1 / share) == 1
+
+    warning = only(lint_batch(batch_with(minority)), "mismatch_by_place")
+    assert "rollouts, and" in warning.seen
+    assert warning.evidence["share_of_k3"] > 0.9
+
+
+def test_rise_with_lag_is_staleness() -> None:
+    batch = healthy_batch(3, Policy(sharpness=2.0))
+    lag = (rows(batch) // 8) % 4
+    versions = (9 - lag).astype(np.int32)
+    attributes = BatchAttributes(trainer_weights_version=9)
+    found = batch_with(lambda each: 0.3 * lag, 1.0, weights_version=versions, attributes=attributes)
+    seen = only(lint_batch(found), "mismatch_by_place").seen
+    assert "staleness" in seen
+
+
+def test_large_mismatch_everywhere_is_an_info_without_a_cause() -> None:
+    report = lint_batch(batch_with(lambda each: np.ones(each.num_tokens), 0.4))
+    assert [(each.name, each.severity) for each in report.warnings] == [("mismatch_everywhere", "info")]
+    assert "looks like" in report.warnings[0].seen
+    assert report.is_clean
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_single_outliers_are_no_place(seed: int) -> None:
+    batch = healthy_batch(seed, Policy(sharpness=2.0))
+    assert batch.trainer_log_probs is not None
+    off = batch.trainer_log_probs.copy()
+    off[np.random.default_rng(seed).integers(0, off.size, 3)] -= 6.0
+    assert "mismatch_by_place" not in {each.name for each in lint_batch(replace(batch, trainer_log_probs=off)).warnings}
+
+
+def test_shards_in_any_order_give_the_places_of_the_batch() -> None:
+    whole = batch_with(lambda each: positions(each) < 4)
+    parts = [collect_evidence(whole.select(np.arange(start, 128, 4))) for start in (2, 0, 3, 1)]
+    merged, one = reduce(LintEvidence.merge, parts).places, collect_evidence(whole).places
+    assert merged.keys.tolist() == one.keys.tolist()
+    assert merged.counts[:, :3].tolist() == one.counts[:, :3].tolist()
+    np.testing.assert_allclose(merged.sums.value, one.sums.value, rtol=1e-9)
