@@ -10,37 +10,39 @@ import functools
 import importlib.util
 import math
 import threading
+import zlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.passes.chunks import Chunk, chunks_of, sum_chunks
 from foreshock.measures.statistics.bucket_sums import BucketSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID, BitGrid
-from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.tails import TAIL_LEVELS, sums_beyond
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
+from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, sums_beyond
 from foreshock.measures.statistics.token_ids import TokenIdSums
 
 if TYPE_CHECKING:
-    from foreshock.measures.passes.loops import Layout, Totals
+    from foreshock.measures.passes.loops import Columns, Floats, Integers, Layout, Totals
 
 __all__ = ["available", "compute_verl_metrics", "is_prepared", "prepare", "sum_rollouts_compiled"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-AddRollouts = Callable[..., None]
+AddRollouts = Callable[..., int]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 _lock = threading.Lock()
 _add_rollouts: AddRollouts | None = None
 
 # The conditions whose values change within a rollout.
 _CONDITIONS = ("probability", "position", "turn", "entropy", "lag")
-_NOTHING = np.zeros(0)
 _NO_ROWS = np.zeros(0, np.int64)
 # Up to this many rows per token a lookup table by id is cheaper than a search in the sorted ids.
 _LOOKUP_ROWS_PER_TOKEN = 32
@@ -81,14 +83,15 @@ def _compile(*, cached: bool) -> AddRollouts:
     """Return the loops as machine code; the first call compiles, for types that all calls share."""
     import numba
 
-    from foreshock.measures.passes import loops
+    from foreshock.measures.passes.loops import entry
+    from foreshock.measures.passes.token_terms import OPTIONS
 
-    made: AddRollouts = numba.njit(cache=cached, **loops.ENTRY_OPTIONS)(loops.add_rollouts)
+    constants = repr((DPPO_PROBABILITY_GAP, LARGEST_VALUES)).encode()
+    sources = zlib.crc32(Path(__file__).with_name("token_terms.py").read_bytes() + constants)
+    made: AddRollouts = numba.njit(cache=cached, **OPTIONS)(entry(sources))
     one = np.full(1, -1.0)
-    totals = loops.new_totals(LOG_RATIO_GRID.size, _layout().unknown + 1, 1)
-    sums = np.zeros((1, len(loops.SUMS)))
-    offsets = np.array([0, 1], np.int64)
-    made(offsets, (one,) * 4, (one,) * len(_CONDITIONS), np.zeros(1, np.int64), _layout(), totals, sums, True)
+    columns, totals = _columns(TokenInputs(one, one, np.array([0, 1])), _RowsOfIds(None)), _totals(1, 0)
+    made(columns, _layout(), totals, True)
     return made
 
 
@@ -100,6 +103,8 @@ def _layout() -> Layout:
     inner = [np.array(CONDITIONS[name].edges[1:-1]) for name in _CONDITIONS]
     # Edges of log μ, which the loops have at hand.
     inner[0] = np.array([math.log(edge) for edge in inner[0]])
+    # Edges of log₂(position + 1).
+    inner[1] = np.log2(inner[1] + 1)
     edges = np.full((len(inner), -(-max(values.size for values in inner) // 4) * 4), math.inf)
     for row, values in zip(edges, inner, strict=True):
         row[: values.size] = values
@@ -121,92 +126,135 @@ def sum_rollouts_compiled(inputs: TokenInputs) -> RolloutSums:
     Integers, extremes and largest values equal numpy's; float sums agree to 1e-12 of the sum of absolute values. Raises
     ImportError without numba.
     """
-    return sum_chunks(inputs, _CompiledTotals(inputs.token_ids))
+    add, ids = _machine_code(), _RowsOfIds(inputs.token_ids)
+    totals, layout = _totals(inputs.offsets.size - 1, ids.ids.size), _layout()
+    add(_columns(inputs, ids), layout, totals, True)
+    tokens, generated, entropy_tokens, advantage_tokens, turns = totals.counts.T.copy()
+    result = RolloutSums(
+        tokens=tokens,
+        generated=generated,
+        sums=totals.sums,
+        min_d=totals.ranges[:, 0],
+        max_d=totals.ranges[:, 1],
+        entropy_tokens=entropy_tokens,
+        advantage_tokens=advantage_tokens,
+        turns=turns,
+        nonfinite_target=int(totals.nonfinite[0]),
+        nonfinite_behaviour=int(totals.nonfinite[1]),
+        zero_tokens=int(totals.histogram[-1]),
+        bad_updates=int(totals.bad_updates[0]),
+        max_probability_difference=float(totals.largest_difference[0]),
+        histogram=totals.histogram[:-1].reshape(2, -1),
+        weight_sums=(totals.high + totals.low)[: layout.first_tail].reshape(2, WEIGHT_GRID.size, -1),
+        token_ids=ids.sums(totals.token_ids),
+        largest_minus_d=_largest(totals, 0),
+        largest_d=_largest(totals, 1),
+        token_weights=LogWeights.from_array(int(tokens.sum()), totals.token_weights),
+        turn_weights=LogWeights.from_array(int(turns.sum()), totals.turn_weights),
+    )
+    _fill_buckets(result, totals, layout)
+    return result
 
 
-class _CompiledTotals:
-    """The sums over all chunks, in the arrays of the loops."""
-
-    def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
-        self._add = _machine_code()
-        from foreshock.measures.passes.loops import SUMS, new_totals
-
-        self._places = np.array([TOKEN_SUMS.index(name) for name in SUMS])
-        self._ids = _RowsOfIds(token_ids)
-        self._totals: Totals = new_totals(LOG_RATIO_GRID.size, _layout().unknown + 1, self._ids.ids.size)
-
-    def add(self, result: RolloutSums, chunk: Chunk) -> None:
-        sums = np.zeros((chunk.rows.size, self._places.size))
-        entropy, advantage = _or_nothing(chunk.entropy), _or_nothing(chunk.advantage)
-        values = (
-            chunk.behaviour,
-            _or_nothing(chunk.positions),
-            _or_nothing(chunk.turn),
-            entropy,
-            _or_nothing(chunk.lag),
+def _fill_buckets(result: RolloutSums, totals: Totals, layout: Layout) -> None:
+    """Fill the tails and the tables of conditions."""
+    tokens, largest = totals.tokens.sum(axis=0), totals.largest.max(axis=0)
+    tails, shape = slice(layout.first_tail, layout.first[0]), (2, len(TAIL_LEVELS), 4)
+    between = tokens[tails].reshape(2, -1)
+    result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
+    result.tail_sums = sums_beyond(
+        CompensatedSums(totals.high[tails].reshape(shape), totals.low[tails].reshape(shape))
+    ).value
+    for name, first in zip(_CONDITIONS, layout.first.tolist(), strict=True):
+        own = slice(first, first + CONDITIONS[name].size)
+        result.conditions[name] = BucketSums(
+            tokens[own], CompensatedSums(totals.high[own], totals.low[own]), largest[own]
         )
-        self._add(
-            chunk.offsets,
-            (chunk.target, chunk.behaviour, entropy, advantage),
-            values,
-            _NO_ROWS if chunk.token_ids is None else self._ids.of(chunk.token_ids),
-            _layout(),
-            self._totals,
-            sums,
-            True,
-        )
-        result.sums[chunk.rows[:, None], self._places] = sums
-
-    def finish(self, result: RolloutSums) -> None:
-        totals, layout = self._totals, _layout()
-        sums = CompensatedSums(totals.high, totals.low)
-        result.max_probability_difference = float(totals.largest_difference[0])
-        result.histogram = totals.histogram[:-1].reshape(2, -1)
-        result.zero_tokens = int(totals.histogram[-1])
-        result.weight_sums = sums.value[: layout.first_tail].reshape(2, WEIGHT_GRID.size, -1)
-        tails = slice(layout.first_tail, layout.first[0])
-        between = totals.tokens[tails].reshape(2, -1)
-        result.tail_counts = np.cumsum(between[:, ::-1], axis=1)[:, ::-1].copy()
-        shape = (2, len(TAIL_LEVELS), 4)
-        result.tail_sums = sums_beyond(
-            CompensatedSums(totals.high[tails].reshape(shape), totals.low[tails].reshape(shape))
-        ).value
-        for name, first in zip(_CONDITIONS, layout.first.tolist(), strict=True):
-            own = slice(first, first + CONDITIONS[name].size)
-            result.conditions[name] = BucketSums(
-                totals.tokens[own], CompensatedSums(totals.high[own], totals.low[own]), totals.largest[own]
-            )
-        result.token_ids = self._ids.sums(totals.token_ids)
+    result.conditions["length"] = result.sums_by_length()
 
 
-def _or_nothing(values: NDArray[Any] | None) -> Float64:
-    return _NOTHING if values is None else values.astype(np.float64, copy=False)
+def _largest(totals: Totals, side: int) -> Float64:
+    """Return the largest values of d (side 1) or of −d (side 0), falling."""
+    return np.sort(totals.extremes[side, : totals.kept[side]])[::-1][:LARGEST_VALUES].copy()
+
+
+def _totals(rollouts: int, ids: int) -> Totals:
+    """Return empty sums."""
+    from foreshock.measures.passes.loops import new_totals
+
+    return new_totals(rollouts, LOG_RATIO_GRID.size, _layout().unknown + 1, ids)
+
+
+def _columns(inputs: TokenInputs, ids: _RowsOfIds) -> Columns:
+    """Return the columns of the loops: those of `inputs` in place if they are contiguous and of a supported type."""
+    from foreshock.measures.passes.loops import Columns
+
+    advantage = inputs.advantage
+    return Columns(
+        offsets=_read_only(inputs.offsets, np.int64),
+        target=_floats(inputs.target),
+        behaviour=_floats(inputs.behaviour),
+        generated=_read_only(np.zeros(0) if inputs.generated is None else inputs.generated, np.bool_),
+        entropy=_floats(inputs.entropy),
+        advantage=_floats(advantage),
+        advantage_of_rollout=advantage is not None and advantage.size != inputs.offsets[-1],
+        turn=_integers(inputs.turn),
+        lag=_integers(inputs.lag),
+        token_ids=_integers(ids.column),
+        rows_of_ids=_read_only(ids.places, np.int64),
+    )
+
+
+def _floats(values: NDArray[np.floating] | None) -> Floats:
+    """Return a column as (float32, float64), one of which is empty."""
+    if values is None:
+        return _NO_FLOATS
+    if values.dtype in (np.float16, np.float32):
+        return _read_only(values, np.float32), _NO_FLOATS[1]
+    return _NO_FLOATS[0], _read_only(values, np.float64)
+
+
+def _integers(values: NDArray[np.integer] | None) -> Integers:
+    """Return a column as (int32, int64), one of which is empty."""
+    if values is None:
+        return _NO_INTEGERS
+    if values.dtype in (np.int16, np.int32):
+        return _read_only(values, np.int32), _NO_INTEGERS[1]
+    return _NO_INTEGERS[0], _read_only(values, np.int64)
+
+
+def _read_only(values: NDArray[Any], dtype: type[Scalar]) -> NDArray[Scalar]:
+    """Return a contiguous array of this type that is read-only, which is a type of its own in numba."""
+    view = np.ascontiguousarray(values, dtype).view()
+    view.flags.writeable = False
+    return view
+
+
+_NO_FLOATS = _read_only(np.zeros(0), np.float32), _read_only(np.zeros(0), np.float64)
+_NO_INTEGERS = _read_only(np.zeros(0), np.int32), _read_only(np.zeros(0), np.int64)
 
 
 class _RowsOfIds:
-    """The rows of token ids in a table; `ids` [V], rising, are those of the rows."""
+    """The rows of token ids in a table; `ids` [V], rising, are those of the rows.
+
+    `places` holds the row of each value of `column`; if it is empty, the values are the rows.
+    """
 
     def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
-        self.ids = _NO_ROWS
-        # The row of each id; None: to be searched in `ids`.
-        self._places: Int64 | None = None
+        self.ids = self.places = _NO_ROWS
+        self.column = token_ids
         if token_ids is None or token_ids.size == 0:
             return
         least, most = int(token_ids.min()), int(token_ids.max())
         if least >= 0 and most < token_ids.size:
-            self.ids = self._places = np.arange(most + 1)
+            self.ids = np.arange(most + 1)
         elif least >= 0 and most < token_ids.size * _LOOKUP_ROWS_PER_TOKEN:
             present = np.zeros(most + 1, np.bool_)
             present[token_ids] = True
-            self.ids, self._places = np.flatnonzero(present), np.cumsum(present) - 1
+            self.ids, self.places = np.flatnonzero(present), np.cumsum(present) - 1
         else:
-            self.ids = np.unique(token_ids).astype(np.int64)
-
-    def of(self, token_ids: NDArray[np.integer]) -> Int64:
-        """Return the row of each id."""
-        if self._places is self.ids:
-            return token_ids.astype(np.int64)
-        return np.searchsorted(self.ids, token_ids) if self._places is None else self._places.take(token_ids)
+            self.ids, self.column = np.unique(token_ids, return_inverse=True)
+            self.ids = self.ids.astype(np.int64)
 
     def sums(self, table: Float64) -> TokenIdSums:
         """Return the sums of a table [V, 4] of `Totals`."""
@@ -251,20 +299,11 @@ def compute_verl_metrics(inputs: TokenInputs) -> dict[str, float]:
 def _sums_of_ratios(inputs: TokenInputs) -> tuple[dict[str, Float64], Int64]:
     """Return the sums of d, ρ and the log-probs of each rollout with measured tokens, and the numbers of those."""
     add = _machine_code()
-    from foreshock.measures.passes.loops import SUMS, new_totals
-
     bare = TokenInputs(inputs.target, inputs.behaviour, inputs.offsets, inputs.generated)
-    result = RolloutSums.empty(inputs.offsets.size - 1)
-    table = np.zeros((inputs.offsets.size - 1, len(SUMS)))
-    totals, nothing = new_totals(LOG_RATIO_GRID.size, 1, 0), (_NOTHING,) * len(_CONDITIONS)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for chunk in chunks_of(bare, result):
-            sums = np.zeros((chunk.rows.size, len(SUMS)))
-            columns = (chunk.target, chunk.behaviour, _NOTHING, _NOTHING)
-            add(chunk.offsets, columns, nothing, _NO_ROWS, _layout(), totals, sums, False)
-            table[chunk.rows] = sums
-    measured = result.tokens > 0
-    return dict(zip(SUMS, table[measured].T, strict=True)), result.tokens[measured]
+    totals = _totals(inputs.offsets.size - 1, 0)
+    add(_columns(bare, _RowsOfIds(None)), _layout(), totals, False)
+    tokens = totals.counts[:, 0]
+    return dict(zip(TOKEN_SUMS, totals.sums[tokens > 0].T, strict=True)), tokens[tokens > 0]
 
 
 def _mean(values: Float64) -> float:

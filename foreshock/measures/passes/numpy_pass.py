@@ -1,4 +1,4 @@
-"""The token pass in numpy: the reference for every sum.
+"""The token pass in numpy: the reference for every sum. It takes a cache-sized chunk of rollouts at a time.
 
 Each sum over a chunk is exact to a few units in the 20th digit of the largest term, and chunks are added with
 compensation. The result therefore does not depend on chunks or shards, even if the terms cancel.
@@ -6,14 +6,16 @@ compensation. The result therefore does not depend on chunks or shards, even if 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.passes.chunks import Chunk, sum_chunks
 from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
 from foreshock.measures.statistics.compensated_sums import (
     CompensatedSums,
@@ -23,23 +25,173 @@ from foreshock.measures.statistics.compensated_sums import (
 )
 from foreshock.measures.statistics.conditions import CONDITIONS, position_buckets, probability_buckets
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.tails import ABOVE, TAIL_LEVELS, TAIL_SUMS, sums_beyond
+from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
+from foreshock.measures.statistics.tails import (
+    ABOVE,
+    LARGEST_VALUES,
+    TAIL_LEVELS,
+    TAIL_SUMS,
+    merge_largest,
+    sums_beyond,
+)
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
+from foreshock.rollouts.arrays import offsets_of_lengths
 
-__all__ = ["sum_rollouts_numpy"]
+__all__ = ["CHUNK_TOKENS", "sum_rollouts_numpy"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Terms = dict[str, Float64]
 
+# Tokens of a chunk, so that its arrays stay in a core's cache: 32k float64 are 256 KiB.
+CHUNK_TOKENS = 1 << 15
+
 
 def sum_rollouts_numpy(inputs: TokenInputs) -> RolloutSums:
     """Return the sums of each rollout, and of all of them together."""
-    return sum_chunks(inputs, _NumpyTotals(inputs.token_ids))
+    result, totals = RolloutSums.empty(inputs.offsets.size - 1), _Totals(inputs.token_ids)
+    # Values that are not log-probs, such as a logit of 1000, give infinity or NaN silently, as in machine code.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for chunk in _chunks(inputs, result):
+            _add_extremes(result, chunk)
+            _add_counts(result, chunk)
+            totals.add(result, chunk)
+        totals.finish(result)
+        result.conditions["length"] = result.sums_by_length()
+    return result
 
 
-class _NumpyTotals:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    """The measured tokens of some rollouts, all [T]; `offsets` cut them, `rows` are the rollouts' places in the batch.
+
+    `d` is log π − log μ. Entropies and advantages that a token lacks are NaN; None means that none were logged.
+    """
+
+    rows: Int64
+    offsets: Int64
+    target: Float64
+    behaviour: Float64
+    d: Float64
+    positions: Int64
+    entropy: Float64 | None
+    turn: NDArray[np.integer] | None
+    lag: NDArray[np.integer] | None
+    token_ids: NDArray[np.integer] | None
+    advantage: Float64 | None
+
+    def sum(self, values: Float64) -> Float64:
+        """Return the sum over each rollout."""
+        return np.add.reduceat(values, self.offsets[:-1])
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the value of each token's rollout."""
+        return np.repeat(values, np.diff(self.offsets))
+
+
+def _chunks(inputs: TokenInputs, result: RolloutSums) -> Iterator[_Chunk]:
+    """Yield the measured tokens of the batch; fill the numbers of generated, measured and non-finite ones."""
+    for first, last in _row_ranges(inputs.offsets):
+        start, stop = int(inputs.offsets[first]), int(inputs.offsets[last])
+        offsets = inputs.offsets[first : last + 1] - start
+        target, behaviour = inputs.target[start:stop], inputs.behaviour[start:stop]
+        finite_target, finite_behaviour = np.isfinite(target), np.isfinite(behaviour)
+        keep = finite_target & finite_behaviour
+        generated = np.ones(stop - start, np.bool_) if inputs.generated is None else inputs.generated[start:stop]
+        result.nonfinite_target += int(np.count_nonzero(generated & ~finite_target))
+        result.nonfinite_behaviour += int(np.count_nonzero(generated & ~finite_behaviour))
+        keep &= generated
+        result.generated[first:last] = _counts(generated, offsets)
+        result.tokens[first:last] = lengths = _counts(keep, offsets)
+        if lengths.any():
+            yield _chunk(inputs, offsets, first, slice(None) if keep.all() else keep, lengths)
+
+
+def _row_ranges(offsets: Int64) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows with about CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
+    first, rows = 0, offsets.size - 1
+    while first < rows:
+        last = int(np.searchsorted(offsets, offsets[first] + CHUNK_TOKENS, side="right")) - 1
+        last = max(min(last, rows), first + 1)
+        yield first, last
+        first = last
+
+
+def _chunk(inputs: TokenInputs, offsets: Int64, first: int, kept: slice | NDArray[np.bool_], lengths: Int64) -> _Chunk:
+    """Return the kept tokens of the rows that begin at `first`; `offsets` cut all of their tokens."""
+    start = int(inputs.offsets[first])
+    cut = slice(start, start + int(offsets[-1]))
+    filled = np.flatnonzero(lengths)
+
+    def column(values: NDArray[Any] | None) -> NDArray[Any] | None:
+        return None if values is None else values[cut][kept]
+
+    def floats(values: NDArray[Any] | None) -> Float64 | None:
+        return None if values is None else values[cut][kept].astype(np.float64)
+
+    if inputs.advantage is None or inputs.advantage.size == inputs.offsets[-1]:
+        advantage = floats(inputs.advantage)
+    else:
+        advantage = np.repeat(inputs.advantage[filled + first].astype(np.float64), lengths[filled])
+    target, behaviour = inputs.target[cut][kept].astype(np.float64), inputs.behaviour[cut][kept].astype(np.float64)
+    return _Chunk(
+        rows=filled + first,
+        offsets=offsets_of_lengths(lengths[filled]),
+        target=target,
+        behaviour=behaviour,
+        d=target - behaviour,
+        positions=(np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], np.diff(offsets)))[kept],
+        entropy=floats(inputs.entropy),
+        turn=column(inputs.turn),
+        lag=column(inputs.lag),
+        token_ids=column(inputs.token_ids),
+        advantage=advantage,
+    )
+
+
+def _counts(flags: NDArray[np.bool_], offsets: Int64) -> Int64:
+    """Return the number of flags that are set in each rollout."""
+    if flags.all():
+        return np.diff(offsets)
+    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)])
+    return np.diff(running[offsets])
+
+
+def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
+    """Add the ranges, the largest values and the importance weights of d, of tokens and of turns."""
+    d, starts = chunk.d, chunk.offsets[:-1]
+    result.min_d[chunk.rows] = np.minimum.reduceat(d, starts)
+    result.max_d[chunk.rows] = np.maximum.reduceat(d, starts)
+    result.largest_d = merge_largest(result.largest_d, d, LARGEST_VALUES)
+    result.largest_minus_d = merge_largest(result.largest_minus_d, -d, LARGEST_VALUES)
+    result.token_weights = result.token_weights.merge(LogWeights.of(d))
+    if chunk.turn is not None:
+        begins = np.zeros(d.size, np.bool_)
+        begins[starts] = True
+        begins[1:] |= chunk.turn[1:] != chunk.turn[:-1]
+        result.turns[chunk.rows] = _counts(begins, chunk.offsets)
+        # The weight of a turn is the product of the ratios of its tokens.
+        weights = np.add.reduceat(d, np.flatnonzero(begins))
+        result.turn_weights = result.turn_weights.merge(LogWeights.of(weights))
+
+
+def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
+    """Count the tokens with an entropy, those with an advantage, and DPPO's bad updates."""
+    if chunk.entropy is not None:
+        result.entropy_tokens[chunk.rows] = _counts(np.isfinite(chunk.entropy), chunk.offsets)
+    if chunk.advantage is None:
+        return
+    known = np.isfinite(chunk.advantage)
+    result.advantage_tokens[chunk.rows] = _counts(known, chunk.offsets)
+    # μ − π ≥ gap needs μ ≥ gap; the margin is for rounding.
+    likely = chunk.behaviour > math.log(DPPO_PROBABILITY_GAP) - 1e-9
+    places = np.flatnonzero(known & (chunk.advantage < 0) & (chunk.d < 0) & likely)
+    lost = np.exp(chunk.behaviour[places]) * -np.expm1(chunk.d[places])
+    result.bad_updates += int(np.count_nonzero(lost >= DPPO_PROBABILITY_GAP))
+
+
+class _Totals:
     """Sums over all chunks that are kept with compensation."""
 
     def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
@@ -47,7 +199,7 @@ class _NumpyTotals:
         self.tail_sums = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
         self.weight_sums = CompensatedSums.zeros(2, WEIGHT_GRID.size, len(TAIL_SUMS))
 
-    def add(self, result: RolloutSums, chunk: Chunk) -> None:
+    def add(self, result: RolloutSums, chunk: _Chunk) -> None:
         terms = _token_terms(chunk)
         _add_rollouts(result, chunk, terms)
         result.max_probability_difference = max(
@@ -64,7 +216,7 @@ class _NumpyTotals:
         result.weight_sums = self.weight_sums.value
         result.token_ids = self.token_ids.sums()
 
-    def _add_grids(self, result: RolloutSums, chunk: Chunk, terms: Terms) -> None:
+    def _add_grids(self, result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
         """Add the histograms of |d| and the tails, by the sign of d."""
         d, distance = terms["d"], terms["abs_d"]
         side = (d > 0).astype(np.int64)
@@ -89,7 +241,7 @@ class _NumpyTotals:
             self.tail_sums += sums_beyond(_sums_by_side(buckets, of_far, len(TAIL_LEVELS)))
 
 
-def _token_terms(chunk: Chunk) -> Terms:
+def _token_terms(chunk: _Chunk) -> Terms:
     """Return by name the terms of TOKEN_SUMS that depend on one token's log-probs alone."""
     d = chunk.d
     above, below = token.ratio_minus_one(d), token.ratio_minus_one(-d)
@@ -114,7 +266,7 @@ def _token_terms(chunk: Chunk) -> Terms:
     }
 
 
-def _add_rollouts(result: RolloutSums, chunk: Chunk, terms: Terms) -> None:
+def _add_rollouts(result: RolloutSums, chunk: _Chunk, terms: Terms) -> None:
     """Fill the sums of each rollout, and the second moments of probabilities about its own mean."""
 
     def put(name: str, values: Float64) -> None:
@@ -152,7 +304,7 @@ def _without_nan(advantage: Float64, above: Float64) -> Float64:
     return np.multiply(advantage, above, where=advantage != 0, out=np.zeros_like(above))
 
 
-def _tail_terms(chunk: Chunk, terms: Terms) -> list[Float64 | None]:
+def _tail_terms(chunk: _Chunk, terms: Terms) -> list[Float64 | None]:
     """Return the terms of TAIL_SUMS; None for a term that is 0 everywhere."""
     above, chi2 = terms["ratio_minus_one"], terms["chi2_token"]
     if chunk.advantage is None:
@@ -170,7 +322,7 @@ def _sums_by_side(buckets: Int64, terms: list[Float64 | None], size: int) -> Com
     return CompensatedSums(sums.high.reshape(2, size, -1), sums.low.reshape(2, size, -1))
 
 
-def _buckets_by_condition(chunk: Chunk, terms: Terms) -> Iterator[tuple[str, BucketSums]]:
+def _buckets_by_condition(chunk: _Chunk, terms: Terms) -> Iterator[tuple[str, BucketSums]]:
     """Yield the chunk's bucket sums for each known condition but the length."""
     distance = terms["abs_d"]
     parts = [summable_parts(terms[name]) for name in BUCKET_SUMS]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.statistics.bucket_sums import BucketSums
+from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
+from foreshock.measures.statistics.compensated_sums import summable_parts
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.log_weights import LogWeights
@@ -118,3 +119,14 @@ class RolloutSums:
     def column(self, name: str) -> Float64:
         """Return the sums of one of TOKEN_SUMS, [N]."""
         return self.sums[:, _PLACES[name]]
+
+    def sums_by_length(self) -> BucketSums:
+        """Return the bucket sums by the number of generated tokens, which all tokens of a rollout share."""
+        rows, condition = np.flatnonzero(self.tokens), CONDITIONS["length"]
+        return BucketSums.of(
+            condition.size,
+            condition.buckets(self.generated[rows]),
+            [summable_parts(self.column(name)[rows]) for name in BUCKET_SUMS],
+            np.maximum(np.abs(self.min_d[rows]), np.abs(self.max_d[rows])),
+            self.tokens[rows],
+        )

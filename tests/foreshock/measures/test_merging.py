@@ -22,7 +22,7 @@ from foreshock.measures import (
     fold,
     measure_step,
 )
-from foreshock.measures.passes import chunks
+from foreshock.measures.passes import numpy_pass
 from foreshock.measures.statistics.comparison_sums import SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -68,7 +68,7 @@ def assert_same_sums(merged: ComparisonStatistics, alone: ComparisonStatistics, 
     cuts=st.lists(st.integers(1, 29), max_size=6, unique=True).map(sorted),
     order=st.randoms(use_true_random=False),
     largest=st.sampled_from([1e-4, 1.0, 30.0]),
-    chunk=st.sampled_from([16, 200, chunks.CHUNK_TOKENS]),
+    chunk=st.sampled_from([16, 200, numpy_pass.CHUNK_TOKENS]),
 )
 def test_any_split_in_any_order_gives_the_same_numbers(
     seed: int, cuts: list[int], order: object, largest: float, chunk: int
@@ -78,7 +78,7 @@ def test_any_split_in_any_order_gives_the_same_numbers(
     whole = measure_step(batch)
     rows = np.random.default_rng(seed).permutation(30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK_TOKENS", chunk)
+        patch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
         shards = [measure_step(batch.select(part)) for part in np.split(rows, cuts)]
     order.shuffle(shards)  # type: ignore[attr-defined]
     comparisons = [shard.comparisons["trainer/rollout"] for shard in shards]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.passes import chunks
+from foreshock.measures.passes import numpy_pass
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.rollouts.arrays import offsets_of_lengths
@@ -65,7 +65,7 @@ def test_memory_is_at_most_twice_the_input() -> None:
 def test_sums_do_not_depend_on_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of([40, 0, 1000, 3, 0, 600, 0])
     usual = sum_rollouts_numpy(inputs)
-    monkeypatch.setattr(chunks, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(numpy_pass, "CHUNK_TOKENS", chunk)
     found = sum_rollouts_numpy(inputs)
     for name in ("tokens", "generated", "min_d", "max_d", "entropy_tokens", "advantage_tokens", "turns", "histogram"):
         np.testing.assert_array_equal(getattr(found, name), getattr(usual, name))
