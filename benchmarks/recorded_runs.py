@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from foreshock.environment import InstructionSet, MklKernels
 from foreshock.fingerprint import Fingerprint
-from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.rollouts.jsonl import read_jsonl
 from foreshock_probes.engines.environment import EngineEnvironment

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foreshock.api.records import parse, to_json
 from foreshock.errors import InvalidRolloutsError
 from foreshock.interval_names import RANGE
 from foreshock.json_values import json_value
@@ -45,11 +46,15 @@ Float64 = NDArray[np.float64]
 
 HIGH_QUANTILE = 0.99
 EMBEDDINGS, FINAL_NORM = "embeddings", "norm"
+# A comparison is served and sent as it is: no other fields, only finite numbers.
+_SENT: Mapping[str, Any] = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
     """A mean over states with its interval by prompt group (`distances_of`); None: there are too few groups."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _SENT
 
     mean: float | None
     low: float | None
@@ -72,16 +77,16 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distances of two sets of states at one place: `relative_l2_p99` is the 0.99 quantile over states."""
+    """The distances of two sets of states h and r at one place."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _SENT
 
     relative_l2: Mean
+    """‖h − r‖/‖r‖"""
     relative_l2_p99: float | None
+    """0.99 quantile of ‖h − r‖/‖r‖ over states"""
     cosine: Mean
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Distance:
-        """Return the distance of its JSON values."""
-        return cls(Mean(**values["relative_l2"]), values["relative_l2_p99"], Mean(**values["cosine"]))
+    """1 − cos(h, r)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ class ComparedLayer:
     `name` is "embeddings" (the input of the first layer), "layers.N" (the output of layer N, from 0) or "norm" (the
     input of the head).
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _SENT
 
     name: str
     distance: Distance
@@ -142,6 +149,8 @@ class LayerComparison:
     `non_finite` more were left out because a distance is NaN or infinite.
     """
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = _SENT
+
     step: int
     compared: str
     reference: str
@@ -184,21 +193,12 @@ class LayerComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
-        value: dict[str, Any] = json_value(asdict(self))
-        return value
+        return to_json(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LayerComparison:
         """Return the comparison of `to_dict()`; other values are ignored."""
-        layers = tuple(
-            ComparedLayer(
-                each["name"],
-                *(Distance.from_dict(each[part]) for part in ("distance", "compared_floor", "reference_floor")),
-            )
-            for each in values["layers"]
-        )
-        names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names} | {"layers": layers})
+        return parse(cls, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

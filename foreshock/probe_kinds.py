@@ -1,7 +1,7 @@
 """The table of kinds of probes: what a request may ask for, what a worker must be able to do, and what does it.
 
 The service, the worker and `foreshock probe` read it. To add a kind, add its row here, the worker's code that the row
-names, and a row of its result in `service/replay/results`.
+names, and a file for its result in `service/replay/results`, named as `document`.
 """
 
 from __future__ import annotations

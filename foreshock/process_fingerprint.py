@@ -1,4 +1,4 @@
-"""The fingerprint of a process that computes log-probs, read from the machine and the libraries.
+"""The fingerprint of a process that computes log-probs, and the hardware of this machine, read without torch.
 
 `cpu_isa` is the instruction set that torch dispatches to, the flag `cpu_features` the further ones that kernels query,
 and the flag `mkl_kernels` the vendor whose kernels MKL uses: each can change the last bits of a log-prob. A worker's
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foreshock.environment import CHOOSING_VARIABLES, MklKernels, device_slug
 from foreshock.fingerprint import Fingerprint
-from foreshock.hardware import cpu_name, cpu_vendor, nvidia_driver
-from foreshock.instruction_sets import CHOOSING_VARIABLES, MklKernels
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +26,79 @@ if TYPE_CHECKING:
 __all__ = [
     "MKL_SSE4_2",
     "MKL_VARIABLE",
+    "accelerator_name",
     "cpu_features",
+    "cpu_flags",
+    "cpu_name",
+    "cpu_vendor",
+    "gpu_name",
     "hand_set_variables",
     "kernel_flags",
     "library_versions",
     "mkl_kernels",
+    "nvidia_driver",
     "process_fingerprint",
 ]
+
+_NVIDIA = Path("/proc/driver/nvidia")
+
+
+def accelerator_name(configured: str = "") -> str:
+    """Return the accelerator type for leases: the configured one, else the GPU's name in lower case, else "cpu"."""
+    if configured:
+        return configured
+    gpu = gpu_name()
+    return device_slug(gpu) if gpu else "cpu"
+
+
+def device_name(accelerator: str) -> str:
+    """Return the vendor's name of the device behind `accelerator`."""
+    return (gpu_name() if accelerator != "cpu" else None) or cpu_name()
+
+
+def cpu_name() -> str:
+    """Return the CPU's name, "unknown CPU" if the system does not report it."""
+    return _cpuinfo("model name") or platform.processor() or "unknown CPU"
+
+
+def cpu_vendor() -> str:
+    """Return the CPU's vendor, such as "GenuineIntel" or "AuthenticAMD"; empty if the system does not report it."""
+    return _cpuinfo("vendor_id")
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return Linux's names of the CPU's features; empty if the system does not report them."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+def gpu_name() -> str | None:
+    """Return the name of the first NVIDIA GPU, None if there is none."""
+    for information in sorted(_NVIDIA.glob("gpus/*/information")):
+        found = re.search(r"^Model:\s*(.+)$", information.read_text("utf-8", errors="replace"), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return None
+
+
+def _cpuinfo(field: str) -> str:
+    """Return the first processor's `field` of /proc/cpuinfo, empty if there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^{field}\s*:[ \t]*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else ""
+
+
+def nvidia_driver() -> str | None:
+    """Return the version of NVIDIA's kernel driver, None if there is none."""
+    try:
+        text = (_NVIDIA / "version").read_text("utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module[^\d]*([\d.]+)", text)
+    return found.group(1) if found else None
+
 
 # The variable and the value that hold MKL to its SSE4.2 kernels.
 MKL_VARIABLE, MKL_SSE4_2 = "MKL_ENABLE_INSTRUCTIONS", "SSE4_2"

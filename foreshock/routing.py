@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from foreshock.api.records import parse
 from foreshock.fingerprint import Fingerprint
-from foreshock.json_values import json_value, number_or_nan
-from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
+from foreshock.json_values import json_value
+from foreshock.measures.routing import RoutingMeasures
 
 __all__ = [
     "MOST_LAYERS",
@@ -56,37 +56,5 @@ class RoutingComparison:
             behaviour=values["behaviour"],
             target_fingerprint=Fingerprint.from_dict(values["target_fingerprint"]),
             behaviour_fingerprint=Fingerprint.from_dict(values["behaviour_fingerprint"]),
-            measures=_measures(values["measures"]),
+            measures=parse(RoutingMeasures, values["measures"]),
         )
-
-
-def _measures(values: Mapping[str, Any]) -> RoutingMeasures:
-    return RoutingMeasures(
-        top_k=values["top_k"],
-        layers=tuple(
-            LayerRouting(
-                layer=each["layer"],
-                agreement=_interval(each["agreement"]),
-                overlap=_interval(each["overlap"]),
-                first_differences=_interval(each["first_differences"]),
-            )
-            for each in values["layers"]
-        ),
-        any_difference=_interval(values["any_difference"]),
-        k3_share=_interval(values["k3_share"]),
-        all_tokens=_tokens(values["all_tokens"]),
-        agreeing=_tokens(values["agreeing"]),
-        differing=_tokens(values["differing"]),
-        groups=values["groups"],
-        excluded=values["excluded"],
-        reliable=values["reliable"],
-    )
-
-
-def _tokens(values: Mapping[str, Any]) -> RoutedTokens:
-    return RoutedTokens(values["tokens"], values["rollouts"], _interval(values["k3_kl"]), _interval(values["abs_d"]))
-
-
-def _interval(values: Mapping[str, Any]) -> Interval:
-    mean, low, high = (number_or_nan(values[name]) for name in ("mean", "low", "high"))
-    return Interval(mean, low, high, values["clusters"])

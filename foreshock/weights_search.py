@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from foreshock.json_values import json_value
+from foreshock.api.records import parse, to_json
 
 __all__ = [
     "WHOLE",
@@ -42,6 +42,8 @@ class WeightsReplay:
     with the logged `rollout`; None if it was not made, and `skipped` says why.
     """
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
+
     step: int
     part: str
     k3_kl: float | None = None
@@ -65,6 +67,8 @@ class WeightsSearch:
     `confirmed_k3` is the best replay with other weights again, in an engine that was started with them: replays of the
     search exchange the weights of a running engine. `ended` says why the search ended.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
     step: int
     scorer: str
@@ -131,14 +135,12 @@ class WeightsSearch:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the search as JSON values."""
-        value: dict[str, Any] = json_value(asdict(self))
-        return value
+        return to_json(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WeightsSearch:
         """Return the search of `to_dict()`."""
-        replays = tuple(WeightsReplay(**each) for each in values["replays"])
-        return cls(**{**values, "replays": replays})
+        return parse(cls, values)
 
 
 def joined_parts(part: str, *, tied: bool = False) -> str:

@@ -5,7 +5,8 @@ What this file holds is what a comparison cannot know. If a table changes:
 
 - a new column that is not NULL and has no `server_default`: its value in old rows goes into `_NEW_VALUES`;
 - a value that follows from others, or moves to another table or column: a statement in `_BEFORE` (runs before the
-  operations, while the old columns are there), or in `_AFTER` (runs after them);
+  operations, while the old columns are there), or in `_AFTER` (runs after them, before old tables are dropped);
+- a table whose rows another one takes: a row in `_MOVED`;
 - a column whose stored form changes: a conversion of its rows in pages, as in `_convert_blobs`.
 
 States of the detectors that do not fit this release are derived again when the service starts; revision 0038 kept
@@ -24,7 +25,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import produce_migrations
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from alembic.operations.ops import AddColumnOp, MigrateOperation, ModifyTableOps
+from alembic.operations.ops import AddColumnOp, DropTableOp, MigrateOperation, ModifyTableOps
 from alembic.util import load_python_file
 
 from foreshock_service.platform.database.tables import Base
@@ -105,6 +106,12 @@ _AFTER = (
         ),
     ),
 )
+# The rows of tables that are dropped: columns of `probe_results` that these had not.
+_MOVED = {
+    "weights_searches": "'weights', ''",
+    "layer_comparisons": "'layers', pair",
+    "routing_comparisons": "'routing', pair",
+}
 _STATES_IN_MEMORY = sa.text("SELECT run_id, MIN(step) FROM detector_snapshots WHERE state IS NULL GROUP BY run_id")
 _NOTE_DUE = sa.text(
     "INSERT INTO due_replays (run_id, from_step, changed_step) VALUES (:run_id, :step, :step) ON CONFLICT DO NOTHING"
@@ -119,10 +126,17 @@ def convert(connection: sa.Connection, revision: str) -> None:
     for needless_from, statement in _BEFORE:
         if revision < needless_from:
             connection.execute(sa.text(statement))
-    _make_declared_tables(connection)
+    drops = _make_declared_tables(connection)
     for needless_from, statement in _AFTER:
         if revision < needless_from:
             connection.execute(sa.text(statement))
+    columns = "job_id, token, run_id, attempt, step, document, published_at_us"
+    for table in _MOVED.keys() & set(sa.inspect(connection).get_table_names()):
+        connection.execute(
+            sa.text(f"INSERT INTO probe_results ({columns}, kind, pair) SELECT {columns}, {_MOVED[table]} FROM {table}")
+        )
+    for table in drops:
+        connection.execute(sa.text(f"DROP TABLE {table}"))
     if revision < "0017":
         make_append_only(connection)
     _convert_blobs(connection)
@@ -132,11 +146,15 @@ def convert(connection: sa.Connection, revision: str) -> None:
         raise RuntimeError(f"rows of the converted database point to rows that do not exist: {broken[:3]}")
 
 
-def _make_declared_tables(connection: sa.Connection) -> None:
-    """Run the operations by which the database gets the declared tables."""
+def _make_declared_tables(connection: sa.Connection) -> list[str]:
+    """Run the operations by which the database gets the declared tables; return the tables that are left to drop."""
+    drops = []
     context = MigrationContext.configure(connection, opts={"compare_type": True})
     operations = Operations(context)
     for table_name, operation in _flat(produce_migrations(context, Base.metadata).upgrade_ops):
+        if isinstance(operation, DropTableOp):
+            drops.append(operation.table_name)
+            continue
         if isinstance(operation, AddColumnOp):
             column, default = operation.column, operation.column.server_default
             if not column.nullable and default is None:
@@ -148,6 +166,7 @@ def _make_declared_tables(connection: sa.Connection) -> None:
         else:
             with operations.batch_alter_table(table_name) as batch:
                 batch.invoke(operation)
+    return drops
 
 
 def _flat(operations: Any, table_name: str | None = None) -> Iterator[tuple[str | None, MigrateOperation]]:

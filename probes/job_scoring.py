@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from foreshock.api.leases import JobWeightsRecord, LeasedJobRecord, LeaseRecord
+from foreshock.api.leases import LeasedJobRecord, LeaseRecord
 from foreshock.api.probes import ScorerRecord
 from foreshock.errors import ForeshockError, ServiceError, ServiceUnavailable
 from foreshock.probe_kinds import EXACT, PROBE_KINDS
@@ -20,16 +19,9 @@ from foreshock_probes.console import WorkerConsole
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import EngineError, EnginePool, JobAbandonedError
 from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.offers import Offers
-from foreshock_probes.scorers.table import imported
+from foreshock_probes.offers import Offers, imported
 from foreshock_probes.service_client import FailKind, LeaseClient
-from foreshock_probes.weights import (
-    AnnouncedCheckpoint,
-    UnknownRootError,
-    Weights,
-    WeightsGoneError,
-    WeightsLibrary,
-)
+from foreshock_probes.weights import UnknownRootError, Weights, WeightsGoneError, WeightsLibrary
 
 T = TypeVar("T")
 
@@ -65,7 +57,7 @@ class LeasedJob:
 
     def run(self) -> None:
         """Do the job as its kind of probe says, and upload its results."""
-        self.weights: Weights = self.library.find(self.announced(self.job.checkpoint))
+        self.weights: Weights = self.library.find(self.job.checkpoint, self.job.project)
         self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self._lease)))
         kind = PROBE_KINDS.get(self.job.kind, EXACT)
         document = imported(kind.job)(self)
@@ -124,10 +116,6 @@ class LeasedJob:
     def rollouts(self) -> RolloutBatch:
         """Return the job's rollouts."""
         return decode_rollouts(self.rollouts_file.read_bytes())
-
-    def announced(self, checkpoint: JobWeightsRecord) -> AnnouncedCheckpoint:
-        """Return a checkpoint of the job as its run announced it."""
-        return AnnouncedCheckpoint(**asdict(checkpoint), project=self.job.project)
 
     def call(self, call: Callable[[], T]) -> T:
         """Return the service's answer to `call`, retried while it is unavailable."""

@@ -1,19 +1,66 @@
-"""Offers: the scorers, exact pairs and environments of this machine."""
+"""Offers: the scorers that workers implement, and the scorers, exact pairs and environments of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import importlib.util
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from foreshock.environment import device_slug
 from foreshock.errors import ConfigurationError
-from foreshock.hardware import accelerator_name, device_name, gpu_name
 from foreshock.installing import install_command
 from foreshock.probe_kinds import PROBE_KINDS
-from foreshock.scorers import EXACT_PAIRS, REFUSED_SCORERS
+from foreshock.process_fingerprint import accelerator_name, device_name, gpu_name
+from foreshock.scorers import ENGINES, EXACT_PAIRS, REFUSED_SCORERS, SCORERS, available_scorers
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment, offered_environments
-from foreshock_probes.scorers.request import UnsupportedScoreError
-from foreshock_probes.scorers.table import installed_scorers, offered_pairs, scorer_named
+from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.settings import load_settings
+
+ScoreFunction = Callable[[ScoreRequest, WarmModel, Report], Scored]
+
+
+def engine_of(name: str) -> str:
+    """Return the engine of a scorer. Raises UnsupportedScoreError if workers of this release have no such scorer."""
+    scorer = SCORERS.get(name)
+    if scorer is None or scorer.engine is None or scorer.implementation is None:
+        raise UnsupportedScoreError(f"unknown scorer {name!r}; scorers: {', '.join(available_scorers())}")
+    return scorer.engine
+
+
+def load_scorer(name: str) -> ScoreFunction:
+    """Return a scorer's function. Call it in the engine's process only: it imports the engine."""
+    found: ScoreFunction = imported(str(SCORERS[name].implementation))
+    return found
+
+
+def what_lacks(name: str) -> str | None:
+    """Return what this machine lacks for a scorer and what to do; None: a worker here can offer it."""
+    engine = ENGINES[engine_of(name)]
+    missing = [package for package in engine.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        return f"{', '.join(missing)} is not installed"
+    server = name.partition(".")[0]
+    if engine.remote and server not in load_settings().engine_servers:
+        return f"no server is configured; set FORESHOCK_ENGINE_SERVERS='{server}=http://host:port'"
+    return None
+
+
+def installed_scorers() -> tuple[str, ...]:
+    """Return the names of the scorers that lack nothing on this machine."""
+    return tuple(name for name in available_scorers() if what_lacks(name) is None)
+
+
+def imported(name: str) -> Any:
+    """Import the function `module:function`."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def offered_pairs(scorers: Collection[str]) -> tuple[str, ...]:
+    """Return the keys of the exact pairs that a worker with these scorers can compare: those with both of them."""
+    return tuple(key for key, pair in EXACT_PAIRS.items() if {pair.target, pair.behaviour} <= set(scorers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +114,7 @@ def _offered(requested: tuple[str, ...] | None) -> tuple[str, ...]:
         return available
     for name in requested:
         try:
-            lacks = scorer_named(name).lacks()
+            lacks = what_lacks(name)
         except UnsupportedScoreError as error:
             raise ConfigurationError(str(error)) from error
         if lacks is not None:

@@ -40,23 +40,21 @@ class WorkerSettings(BaseSettings):
     engine_silence_seconds: float = Field(default=1800.0, gt=0)
     shutdown_grace_seconds: float = Field(default=20.0, ge=0)
 
-    @field_validator("weights_roots", mode="before")
+    @field_validator("weights_roots", "engine_servers", "engine_server_keys", mode="before")
     @classmethod
-    def _parse_roots(cls, value: object) -> object:
-        return parse_roots(value) if isinstance(value, str) else value
+    def _parse(cls, value: object) -> object:
+        return parse_names(value) if isinstance(value, str) else value
 
     @field_validator("weights_roots")
     @classmethod
-    def _absolute_roots(cls, roots: dict[str, Path]) -> dict[str, Path]:
+    def _named_and_absolute_roots(cls, roots: dict[str, Path]) -> dict[str, Path]:
         for name, folder in roots.items():
+            root, at, project = name.partition("@")
+            if not root or (at and not project):
+                raise ValueError(f"weights roots must be named name, name@project or name@*, got {name!r}")
             if not folder.is_absolute():
                 raise ValueError(f"the folder of the weights root {name!r} must be absolute, got {str(folder)!r}")
         return roots
-
-    @field_validator("engine_servers", "engine_server_keys", mode="before")
-    @classmethod
-    def _parse_servers(cls, value: object) -> object:
-        return parse_names(value) if isinstance(value, str) else value
 
     @field_validator("engine_servers")
     @classmethod
@@ -75,22 +73,6 @@ class WorkerSettings(BaseSettings):
         texts["engine_server_keys"] = ", ".join(f"{name}=set" for name in self.engine_server_keys) or "none"
         texts["api_key"] = "set" if self.api_key else "not set"
         return texts
-
-
-def parse_roots(text: str) -> dict[str, Path]:
-    """Parse `name=/folder,other=/folder`. Raises ValueError if `text` has another form."""
-    roots: dict[str, Path] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, folder = part.partition("=")
-        if not equals or not name.strip() or not folder.strip():
-            raise ValueError(f"weights roots must have the form name=/absolute/folder,other=/another, got {part!r}")
-        root, at, project = name.strip().partition("@")
-        if not root or (at and not project):
-            raise ValueError(f"weights roots must be named name, name@project or name@*, got {name.strip()!r}")
-        if name.strip() in roots:
-            raise ValueError(f"duplicate weights root {name.strip()!r}")
-        roots[name.strip()] = Path(folder.strip())
-    return roots
 
 
 def parse_names(text: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
-from foreshock.clock import now_us
+from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
 from foreshock.page_addresses import DEFAULT_PROJECT
@@ -31,20 +31,6 @@ class WeightsRefusedError(WeightsError):
 
 class UnknownRootError(WeightsError):
     """This worker has no root of that name for the project; another worker may have it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnnouncedCheckpoint:
-    """A checkpoint as announced by a run of `project`. `path` is relative to the root named `root`."""
-
-    root: str
-    path: str
-    digest: str
-    step: int
-    format: str = LOADABLE_FORMAT
-    weights_version: int | None = None
-    expires_at_us: int | None = None
-    project: str = DEFAULT_PROJECT
 
 
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -85,13 +71,13 @@ class WeightsLibrary:
         self._digests: dict[tuple[Path, Stamp], str] = {}
         self._lock = threading.Lock()
 
-    def find(self, checkpoint: AnnouncedCheckpoint) -> Weights:
-        """Return the verified weights of `checkpoint`.
+    def find(self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT) -> Weights:
+        """Return the verified weights of `checkpoint`, announced by a run of `project`.
 
         Raises UnknownRootError if this worker has no such root, WeightsGoneError if the weights are missing or need
         conversion, WeightsRefusedError if the path is not inside the root or the digest differs.
         """
-        root = self._root_of(checkpoint)
+        root = self._root_of(checkpoint.root, project)
         if checkpoint.format != LOADABLE_FORMAT:
             raise WeightsGoneError(
                 f"needs_conversion: the checkpoint of step {checkpoint.step} is announced as {checkpoint.format!r}; "
@@ -109,8 +95,7 @@ class WeightsLibrary:
             )
         return Weights(folder=folder, digest=digest, version=checkpoint.weights_version, stamp=stamp)
 
-    def _root_of(self, checkpoint: AnnouncedCheckpoint) -> Path:
-        name, project = checkpoint.root, checkpoint.project
+    def _root_of(self, name: str, project: str) -> Path:
         own = [f"{name}@{project}", f"{name}@{EVERY_PROJECT}"]
         if project == DEFAULT_PROJECT:
             own.insert(0, name)
@@ -154,7 +139,7 @@ def _inside(root: Path, path: str) -> Path:
     return folder
 
 
-def _check_files(root: Path, folder: Path, checkpoint: AnnouncedCheckpoint) -> None:
+def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None:
     """Raise if `folder` is not a safetensors checkpoint or a file that would be loaded is outside the root."""
     try:
         files = sorted(folder.iterdir())
@@ -177,10 +162,11 @@ def _check_files(root: Path, folder: Path, checkpoint: AnnouncedCheckpoint) -> N
             )
 
 
-def _missing(checkpoint: AnnouncedCheckpoint) -> str:
-    expired = checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us()
-    why = "their announced expiry has passed" if expired else "they may have been moved or deleted"
-    return f"there are no weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path}; {why}"
+def _missing(checkpoint: JobWeightsRecord) -> str:
+    return (
+        f"there are no weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path}; they may have been "
+        "moved or deleted"
+    )
 
 
 def _stamp(folder: Path) -> Stamp:

@@ -51,15 +51,15 @@ from foreshock_service.replay.attribution.service import (
     mark_stale_after_late_rollouts,
 )
 from foreshock_service.replay.attribution.service import router as attribution
-from foreshock_service.replay.events import ScoresPublished
 from foreshock_service.replay.leases.endpoints import router as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
-from foreshock_service.replay.matrix.service import router as matrix
-from foreshock_service.replay.probes.endpoints import router as probes
+from foreshock_service.replay.matrix import router as matrix
 from foreshock_service.replay.probes.policies import make_automatic_probes
 from foreshock_service.replay.probes.policies import router as probe_policies
+from foreshock_service.replay.probes.requests import router as probes
 from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
 from foreshock_service.replay.probes.workers import router as hardware
+from foreshock_service.replay.results.publishing import ScoresPublished
 from foreshock_service.replay.results.publishing import router as results
 from foreshock_service.replay.results.scores import read_replayed_scores
 from foreshock_service.runs.attempts import router as attempts

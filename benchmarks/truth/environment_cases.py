@@ -15,8 +15,7 @@ from benchmarks.recorded_runs import SHIPPED, recorded_runs, shipped_run
 from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
 from examples.tiny_rl.record import RunRecord
-from foreshock.environment import environment_name
-from foreshock.instruction_sets import InstructionSet
+from foreshock.environment import InstructionSet, environment_name
 from foreshock.process_fingerprint import mkl_kernels
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import ENGINE_REPLAY, TRAINER_REPLAY

@@ -8,8 +8,7 @@ import torch
 
 from examples.tiny_rl.task import MAX_RESPONSE_TOKENS
 from foreshock.fingerprint import Fingerprint
-from foreshock.hardware import cpu_name
-from foreshock.process_fingerprint import kernel_flags
+from foreshock.process_fingerprint import cpu_name, kernel_flags
 
 
 def engine_fingerprint(engine_version: str, weights_version: int | None, weights_digest: str | None) -> Fingerprint:

@@ -29,8 +29,8 @@ from examples.tiny_rl.task import FEWEST_DIGITS, MAX_RESPONSE_TOKENS, MOST_DIGIT
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_GUESSES, warm_up
 from foreshock.digests import weights_digest
-from foreshock.hardware import cpu_name
 from foreshock.learning_rate import applied_learning_rates, apply_scale
+from foreshock.process_fingerprint import cpu_name
 from foreshock.scorers import noise_floor_scorers
 
 logger = logging.getLogger(__name__)

@@ -20,18 +20,17 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from foreshock.environment import environment_name
-from foreshock.errors import ForeshockError
-from foreshock.fingerprint import Fingerprint
-from foreshock.hardware import cpu_flags, cpu_vendor
-from foreshock.instruction_sets import (
+from foreshock.environment import (
     CHOOSING_VARIABLES,
     InstructionSet,
     MklKernels,
+    environment_name,
     instruction_set_of,
     mkl_kernels_of,
 )
-from foreshock.process_fingerprint import MKL_SSE4_2, MKL_VARIABLE, mkl_kernels
+from foreshock.errors import ForeshockError
+from foreshock.fingerprint import Fingerprint
+from foreshock.process_fingerprint import MKL_SSE4_2, MKL_VARIABLE, cpu_flags, cpu_vendor, mkl_kernels
 
 VARIABLE = "FORESHOCK_INSTRUCTION_SET"
 

@@ -22,8 +22,8 @@ from foreshock_probes.engines.protocol import (
     model_key,
     parse_reply,
 )
+from foreshock_probes.offers import engine_of
 from foreshock_probes.scorers.request import Report
-from foreshock_probes.scorers.table import scorer_named
 
 Answer = TypeVar("Answer", Ready, Scored)
 ErrorKind = Literal["retry", "final"]
@@ -228,7 +228,7 @@ class EnginePool:
         EngineError, JobAbandonedError and UnsupportedScoreError as `EngineProcess.score` does, and
         EnvironmentUnavailableError if this machine cannot be held to `environment`.
         """
-        engine = scorer_named(command.scorer).engine
+        engine = engine_of(command.scorer)
         _, kept = self._processes.get(engine, (environment, None))
         process = self._process(engine, environment, alone=command.accelerator != "cpu")
         try:

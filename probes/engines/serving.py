@@ -24,6 +24,7 @@ from foreshock.scorers import ENGINES
 from foreshock_probes.child_process import connection_to_parent, messages_of_parent
 from foreshock_probes.engines.environment import hold_this_process
 from foreshock_probes.engines.protocol import Failed, Message, Progress, Ready, ScoreCommand, Scored
+from foreshock_probes.offers import engine_of, imported, load_scorer
 from foreshock_probes.scorers.request import (
     ReloadError,
     Report,
@@ -33,7 +34,6 @@ from foreshock_probes.scorers.request import (
     WarmModel,
     write_result,
 )
-from foreshock_probes.scorers.table import imported, scorer_named
 
 EXIT_SECONDS = 10.0
 
@@ -71,15 +71,13 @@ def _serve(command: ScoreCommand, engine: str, warm: WarmModel, replies: Connect
 
 def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) -> None:
     """Read the rollouts, score them, and write the result."""
-    scorer = scorer_named(command.scorer)
-    if scorer.engine != engine:
-        raise UnsupportedScoreError(
-            f"{scorer.name} needs an engine process of {scorer.engine}, this is one of {engine}"
-        )
+    needed = engine_of(command.scorer)
+    if needed != engine:
+        raise UnsupportedScoreError(f"{command.scorer} needs an engine process of {needed}, this is one of {engine}")
     with Path(command.rollouts).open("rb") as file:
         rollouts = decode_rollouts(file)
     request = ScoreRequest(
-        scorer=scorer.name,
+        scorer=command.scorer,
         variant=command.variant,
         rollouts=rollouts,
         weights_folder=Path(command.weights_folder),
@@ -91,12 +89,12 @@ def _score(command: ScoreCommand, engine: str, warm: WarmModel, report: Report) 
     if command.task is not None:
         imported(command.task)(request, command.arguments, Path(command.scores), warm, report)
         return
-    function, loading, start = scorer.load(), warm.loading_seconds, time.monotonic()
+    function, loading, start = load_scorer(command.scorer), warm.loading_seconds, time.monotonic()
     scored = function(request, warm, report)
     seconds = time.monotonic() - start - (warm.loading_seconds - loading)
     if scored.log_probs.shape != (rollouts.num_tokens,):
         raise AssertionError(
-            f"{scorer.name} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
+            f"{command.scorer} must give log-probs of shape ({rollouts.num_tokens},), got {scored.log_probs.shape}"
         )
     scores = ScoreBatch(
         sample_ids=rollouts.sample_ids,

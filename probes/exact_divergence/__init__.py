@@ -1,8 +1,8 @@
 """Exact divergences of two distributions over the whole vocabulary, the reference for sampled estimators.
 
 `divergences` computes them for two `logit_sources`. `model_distribution` and `pairs` give it the logits of a model of
-transformers and of vLLM at the states of real rollouts. `compiled_reduction` (CPU) and `reduction` (GPU) compute the
-sums.
+transformers and of vLLM at the states of real rollouts. `compiled_reduction` computes the
+sums on a CPU.
 """
 
 from __future__ import annotations

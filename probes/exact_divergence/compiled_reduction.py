@@ -25,7 +25,7 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from foreshock_probes.exact_divergence.reduction import SUMS, TileSums
+from foreshock_probes.exact_divergence.divergences import SUMS, TileSums
 
 __all__ = ["CompiledReduction"]
 

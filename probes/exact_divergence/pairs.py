@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.hardware import accelerator_name
+from foreshock.process_fingerprint import accelerator_name
 from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact, encode_rollouts
 from foreshock.scorers import EXACT_PAIRS
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment

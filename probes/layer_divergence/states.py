@@ -22,8 +22,8 @@ from foreshock.layer_divergence import DistanceSums, LayerComparison, compared_l
 from foreshock.probe_kinds import LAYERS
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS
+from foreshock_probes.offers import imported
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, write_result
-from foreshock_probes.scorers.table import imported
 from foreshock_probes.scorers.tokens import known_states
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from foreshock.probe_kinds import ROUTING
 from foreshock.rollouts import RolloutBatch
 from foreshock.routing import RoutingComparison
 from foreshock.scorers import SCORERS, score_name
+from foreshock_probes.offers import imported
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import imported
 
 if TYPE_CHECKING:
     from foreshock.api.probes import ScorerRecord
@@ -110,7 +110,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
 
 
 def _record(job: LeasedJob, requested: ScorerRecord) -> RecordedRoutes:
-    routes, name = job.folder / "routes.safetensors", f"routes of {requested.name}"
+    routes, name = job.folder / "routes.safetensors", f"routes of {score_name(requested.scorer, requested.variant)}"
     try:
         command = job.command(requested, PART, routes=str(routes))
         job.log_done(name, job.run_engine(command, name))

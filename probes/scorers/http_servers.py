@@ -7,7 +7,6 @@ the checkpoint's weights version. What it tells is in the fingerprint. Its hardw
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.request import (
     Options,
     Report,
@@ -29,7 +27,7 @@ from foreshock_probes.scorers.request import (
     parse_options,
 )
 from foreshock_probes.scorers.sampling import logged_distribution
-from foreshock_probes.scorers.tokens import check_tokens, compose, sequence, sequence_lengths
+from foreshock_probes.scorers.tokens import LogProbsOf, check_tokens, compose, score_rows, sequence_lengths
 from foreshock_probes.settings import load_settings
 
 READ_SECONDS = 600.0
@@ -161,7 +159,7 @@ def score_with_server(
     request: ScoreRequest,
     server: Server,
     held: HeldModel,
-    log_probs_of: Callable[[list[list[int]], list[int]], list[NDArray[np.float64]]],
+    log_probs_of: LogProbsOf,
     report: Report,
 ) -> Scored:
     """Score the request's rollouts with the server, which holds `held`.
@@ -189,7 +187,7 @@ def score_with_server(
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     done = 0
     for rows in plan.batches:
-        _score_rows(rollouts, rows[lengths[rows] >= 2], log_probs_of, log_probs)
+        score_rows(rollouts, rows[lengths[rows] >= 2], log_probs_of, log_probs)
         done += int(np.diff(rollouts.response_offsets)[rows].sum())
         report(done)
     fingerprint = Fingerprint(
@@ -205,31 +203,15 @@ def score_with_server(
     return Scored(log_probs=log_probs, fingerprint=fingerprint)
 
 
-def _score_rows(
-    rollouts: RolloutBatch,
-    rows: NDArray[np.int64],
-    log_probs_of: Callable[[list[list[int]], list[int]], list[NDArray[np.float64]]],
-    into: NDArray[np.float32],
-) -> None:
-    """Write the log-probs of the responses of `rows`; a first token without a prompt has none."""
-    if not rows.size:
-        return
-    firsts = np.maximum(np.diff(rollouts.prompt_offsets)[rows], 1).tolist()
-    found = log_probs_of([sequence(rollouts, int(row)).tolist() for row in rows], firsts)
-    for row, values in zip(rows.tolist(), found, strict=True):
-        stop = int(rollouts.response_offsets[row + 1])
-        into[stop - values.size : stop] = values
-
-
 def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `vllm.http`, by `/v1/completions`. Raises UnsupportedScoreError if that cannot be done correctly."""
     with Server("vllm") as server:
         held = _model_of_vllm(server)
 
-        def log_probs_of(sequences: list[list[int]], firsts: list[int]) -> list[NDArray[np.float64]]:
+        def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
             body = {
                 "model": held.name,
-                "prompt": sequences,
+                "prompt": [each.tolist() for each in sequences],
                 "max_tokens": 1,
                 "temperature": 0.0,
                 "prompt_logprobs": 0,
@@ -241,7 +223,7 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
             if sorted(by_index) != list(range(len(sequences))):
                 raise UnsupportedScoreError(f"vLLM answered {len(sequences)} prompts with {len(by_index)} choices")
             return [
-                _log_probs_of_vllm(tokens, value_of(by_index[index], "prompt_logprobs"), first)
+                _log_probs_of_vllm(tokens.tolist(), value_of(by_index[index], "prompt_logprobs"), first)
                 for index, (tokens, first) in enumerate(zip(sequences, firsts, strict=True))
             ]
 
@@ -286,9 +268,9 @@ def score_with_sglang(request: ScoreRequest, warm: WarmModel, report: Report) ->
     """
     with Server("sglang") as server:
 
-        def log_probs_of(sequences: list[list[int]], firsts: list[int]) -> list[NDArray[np.float64]]:
+        def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
             body = {
-                "input_ids": sequences,
+                "input_ids": [each.tolist() for each in sequences],
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
                 "return_logprob": True,
                 "logprob_start_len": [first - 1 for first in firsts],
@@ -297,7 +279,7 @@ def score_with_sglang(request: ScoreRequest, warm: WarmModel, report: Report) ->
             if not isinstance(answers, list) or len(answers) != len(sequences):
                 raise UnsupportedScoreError(f"SGLang did not answer {len(sequences)} prompts with as many results")
             return [
-                _log_probs_of_sglang(tokens, value_of(answer, "meta_info", "input_token_logprobs"), first)
+                _log_probs_of_sglang(tokens.tolist(), value_of(answer, "meta_info", "input_token_logprobs"), first)
                 for tokens, answer, first in zip(sequences, answers, firsts, strict=True)
             ]
 

@@ -26,8 +26,8 @@ import torch
 from foreshock.errors import ForeshockError
 from foreshock_probes.child_process import ChildEndedError, ChildProcess, connection_to_parent, messages_of_parent
 from foreshock_probes.engines.environment import hold_this_process
+from foreshock_probes.offers import imported
 from foreshock_probes.scorers.request import Report, TooFewDevicesError, WarmModel
-from foreshock_probes.scorers.table import imported
 
 
 def device_count() -> int:

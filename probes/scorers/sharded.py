@@ -23,8 +23,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from foreshock.fingerprint import Fingerprint
-from foreshock_probes.scorers.checkpoint_tensors import CheckpointTensors
-from foreshock_probes.scorers.forward_pass import TokenBatch, check_logits, head_in, logits_fit, precision
+from foreshock_probes.scorers.forward_pass import (
+    CheckpointTensors,
+    TokenBatch,
+    check_logits,
+    head_in,
+    logits_fit,
+    precision,
+)
 from foreshock_probes.scorers.rank_processes import Rank, RankProcesses, check_devices
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.scorers.torch_forward import (

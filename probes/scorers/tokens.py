@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,23 @@ def sequence(rollouts: RolloutBatch, row: int) -> NDArray[np.int32]:
 def sequences(rollouts: RolloutBatch, rows: NDArray[np.int64]) -> list[NDArray[np.int32]]:
     """Return prompt and response of each of `rows`."""
     return [sequence(rollouts, int(row)) for row in rows]
+
+
+LogProbsOf = Callable[[list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.float64]]]
+"""Returns the log-probs of the tokens of each sequence from its position `first` ≥ 1 on."""
+
+
+def score_rows(
+    rollouts: RolloutBatch, rows: NDArray[np.int64], log_probs_of: LogProbsOf, into: NDArray[np.float32]
+) -> None:
+    """Write the log-probs of the responses of `rows` to `into` [T]; a first token without a prompt has none."""
+    if not rows.size:
+        return
+    firsts = np.maximum(np.diff(rollouts.prompt_offsets)[rows], 1).tolist()
+    found = log_probs_of(sequences(rollouts, rows), firsts)
+    for row, values in zip(rows.tolist(), found, strict=True):
+        stop = int(rollouts.response_offsets[row + 1])
+        into[stop - values.size : stop] = values
 
 
 def sequence_lengths(rollouts: RolloutBatch) -> NDArray[np.int64]:

@@ -12,14 +12,16 @@ prompts, LoRA adapters, and log-probs under top-p, top-k or min-p are not covere
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import compose, sequence, sequence_lengths
-from foreshock_probes.scorers.vllm_engine import VllmOptions, prepare_engine
+from foreshock_probes.scorers.tokens import compose, score_rows, sequence_lengths
+from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -27,38 +29,42 @@ if TYPE_CHECKING:
 
 def score_prefill(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `vllm.prefill`. Raises UnsupportedScoreError if that cannot be done correctly."""
-    options = parse_options(VllmOptions, request)
-    rollouts = request.rollouts
+    # A single token has no log-prob.
+    return _score(request, warm, report, _prefilled, sequence_lengths(request.rollouts) >= 2)
+
+
+def score_decode(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
+    """Score as `vllm.decode`. Raises UnsupportedScoreError if that cannot be done correctly."""
+    # A response without a prompt has no log-prob for its first token, which becomes the prompt.
+    prompts = np.maximum(np.diff(request.rollouts.prompt_offsets), 1)
+    return _score(request, warm, report, _decoded, sequence_lengths(request.rollouts) > prompts)
+
+
+def _score(
+    request: ScoreRequest,
+    warm: WarmModel,
+    report: Report,
+    log_probs_of: Callable[[VllmEngine, list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.float64]]],
+    scored: NDArray[np.bool_],
+) -> Scored:
+    """Score the request batch by batch, the rows of one temperature together; `scored` [N] are the rows to submit."""
+    options, rollouts = parse_options(VllmOptions, request), request.rollouts
     prepared = prepare_engine(request, options, warm)
-    engine, lengths, divisor = prepared.engine, sequence_lengths(rollouts), prepared.divisor
-    plan = compose(lengths, options.batch_size, request.variant)
+    plan = compose(sequence_lengths(rollouts), options.batch_size, request.variant)
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     done = 0
     for rows in plan.batches:
-        for temperature in np.unique(divisor[rows]):
-            chosen = rows[divisor[rows] == temperature]
-            chosen = chosen[lengths[chosen] >= 2]  # a single token has no log-prob
-            engine.divide_logits_by(float(temperature))
-            outputs = engine.prefill([sequence(rollouts, int(row)) for row in chosen])
-            for row, output in zip(chosen.tolist(), outputs, strict=True):
-                done += _write(output, rollouts.prompt_offsets, rollouts.response_offsets, row, log_probs)
+        for temperature in np.unique(prepared.divisor[rows]):
+            chosen = rows[(prepared.divisor[rows] == temperature) & scored[rows]]
+            prepared.engine.divide_logits_by(float(temperature))
+            score_rows(rollouts, chosen, partial(log_probs_of, prepared.engine), log_probs)
+        done += int(np.diff(rollouts.response_offsets)[rows].sum())
         report(done)
     return Scored(log_probs=log_probs, fingerprint=prepared.fingerprint(request, options, plan.name))
 
 
-def _write(
-    output: RequestOutput,
-    prompt_offsets: NDArray[np.int64],
-    response_offsets: NDArray[np.int64],
-    row: int,
-    into: NDArray[np.float32],
-) -> int:
-    """Copy the response's log-probs of `row` to their place in `into`; return the number of response tokens."""
-    prompt = int(prompt_offsets[row + 1] - prompt_offsets[row])
-    start, stop = int(response_offsets[row]), int(response_offsets[row + 1])
-    skipped = 1 if prompt == 0 else 0
-    into[start + skipped : stop] = prompt_log_probs(output, prompt + skipped)
-    return stop - start
+def _prefilled(engine: VllmEngine, tokens: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:
+    return (prompt_log_probs(output, first) for output, first in zip(engine.prefill(tokens), firsts, strict=True))
 
 
 def prompt_log_probs(output: RequestOutput, first: int) -> NDArray[np.float64]:
@@ -68,33 +74,11 @@ def prompt_log_probs(output: RequestOutput, first: int) -> NDArray[np.float64]:
     return np.asarray(flat.logprobs, dtype=np.float64)[at]
 
 
-def score_decode(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score as `vllm.decode`. Raises UnsupportedScoreError if that cannot be done correctly."""
-    options = parse_options(VllmOptions, request)
-    rollouts = request.rollouts
-    prepared = prepare_engine(request, options, warm)
-    lengths, prompts = sequence_lengths(rollouts), np.diff(rollouts.prompt_offsets)
-    # A response without a prompt has no log-prob for its first token, which becomes the prompt.
-    prompts = np.maximum(prompts, 1)
-    plan = compose(lengths, options.batch_size, request.variant)
-    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
-    done = 0
-    for rows in plan.batches:
-        for temperature in np.unique(prepared.divisor[rows]):
-            chosen = rows[(prepared.divisor[rows] == temperature) & (lengths[rows] > prompts[rows])]
-            tokens = [sequence(rollouts, int(row)) for row in chosen]
-            forced = [row[prompt:].tolist() for row, prompt in zip(tokens, prompts[chosen], strict=True)]
-            prepared.engine.divide_logits_by(float(temperature))
-            outputs = prepared.engine.generate(
-                [row[:prompt] for row, prompt in zip(tokens, prompts[chosen], strict=True)],
-                [_parameters(each) for each in forced],
-            )
-            for row, output, expected in zip(chosen.tolist(), outputs, forced, strict=True):
-                stop = int(rollouts.response_offsets[row + 1])
-                log_probs[stop - len(expected) : stop] = _forced_log_probs(output, expected)
-        done += int(np.diff(rollouts.response_offsets)[rows].sum())
-        report(done)
-    return Scored(log_probs=log_probs, fingerprint=prepared.fingerprint(request, options, plan.name))
+def _decoded(engine: VllmEngine, tokens: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:
+    forced = [row[first:].tolist() for row, first in zip(tokens, firsts, strict=True)]
+    prompts = [row[:first] for row, first in zip(tokens, firsts, strict=True)]
+    outputs = engine.generate(prompts, [_parameters(each) for each in forced])
+    return (_forced_log_probs(output, each) for output, each in zip(outputs, forced, strict=True))
 
 
 def _parameters(forced: list[int]) -> SamplingParams:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from foreshock_probes.scorers.checkpoint_tensors import CheckpointTensors
+from foreshock_probes.scorers.forward_pass import CheckpointTensors
 from foreshock_probes.scorers.request import ReloadError
 
 _ROWS_AT_ONCE = 1024

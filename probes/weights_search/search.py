@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import digest_of_json
 from foreshock.errors import WeightsError
 from foreshock.measures.comparison import compare
@@ -29,7 +30,7 @@ from foreshock.scorers import NOISE_FLOOR_VARIANT
 from foreshock.weights_search import WHOLE, WeightsReplay, WeightsSearch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.weights import AnnouncedCheckpoint, Weights, WeightsLibrary
+from foreshock_probes.weights import Weights, WeightsLibrary
 from foreshock_probes.weights_search.assembly import (
     Ingredients,
     NotComparableError,
@@ -280,8 +281,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     return search_weights(
         job.job.step,
         job.weights,
-        [job.announced(each) for each in job.job.candidates],
-        job.library,
+        [_candidate(job.library, each, job.job.project) for each in job.job.candidates],
         job.command(plain),
         scored,
         lambda command: job.run_engine(command, None),
@@ -292,8 +292,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
 def search_weights(
     step: int,
     base: Weights,
-    candidates: Sequence[AnnouncedCheckpoint],
-    library: WeightsLibrary,
+    candidates: Sequence[Candidate],
     template: ScoreCommand,
     scored: Mapping[str, bytes],
     score: Callable[[ScoreCommand], object],
@@ -323,7 +322,7 @@ def search_weights(
         step=step,
         scorer=template.scorer,
         base=base,
-        candidates=[_candidate(library, each) for each in candidates],
+        candidates=candidates,
         batch=decode_rollouts(Path(template.rollouts).read_bytes()),
         replay=replay,
         folder=Path(template.scores).parent / "weights-search",
@@ -332,8 +331,8 @@ def search_weights(
     return searcher.run(plain, rebatched)
 
 
-def _candidate(library: WeightsLibrary, checkpoint: AnnouncedCheckpoint) -> Candidate:
+def _candidate(library: WeightsLibrary, checkpoint: JobWeightsRecord, project: str) -> Candidate:
     try:
-        return Candidate(checkpoint.step, library.find(checkpoint))
+        return Candidate(checkpoint.step, library.find(checkpoint, project))
     except WeightsError as error:
         return Candidate(checkpoint.step, None, str(error))

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks.replay import replayer
 from foreshock.scorers import REFERENCE, REFUSED_SCORERS
-from foreshock_probes.scorers.table import installed_scorers
+from foreshock_probes.offers import installed_scorers
 from tests.probes.tiny import make_rollouts
 
 with replayer() as replay:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from examples.tiny_rl.record import RECORDED
-from foreshock.environment import CPU, Environment, device_slug, differences
+from foreshock.environment import CPU, Environment, InstructionSet, device_slug, differences
 from foreshock.fingerprint import Fingerprint
-from foreshock.instruction_sets import InstructionSet
 
 FEATURES = {
     InstructionSet.AVX2: ("AVX2", "none"),

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock.clock import now_us
+from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
 from foreshock_probes.weights import (
-    AnnouncedCheckpoint,
     UnknownRootError,
     WeightsGoneError,
     WeightsLibrary,
@@ -36,14 +35,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def announce(root: Path, path: str = "run/step_1", **fields: Any) -> AnnouncedCheckpoint:
+def announce(root: Path, path: str = "run/step_1", **fields: Any) -> JobWeightsRecord:
     values: dict[str, Any] = {
         "root": "runs",
         "path": path,
         "step": 1,
         "digest": weights_digest(root / "run" / "step_1"),
     }
-    return AnnouncedCheckpoint(**(values | fields))
+    return JobWeightsRecord(**(values | fields))
 
 
 def test_the_announced_checkpoint_is_found(root: Path) -> None:
@@ -117,15 +116,6 @@ def test_missing_weights_raise_weights_gone(root: Path) -> None:
         WeightsLibrary({"runs": root}).find(announce(root, "run/step_2"))
 
 
-def test_error_for_expired_weights_names_the_expiry(root: Path) -> None:
-    with pytest.raises(WeightsGoneError, match="expiry has passed"):
-        WeightsLibrary({"runs": root}).find(announce(root, "run/step_2", expires_at_us=now_us() - 1))
-
-
-def test_expired_weights_that_still_exist_are_used(root: Path) -> None:
-    assert WeightsLibrary({"runs": root}).find(announce(root, expires_at_us=now_us() - 1)).digest
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "__0_0.distcp"])
 def test_pickled_weights_need_conversion_and_are_never_opened(root: Path, name: str) -> None:
     folder = root / "pickled"
@@ -167,10 +157,10 @@ def test_error_for_unknown_root_names_the_setting(root: Path) -> None:
 def test_root_is_used_for_its_projects_only(root: Path, root_name: str, project: str, found: bool) -> None:
     library = WeightsLibrary({root_name: root, "secret-root": root})
     if found:
-        assert library.find(announce(root, project=project)).digest
+        assert library.find(announce(root), project).digest
         return
     with pytest.raises(UnknownRootError, match=f"for the project '{project}'") as caught:
-        library.find(announce(root, project=project))
+        library.find(announce(root), project)
     assert "secret-root" not in str(caught.value)
 
 

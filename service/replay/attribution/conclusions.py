@@ -14,7 +14,7 @@ from foreshock.api.attribution import (
     LinkRecord,
     SideBranchRecord,
 )
-from foreshock.api.records import parse
+from foreshock.api.records import from_attributes, parse
 from foreshock.api.runs import ConfidenceRecord
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock.diagnosis.conclusion import (
@@ -31,8 +31,10 @@ from foreshock.interval_names import INTERVAL, interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
-from foreshock_service.replay.attribution import repository
-from foreshock_service.replay.attribution.document import environment_in
+from foreshock_service.replay.attribution.document import (
+    environment_in,
+    newest_documents,
+)
 from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import StepKey
@@ -52,7 +54,7 @@ _TITLES: dict[ConclusionKind, str] = {
 
 def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
-    rows = repository.newest_documents(session, run_id, attempts_of_run(session, run_id), MOST_STEPS)
+    rows = newest_documents(session, run_id, attempts_of_run(session, run_id), MOST_STEPS)
     read = [(key, parse(AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
     newest: dict[str, FindingOfStep] = {}
     steps: dict[str, list[int]] = {}
@@ -94,22 +96,17 @@ def evidence_of(
 ) -> AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
     branch = document.side_branch
-    return AttributionEvidence(
-        step=document.step,
-        chain=document.chain,
+    return from_attributes(
+        AttributionEvidence,
+        document,
         links=tuple(map(_link, document.links)),
         whole=_link(document.whole),
-        missing=document.missing,
         prompt_groups=document.groups,
-        rollouts=document.rollouts,
-        tokens=document.tokens,
         reliable=document.interval == INTERVAL,
-        cancellation=document.cancellation,
         floors={floor.scorer: floor.k3_kl for floor in document.floors if math.isfinite(floor.k3_kl)},
         reference=_reference(branch) if branch is not None else None,
         drift=_drift(document, earlier),
         model_kind=model_kind,
-        declared_precision=document.declared_precision,
         environments={
             name: environment_in(read) if read is not None else None for name, read in document.environments.items()
         },
@@ -120,46 +117,17 @@ def evidence_of(
 
 
 def _link(link: LinkRecord) -> LinkEvidence:
-    return LinkEvidence(
-        name=link.name,
-        cause=link.cause,
-        k3_kl=link.k3_kl,
-        rms_d=link.rms_d,
-        share=link.share,
-        share_low=link.share_low,
-        share_high=link.share_high,
-        excess_k3_kl=finite_or_none(link.excess_k3_kl),
-    )
+    return from_attributes(LinkEvidence, link, excess_k3_kl=finite_or_none(link.excess_k3_kl))
 
 
 def _reference(branch: SideBranchRecord) -> ReferenceEvidence:
-    return ReferenceEvidence(
-        reference=branch.reference,
-        links=tuple(map(_link, branch.links)),
-        engine=branch.engine,
-        trainer=branch.trainer,
-        difference=branch.difference,
-        difference_low=branch.difference_low,
-        difference_high=branch.difference_high,
-        reliable=branch.interval == INTERVAL,
-    )
+    links = tuple(map(_link, branch.links))
+    return from_attributes(ReferenceEvidence, branch, links=links, reliable=branch.interval == INTERVAL)
 
 
 def _environment_link(link: EnvironmentLinkRecord) -> EnvironmentLinkEvidence:
-    return EnvironmentLinkEvidence(
-        scorer=link.scorer,
-        first=environment_in(link.first),
-        second=environment_in(link.second),
-        k3_kl=link.k3_kl,
-        share=link.share,
-        share_low=link.share_low,
-        share_high=link.share_high,
-        logged=link.logged,
-        excess=link.excess,
-        excess_low=link.excess_low,
-        excess_high=link.excess_high,
-        reliable=link.interval == INTERVAL,
-    )
+    environments = {"first": environment_in(link.first), "second": environment_in(link.second)}
+    return from_attributes(EnvironmentLinkEvidence, link, **environments, reliable=link.interval == INTERVAL)
 
 
 def _exact(read: ExactOfLinkRecord) -> ExactEvidence:

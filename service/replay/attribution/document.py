@@ -1,10 +1,13 @@
-"""The stored document of an attribution, made of what a decoder computed."""
+"""The stored document of an attribution: made from the result of a computation, stored, and read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from foreshock.api.attribution import (
     AttributionDocument,
@@ -22,13 +25,13 @@ from foreshock.environment import Environment
 from foreshock.interval_names import interval_name
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
-from foreshock_service.replay.attribution.compute import (
-    AttributionResult,
-    MeasuredEnvironmentLink,
-    excess_over_floors,
-)
+from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables.probes import Attribution as StoredAttribution
+from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
+from foreshock_service.runs.active_steps import AttemptStart, is_active
 from foreshock_service.runs.events import StepKey
 
 
@@ -71,7 +74,7 @@ def document_of(
 
 def environment_in(record: EnvironmentRecord) -> Environment:
     """Return the environment that a document names."""
-    return Environment(**{name: value for name, value in asdict(record).items() if name != "words"})
+    return from_attributes(Environment, record)
 
 
 def exact_of_link(exact: ExactRecord, scores: Sequence[ScoreSourceRecord]) -> ExactOfLinkRecord:
@@ -122,3 +125,89 @@ def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, 
 
 def _environment(environment: Environment) -> EnvironmentRecord:
     return from_attributes(EnvironmentRecord, environment, words=environment.describe())
+
+
+_KEY = StepKey._fields
+
+
+def find_attribution(session: Session, key: StepKey) -> StoredAttribution | None:
+    """Return the attribution of a step; its document is None until one was computed."""
+    return session.get(StoredAttribution, tuple(key))
+
+
+def has_attribution(session: Session, key: StepKey) -> bool:
+    """Return whether the step has an attribution, computed or not."""
+    return session.scalar(select(StoredAttribution.step).filter_by(**key._asdict())) is not None
+
+
+def lock_attribution(session: Session, key: StepKey) -> None:
+    """Lock the attribution of a step until the transaction ends, so that none is marked as stale meanwhile."""
+    session.execute(select(StoredAttribution.step).filter_by(**key._asdict()).with_for_update())
+
+
+def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
+    """Mark the step's attribution as stale; adds a row without a document if there is none."""
+    upsert(session, StoredAttribution, [{**key._asdict(), "stale": True, "changed_at_us": now_us}], _KEY)
+
+
+def settle_attribution(session: Session, key: StepKey) -> None:
+    """Take the mark off an attribution that cannot be computed again; its document stays."""
+    session.execute(update(StoredAttribution).filter_by(**key._asdict()).values(stale=False))
+
+
+def put_attribution(session: Session, key: StepKey, document: dict[str, Any] | None, now_us: int) -> None:
+    """Store the step's attribution as current."""
+    row = {"stale": False, "changed_at_us": now_us, "document": document, "computed_at_us": now_us}
+    upsert(session, StoredAttribution, [{**key._asdict(), **row}], _KEY)
+
+
+def newest_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[int]:
+    """Return up to `limit` active steps that have replayed scores, the newest first."""
+    chosen = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
+    query = select(StoredAttribution.step).where(StoredAttribution.run_id == run_id, chosen)
+    return session.scalars(query.order_by(StoredAttribution.step.desc()).limit(limit)).all()
+
+
+def other_documents(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], step: int, limit: int
+) -> list[dict[str, Any]]:
+    """Return the documents of up to `limit` active steps other than `step`, the newest ones, in step order."""
+    chosen = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
+    query = (
+        select(StoredAttribution.document)
+        .where(
+            StoredAttribution.run_id == run_id,
+            StoredAttribution.step != step,
+            chosen,
+            StoredAttribution.computed_at_us.is_not(None),
+        )
+        .order_by(StoredAttribution.step.desc())
+        .limit(limit)
+    )
+    return [document for document in reversed(session.scalars(query).all()) if document is not None]
+
+
+def newest_documents(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int
+) -> list[tuple[StepKey, dict[str, Any] | None]]:
+    """Return the documents of up to `limit` active steps that have been computed, the newest first."""
+    chosen = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
+    query = (
+        select(StoredAttribution.attempt, StoredAttribution.step, StoredAttribution.document)
+        .where(StoredAttribution.run_id == run_id, chosen, StoredAttribution.computed_at_us.is_not(None))
+        .order_by(StoredAttribution.step.desc())
+        .limit(limit)
+    )
+    return [(StepKey(run_id, attempt, step), document) for attempt, step, document in session.execute(query)]
+
+
+def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
+    """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
+    query = (
+        select(StoredAttribution.run_id, StoredAttribution.attempt, StoredAttribution.step)
+        .join(Run, Run.id == StoredAttribution.run_id)
+        .where(StoredAttribution.stale, StoredAttribution.changed_at_us < before_us, Run.deleted_at_us.is_(None))
+        .order_by(StoredAttribution.changed_at_us)
+        .limit(limit)
+    )
+    return [StepKey(*row) for row in session.execute(query)]

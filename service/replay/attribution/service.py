@@ -28,15 +28,26 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, TokensPurged
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.replay.attribution import repository
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
-from foreshock_service.replay.attribution.document import document_of, exact_of_link
-from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.replay.attribution.document import (
+    document_of,
+    exact_of_link,
+    find_attribution,
+    has_attribution,
+    lock_attribution,
+    mark_stale,
+    newest_steps,
+    other_documents,
+    put_attribution,
+    settle_attribution,
+    stale_before,
+)
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.files import ScoreFiles
+from foreshock_service.replay.results.publishing import ScoresPublished
 from foreshock_service.replay.results.scores import files_of_score, newest_scores
 from foreshock_service.replay.results.weights_search import find_search, search_record
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
@@ -118,7 +129,7 @@ def attribution_of_step(
     """
     run = get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    found = repository.find(session, key)
+    found = find_attribution(session, key)
     if found is None:
         raise AttributionNotFound(
             f"no scores of step {step} of attempt {key.attempt} are published: "
@@ -141,7 +152,7 @@ def attribution_of_step(
 def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
-    others = repository.other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
+    others = other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
     found = exact_of_step(session, StepKey(run.id, document.attempt, document.step))
     exact = tuple(exact_of_link(each, document.scores) for each in found)
     search = find_search(session, StepKey(run.id, document.attempt, document.step))
@@ -168,18 +179,18 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
 def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     get_run(session, principal, run_id)
-    return repository.newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
+    return newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
 
 
 def mark_attribution_stale(session: Session, published: ScoresPublished) -> None:
     """Mark the step's attribution as stale, in the transaction that publishes its scores."""
-    repository.mark_stale(session, published.key, published.at_us)
+    mark_stale(session, published.key, published.at_us)
 
 
 def mark_stale_after_late_rollouts(session: Session, closed: StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
-    if repository.exists(session, closed.key):
-        repository.mark_stale(session, closed.key, now_us())
+    if has_attribution(session, closed.key):
+        mark_stale(session, closed.key, now_us())
 
 
 def attribute_published_scores(context: ServiceContext, published: ScoresPublished) -> None:
@@ -190,7 +201,7 @@ def attribute_published_scores(context: ServiceContext, published: ScoresPublish
 def compute_stale_attributions(context: ServiceContext) -> int:
     """Compute the attributions that have been stale for a while, and return their number. For the sweeper."""
     with context.database.read() as session:
-        stale = repository.stale_before(session, now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
+        stale = stale_before(session, now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
     return sum(try_to_compute(context, key) for key in stale)
 
 
@@ -201,7 +212,7 @@ def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
         return True
     except Exception:
         _logger.exception("the attribution of step %s of run %s failed; it is retried", key.step, key.run_id)
-        context.database.write(lambda session: repository.mark_stale(session, key, now_us()))
+        context.database.write(lambda session: mark_stale(session, key, now_us()))
         return False
 
 
@@ -215,7 +226,7 @@ def compute_attribution(context: ServiceContext, key: StepKey) -> None:
         with context.database.read() as session:
             inputs = _inputs_if_stored(context, session, key)
         if inputs is None:
-            context.database.write(lambda session: repository.settle(session, key))
+            context.database.write(lambda session: settle_attribution(session, key))
             return
         result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
@@ -250,7 +261,7 @@ def store_attribution(
     context: ServiceContext, session: Session, key: StepKey, version: str, result: AttributionResult
 ) -> bool:
     """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
-    repository.lock(session, key)
+    lock_attribution(session, key)
     if attribution_inputs(context, session, key).version != version:
         return False
     now = now_us()
@@ -263,7 +274,7 @@ def store_attribution(
             if (score.scorer, score.variant, digest_of_json(score.fingerprint)) in used
         ]
         document = document_of(key, result.attribution, result, sources, now)
-    repository.put(session, key, None if document is None else to_json(document), now)
+    put_attribution(session, key, None if document is None else to_json(document), now)
     mark_due(session, key.run_id, "attribution")
     store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+from sqlalchemy import ColumnElement, and_, or_, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.api.leases import JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
-from foreshock.api.probes import ScorerRecord
-from foreshock.api.records import parse
+from foreshock.api.records import from_attributes, parse
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Run
@@ -17,12 +19,6 @@ from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
 from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.replay.leases import repository
-from foreshock_service.replay.leases.repository import JobKind
-from foreshock_service.replay.leases.schemas import (
-    FailBody,
-    LeaseRequest,
-)
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
 from foreshock_service.replay.probes.jobs import JobState, Outcome
@@ -31,6 +27,9 @@ from foreshock_service.replay.probes.schemas import scorers_of_pairs
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
 from foreshock_service.replay.probes.workers import live_workers, record_worker, touch_worker
 from foreshock_service.runs.runs import get_run
+
+if TYPE_CHECKING:
+    from foreshock_service.replay.leases.endpoints import FailBody, LeaseRequest
 
 _EXPIRED_AT_ONCE = 100
 # Heartbeats in the time of a lease: two in a row may be lost.
@@ -59,7 +58,7 @@ def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) 
 def is_work_waiting(context: ServiceContext, principal: Principal, request: LeaseRequest) -> bool:
     """Return whether a claim may succeed: a job that fits is queued, or a lease is past its end."""
     with context.database.read() as session:
-        if repository.any_overdue(session, database_now_us(session), _duration_us(context)):
+        if any_overdue(session, database_now_us(session), _duration_us(context)):
             return True
         return bool(_fitting_jobs(session, principal, request, database_now_us(session)))
 
@@ -100,14 +99,14 @@ def fail(context: ServiceContext, principal: Principal, lease_id: str, body: Fai
 def hold(session: Session, principal: Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
     """Return the lease with its job, locked, and its probe. Raises LeaseNotFound, RunDeleted, LeaseLost."""
     lease, job, probe = find_lease(session, principal, lease_id)
-    repository.lock_job(session, job.id)
+    lock_job(session, job.id)
     check_held(lease, job, token)
     return lease, job, probe
 
 
 def find_lease(session: Session, principal: Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
     """Return the lease with its job and probe. Raises LeaseNotFound, RunDeleted."""
-    found = repository.find(session, lease_id)
+    found = _find(session, lease_id)
     if found is None or not principal.sees(found[3].project):
         raise LeaseNotFound(f"there is no lease {lease_id}")
     lease, job, probe, run = found
@@ -132,8 +131,8 @@ def sweep(context: ServiceContext) -> int:
     """Expire leases without heartbeats, skip queued jobs whose checkpoint has expired, and return the jobs changed."""
     with context.database.read() as session:
         now = database_now_us(session)
-        due = repository.any_overdue(session, now, _duration_us(context))
-        gone = repository.probes_without_checkpoint(session, now, _EXPIRED_AT_ONCE)
+        due = any_overdue(session, now, _duration_us(context))
+        gone = probes_without_checkpoint(session, now, _EXPIRED_AT_ONCE)
     changed = context.database.write(lambda session: _expire_overdue(session, context)) if due else 0
     return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
 
@@ -145,10 +144,10 @@ def _claim(
     record_worker(session, _worker(principal, request, now))
     _expire_overdue(session, context)
     fitting = _fitting_jobs(session, principal, request, now)
-    job = repository.lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
+    job = lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
     if job is None:
         return None
-    environment = fitting[repository.kind_of(job)].environment
+    environment = fitting[kind_of(job)].environment
     lease = Lease(
         id=new_identifier("lease"),
         job_id=job.id,
@@ -158,19 +157,16 @@ def _claim(
         accelerator=request.accelerator,
         device_name=request.device_name,
         granted_at_us=now,
-        ended_at_us=None,
-        outcome=None,
-        reason=None,
     )
     lease.token = transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
-    repository.add_lease(session, lease)
-    probe = repository.probe_of(session, job)
+    add_lease(session, lease)
+    probe = probe_of(session, job)
     return _read(context, lease, job, probe, get_run(session, principal, probe.run_id))
 
 
 def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest, now: int) -> dict[JobKind, Fit]:
     """Return the kinds of queued jobs that the worker gets, and how."""
-    waiting = repository.kinds_of_waiting_jobs(session, principal.project, request.accelerator)
+    waiting = kinds_of_waiting_jobs(session, principal.project, request.accelerator)
     offered = {*request.scorers, *request.exact_pairs}
     waiting = [kind for kind in waiting if set(kind.needs.split(",")) <= offered]
     asking = any(kind.environments for kind in waiting)
@@ -188,9 +184,9 @@ def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest,
 
 def _expire_overdue(session: Session, context: ServiceContext) -> int:
     now, settings = database_now_us(session), context.settings
-    overdue = repository.lock_overdue(session, now, _duration_us(context), _EXPIRED_AT_ONCE)
+    overdue = lock_overdue(session, now, _duration_us(context), _EXPIRED_AT_ONCE)
     for job in overdue:
-        lease = repository.lease_of(session, job)
+        lease = lease_of(session, job)
         transitions.expire(job, lease, now, settings.lease_seconds, settings.probe_tries)
     session.flush()
     return len(overdue)
@@ -238,25 +234,138 @@ def _duration_us(context: ServiceContext) -> int:
 def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, run: Run) -> LeaseRecord:
     assert job.lease_expires_at_us is not None
     asked = {each["scorer"] for each in job.scorers} | scorers_of_pairs(job.exact_pairs)
+    weights = [parse(JobWeightsRecord, each) for each in (probe.checkpoint, *(probe.candidates or ()))]
     return LeaseRecord(
         lease=lease.id,
         token=lease.token,
         expires_at_us=job.lease_expires_at_us,
         heartbeat_seconds=context.settings.lease_seconds / _HEARTBEATS,
-        job=LeasedJobRecord(
-            id=job.id,
+        job=from_attributes(
+            LeasedJobRecord,
+            job,
             probe=probe.id,
             run=run.id,
             project=run.project,
             attempt=probe.attempt,
             step=probe.step,
             kind=probe.kind,
-            scorers=tuple(parse(ScorerRecord, each) for each in job.scorers),
-            exact_pairs=tuple(job.exact_pairs),
             options={name: options for name, options in probe.options.items() if name in asked},
-            environment=job.environment,
-            checkpoint=parse(JobWeightsRecord, probe.checkpoint),
-            candidates=tuple(parse(JobWeightsRecord, each) for each in probe.candidates or ()),
+            checkpoint=weights[0],
+            candidates=tuple(weights[1:]),
             rollouts=JobRolloutsRecord(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
         ),
     )
+
+
+_DURATIONS_AHEAD = 10
+"""A lease is granted for one duration. This many allow for a setting that was shortened, and for small corrections of
+the clock."""
+
+_KIND = (ProbeJob.needs, ProbeJob.accelerator, ProbeJob.environments, ProbeJob.environment_required)
+
+
+class JobKind(NamedTuple):
+    """Requirements of a job on its worker: scorers, accelerator and environments."""
+
+    needs: str
+    accelerator: str | None
+    environments: str
+    environment_required: bool
+
+
+def _find(session: Session, lease_id: str) -> tuple[Lease, ProbeJob, Probe, Run] | None:
+    """Return the lease with its job, probe and run."""
+    query = select(Lease, ProbeJob, Probe, Run).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe)
+    row = session.execute(query.join(Run, Run.id == Probe.run_id).where(Lease.id == lease_id)).one_or_none()
+    return None if row is None else (row[0], row[1], row[2], row[3])
+
+
+def probe_of(session: Session, job: ProbeJob) -> Probe:
+    """Return the probe of a job."""
+    return session.scalars(select(Probe).where(Probe.id == job.probe_id)).one()
+
+
+def lock_job(session: Session, job_id: str) -> ProbeJob:
+    """Return the current job, locked until the transaction ends."""
+    query = select(ProbeJob).where(ProbeJob.id == job_id).with_for_update()
+    return session.scalars(query.execution_options(populate_existing=True)).one()
+
+
+def kinds_of_waiting_jobs(session: Session, project: str | None, accelerator: str) -> list[JobKind]:
+    """Return the distinct kinds of the queued jobs for this accelerator: few, however many jobs there are."""
+    query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id)
+    return [JobKind(*row) for row in session.execute(query.where(_offered(project, accelerator)).distinct())]
+
+
+def kind_of(job: ProbeJob) -> JobKind:
+    """Return the kind of a job."""
+    return JobKind(job.needs, job.accelerator, job.environments, job.environment_required)
+
+
+def lock_next_job(
+    session: Session, project: str | None, accelerator: str, kinds: Collection[JobKind]
+) -> ProbeJob | None:
+    """Return the first job of one of these kinds, by rank, locked; jobs that another claim holds are skipped."""
+    query = (
+        select(ProbeJob)
+        .join(Probe)
+        .join(Run, Run.id == Probe.run_id)
+        .where(_offered(project, accelerator), or_(*map(_is_of_kind, kinds)))
+        .order_by(ProbeJob.rank_us, ProbeJob.id)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=ProbeJob)
+    )
+    return session.scalar(query.execution_options(populate_existing=True))
+
+
+def add_lease(session: Session, lease: Lease) -> None:
+    """Add a new lease."""
+    session.add(lease)
+    session.flush()
+
+
+def lease_of(session: Session, job: ProbeJob) -> Lease:
+    """Return the lease of a running job."""
+    return session.scalars(select(Lease).where(Lease.id == job.lease_id)).one()
+
+
+def any_overdue(session: Session, now_us: int, duration_us: int) -> bool:
+    """Return whether a lease is past its end."""
+    return session.scalar(select(ProbeJob.id).where(_overdue(now_us, duration_us)).limit(1)) is not None
+
+
+def lock_overdue(session: Session, now_us: int, duration_us: int, limit: int) -> Sequence[ProbeJob]:
+    """Return up to `limit` jobs whose lease is past its end, locked; jobs locked elsewhere are skipped."""
+    query = select(ProbeJob).where(_overdue(now_us, duration_us)).order_by(ProbeJob.id).limit(limit)
+    query = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
+    return session.scalars(query).all()
+
+
+def probes_without_checkpoint(session: Session, now_us: int, limit: int) -> Sequence[str]:
+    """Return the ids of probes with queued jobs whose checkpoint has expired."""
+    query = (
+        select(Probe.id)
+        .join(ProbeJob)
+        .where(ProbeJob.state == JobState.QUEUED, Probe.checkpoint_expires_at_us <= now_us)
+    )
+    return session.scalars(query.distinct().limit(limit)).all()
+
+
+def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:
+    return (
+        (ProbeJob.state == JobState.QUEUED)
+        & (ProbeJob.accelerator.is_(None) | (ProbeJob.accelerator == accelerator))
+        & Run.deleted_at_us.is_(None)
+        & (true() if project is None else Run.project == project)
+    )
+
+
+def _is_of_kind(kind: JobKind) -> ColumnElement[bool]:
+    return and_(*(column.is_not_distinct_from(value) for column, value in zip(_KIND, kind, strict=True)))
+
+
+def _overdue(now_us: int, duration_us: int) -> ColumnElement[bool]:
+    # A lease that ends that late was granted before the clock was set back.
+    latest_us = now_us + _DURATIONS_AHEAD * duration_us
+    ended = (ProbeJob.lease_expires_at_us <= now_us) | (ProbeJob.lease_expires_at_us > latest_us)
+    return (ProbeJob.state == JobState.RUNNING) & ended

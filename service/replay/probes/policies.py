@@ -3,32 +3,71 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbePolicyRecord, ScorerRecord
 from foreshock.api.records import from_attributes
 from foreshock.clock import now_us
 from foreshock.errors import InvalidRolloutsError
+from foreshock.scorers import default_scorers
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import ProbePolicy
+from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
+from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Administrator, Principal, Reader
-from foreshock_service.replay.probes import policy_repository as repository
 from foreshock_service.replay.probes.jobs import JobState
-from foreshock_service.replay.probes.policy_schemas import ProbePolicyBody
-from foreshock_service.replay.probes.requests import check_scorers, create_probe
-from foreshock_service.replay.probes.schemas import ProbeCreate
-from foreshock_service.replay.probes.service import end_jobs, lock_jobs
+from foreshock_service.replay.probes.requests import check_scorers, request_probe
+from foreshock_service.replay.probes.schemas import Accelerator, ProbeCreate, ScorerRequest
+from foreshock_service.replay.probes.service import end_jobs, is_near_open_alert, lock_jobs
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.runs.runs import get_run, lock_run
+
+
+def _default_scorers() -> list[ScorerRequest]:
+    return [ScorerRequest(scorer=name) for name in default_scorers()]
+
+
+class ProbePolicyBody(BaseModel):
+    """Which steps are probed automatically. Only steps with an announced checkpoint can be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    every_steps: Annotated[int, Field(ge=1, le=LARGEST_STEP)] | None = Field(
+        default=None, description="probe the first step with a checkpoint in each so many steps; null: none"
+    )
+    on_alerts: bool = Field(default=False, description="probe the steps near an open alert, before all others")
+    rollouts: int = Field(
+        default=64, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
+    )
+    scorers: list[ScorerRequest] = Field(default_factory=_default_scorers, min_length=1, max_length=32)
+    accelerator: Accelerator | None = Field(default=None, description="only on workers of this accelerator")
+    budget_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="accelerator seconds that the run's probes may use, those requested by people included; when they "
+        "are spent, automatic probes stop; null: no limit",
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it probes any step."""
+        return self.every_steps is not None or self.on_alerts
+
 
 router = APIRouter(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
 
@@ -54,11 +93,11 @@ class Budget:
 def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePolicyRecord:
     """Return the run's policy with what its probes have cost. Raises RunNotFound, RunDeleted."""
     get_run(session, principal, run_id)
-    stored = repository.find(session, run_id)
+    stored = find_policy(session, run_id)
     policy = policy_of(stored)
     budget = budget_of(session, run_id, policy)
     state = "off" if not policy.is_on else "budget_spent" if budget.is_spent else "active"
-    automatic, impossible = repository.counts(session, run_id)
+    automatic, impossible = policy_counts(session, run_id)
     return from_attributes(
         ProbePolicyRecord,
         policy,
@@ -74,7 +113,7 @@ def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePol
 
 def policy_in_words(session: Session, principal: Principal, run_id: str) -> str | None:
     """Return the state of the run's automatic probes; None if there never were any. Raises RunNotFound, RunDeleted."""
-    if repository.find(session, run_id) is None:
+    if find_policy(session, run_id) is None:
         return None
     return read_policy(session, principal, run_id).note
 
@@ -83,7 +122,7 @@ def set_policy(session: Session, principal: Principal, run_id: str, body: ProbeP
     """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
     check_scorers(ProbeCreate(step=0, scorers=body.scorers))
     run = lock_run(session, principal, run_id)
-    stored, policy = repository.find(session, run_id), body.model_dump(mode="json")
+    stored, policy = find_policy(session, run_id), body.model_dump(mode="json")
     before = stored.policy if stored is not None else None
     if stored is None:
         session.add(ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
@@ -102,12 +141,12 @@ def policy_of(stored: ProbePolicy | None) -> ProbePolicyBody:
 
 def steps_between_probes(session: Session, run_id: str) -> int | None:
     """Return `every_steps` of the run's policy, whether or not its budget is spent; None: it probes no n-th step."""
-    return policy_of(repository.find(session, run_id)).every_steps
+    return policy_of(find_policy(session, run_id)).every_steps
 
 
 def budget_of(session: Session, run_id: str, policy: ProbePolicyBody) -> Budget:
     """Return the budget of a run with the time that workers have held its jobs."""
-    return Budget(policy.budget_seconds, repository.spent_us(session, run_id, database_now_us(session)) / 1e6)
+    return Budget(policy.budget_seconds, spent_us(session, run_id, database_now_us(session)) / 1e6)
 
 
 _NOTES = {
@@ -129,18 +168,18 @@ _logger = logging.getLogger(__name__)
 def make_automatic_probes(context: ServiceContext) -> int:
     """Make the probes that are due, end those that wait in vain for a spent budget, and return how many were made."""
     with context.database.read() as session:
-        runs = repository.runs_with_policy(session)
+        runs = runs_with_policy(session)
     made = 0
     for run_id in runs:
         if made >= _MADE_AT_ONCE:
             break
         with context.database.read() as session:
-            policy = policy_of(repository.find(session, run_id))
+            policy = policy_of(find_policy(session, run_id))
             if not policy.is_on:
                 continue
             # The time of all leases is summed only if it is compared with something.
             budget = budget_of(session, run_id, policy) if policy.budget_seconds is not None else Budget(None, 0.0)
-            waiting = budget.is_spent and bool(repository.queued_probes(session, run_id))
+            waiting = budget.is_spent and bool(queued_probes(session, run_id))
             due = [] if budget.is_spent else _due_steps(session, run_id, policy)
         if waiting:
             reason = f"the run's budget for probes is spent: {budget.in_words()}"
@@ -152,15 +191,15 @@ def make_automatic_probes(context: ServiceContext) -> int:
 
 def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[tuple[StepKey, str]]:
     """Return the next steps to probe with the cause, those near an alert first."""
-    room = UNFINISHED_AT_ONCE - repository.unfinished(session, run_id)
+    room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
     if room <= 0:
         return []
     attempts, now = attempts_of_run(session, run_id), database_now_us(session)
     due: dict[StepKey, str] = {}
     if policy.on_alerts:
-        due |= dict.fromkeys(repository.steps_near_alerts(session, run_id, attempts, now, room), "alert")
+        due |= dict.fromkeys(steps_near_alerts(session, run_id, attempts, now, room), "alert")
     if policy.every_steps is not None:
-        by_interval = repository.steps_by_interval(session, run_id, attempts, policy.every_steps, now, room)
+        by_interval = steps_by_interval(session, run_id, attempts, policy.every_steps, now, room)
         due |= {key: "step" for key in by_interval if key not in due}
     return list(due.items())[:room]
 
@@ -176,20 +215,20 @@ def _make(context: ServiceContext, key: StepKey, cause: str, policy: ProbePolicy
     )
     probe_id, problem = None, None
     try:
-        probe_id = create_probe(context, _SERVICE, key.run_id, body)[0].id
+        probe_id = request_probe(context, _SERVICE, key.run_id, body)[0].id
     except (ProblemError, InvalidRolloutsError) as error:
         if isinstance(error, ProblemError) and error.status >= 500:
             raise  # The decoders are busy or the store is away: the next round tries again.
         problem = str(error)
         _logger.info("step %d of run %s cannot be probed: %s", key.step, key.run_id, problem)
     context.database.write(
-        lambda session: repository.add(session, key, cause, probe_id, problem, database_now_us(session))
+        lambda session: add_policy_probe(session, key, cause, probe_id, problem, database_now_us(session))
     )
     return probe_id is not None
 
 
 def _end_queued(session: Session, run_id: str, reason: str) -> None:
-    for made in repository.queued_probes(session, run_id):
+    for made in queued_probes(session, run_id):
         assert made.probe_id is not None
         queued = [job for job in lock_jobs(session, made.probe_id) if job.state == JobState.QUEUED]
         end_jobs(session, queued, reason)
@@ -212,3 +251,109 @@ def set_probe_policy(
     context.database.write(lambda session: set_policy(session, principal, run, body))
     with context.database.read() as session:
         return read_policy(session, principal, run)
+
+
+def find_policy(session: Session, run_id: str) -> ProbePolicy | None:
+    """Return the policy of a run."""
+    return session.get(ProbePolicy, run_id)
+
+
+def runs_with_policy(session: Session) -> Sequence[str]:
+    """Return the ids of the runs with a policy that are not deleted."""
+    query = select(ProbePolicy.run_id).join(Run, Run.id == ProbePolicy.run_id)
+    return session.scalars(query.where(Run.deleted_at_us.is_(None)).order_by(ProbePolicy.run_id)).all()
+
+
+def spent_us(session: Session, run_id: str, now_us: int) -> int:
+    """Return the time for which workers held the jobs of the run's probes; running leases count until now."""
+    held = func.coalesce(Lease.ended_at_us, now_us) - Lease.granted_at_us
+    query = (
+        select(func.sum(held)).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe, Probe.id == ProbeJob.probe_id)
+    )
+    return int(session.scalar(query.where(Probe.run_id == run_id)) or 0)
+
+
+def policy_counts(session: Session, run_id: str) -> tuple[int, int]:
+    """Return the number of steps that the policy probed, and of those that could not be."""
+    query = select(func.count(PolicyProbe.probe_id), func.count()).where(PolicyProbe.run_id == run_id)
+    made, chosen = session.execute(query).one()
+    return made, chosen - made
+
+
+def unfinished_probes(session: Session, run_id: str) -> int:
+    """Return the number of automatic probes of the run that have not ended."""
+    query = select(func.count(distinct(PolicyProbe.probe_id))).join(ProbeJob, ProbeJob.probe_id == PolicyProbe.probe_id)
+    query = query.where(PolicyProbe.run_id == run_id, ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING)))
+    return session.scalar(query) or 0
+
+
+def queued_probes(session: Session, run_id: str) -> Sequence[PolicyProbe]:
+    """Return the automatic probes of the run with queued jobs, those that the budget ended before left out."""
+    queued = select(ProbeJob.id).where(ProbeJob.probe_id == PolicyProbe.probe_id, ProbeJob.state == JobState.QUEUED)
+    query = select(PolicyProbe).where(PolicyProbe.run_id == run_id, PolicyProbe.problem.is_(None), queued.exists())
+    return session.scalars(query.order_by(PolicyProbe.step)).all()
+
+
+def steps_near_alerts(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int, limit: int
+) -> Sequence[StepKey]:
+    """Return the first steps near an open alert that can be probed and were not."""
+    near = is_near_open_alert(run_id, Checkpoint.step)
+    query = select(Checkpoint.attempt, Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
+    return [StepKey(run_id, *row) for row in session.execute(query.order_by(Checkpoint.step).limit(limit))]
+
+
+def steps_by_interval(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], every: int, now_us: int, limit: int
+) -> Sequence[StepKey]:
+    """Return the first step that can be probed of each `every` steps without an automatic probe."""
+    probed = select(PolicyProbe.step).where(
+        PolicyProbe.run_id == run_id,
+        PolicyProbe.probe_id.is_not(None),
+        is_active(attempts, PolicyProbe.attempt, PolicyProbe.step),
+        PolicyProbe.step // every == Checkpoint.step // every,
+    )
+    # A step is active in one attempt only.
+    first = func.min(Checkpoint.step)
+    query = select(first).where(_possible(run_id, attempts, now_us), ~probed.exists())
+    steps = session.scalars(query.group_by(Checkpoint.step // every).order_by(first).limit(limit))
+    found = ((active_attempt_of(attempts, step), step) for step in steps)
+    return [StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
+
+
+def add_policy_probe(
+    session: Session, key: StepKey, cause: str, probe_id: str | None, problem: str | None, now_us: int
+) -> bool:
+    """Record the automatic probe of a step; return whether the step had none."""
+    row = {
+        "run_id": key.run_id,
+        "attempt": key.attempt,
+        "step": key.step,
+        "cause": cause,
+        "probe_id": probe_id,
+        "problem": problem,
+        "made_at_us": now_us,
+    }
+    return insert_if_absent(session, PolicyProbe, row)
+
+
+def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> ColumnElement[bool]:
+    """Return the condition for checkpoints of closed, active steps without an automatic probe."""
+    closed = select(Step.step).where(
+        Step.run_id == run_id,
+        Step.attempt == Checkpoint.attempt,
+        Step.step == Checkpoint.step,
+        Step.closed_at_us.is_not(None),
+    )
+    chosen = select(PolicyProbe.step).where(
+        PolicyProbe.run_id == run_id,
+        PolicyProbe.attempt == Checkpoint.attempt,
+        PolicyProbe.step == Checkpoint.step,
+    )
+    return and_(
+        Checkpoint.run_id == run_id,
+        is_active(attempts, Checkpoint.attempt, Checkpoint.step),
+        or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us),
+        closed.exists(),
+        ~chosen.exists(),
+    )

@@ -1,11 +1,12 @@
-"""Requests for probes: check one, plan it, and create its probe or find the equal one."""
+"""HTTP of probes, and requests for them: check one, plan it, and create its probe or find the equal one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Path, Query, Response, status
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
@@ -15,14 +16,15 @@ from foreshock.errors import did_you_mean
 from foreshock.probe_kinds import MATRIX, PROBE_KINDS, WEIGHTS
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock.weights_search import interleaved
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.database.tables.probes import Probe
+from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Name, Page
 from foreshock_service.platform.problem import ProblemError, present_file
-from foreshock_service.platform.security import Principal
-from foreshock_service.replay.probes import repository
+from foreshock_service.platform.security import Ingester, Principal, Reader
+from foreshock_service.replay.probes import service
 from foreshock_service.replay.probes.environments import (
     OF_RUN,
     WantedEnvironment,
@@ -30,14 +32,18 @@ from foreshock_service.replay.probes.environments import (
     wanted_environments,
     with_declared_precision,
 )
-from foreshock_service.replay.probes.job_bundles import new_jobs
-from foreshock_service.replay.probes.jobs import Priority
+from foreshock_service.replay.probes.jobs import Priority, new_jobs
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
 from foreshock_service.replay.probes.schemas import ProbeCreate, ScorerRequest, scorers_of_pairs
 from foreshock_service.replay.probes.service import (
     ProbeNotPossible,
     change_priority,
+    earlier_checkpoints,
+    find_by_request,
+    find_checkpoint,
+    is_step_near_open_alert,
     lock_jobs,
+    newest_checkpoints,
     pinned_rollouts,
     selected_rollouts,
     shown,
@@ -45,9 +51,79 @@ from foreshock_service.replay.probes.service import (
 from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts, resolve_step
 from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.runs.runs import get_run
 from foreshock_service.runs.shards import removed_in_words, shards_of_step
 from foreshock_service.runs.steps import find_step
+
+router = APIRouter(prefix="/v1", tags=["probes"])
+ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
+
+
+@router.post(
+    "/runs/{run}/probes",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
+)
+def create_probe(
+    run: RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
+) -> ProbeRecord:
+    """Request that workers score a step's rollouts again; an equal request returns the same probe."""
+    probe, created = request_probe(context, principal, run, body)
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return probe
+
+
+@router.get("/runs/{run}/probes")
+def list_probes(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP)] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[ProbeRecord]:
+    """Return a page of a run's probes, newest first."""
+    with context.database.read() as session:
+        return service.list_probes(session, principal, run, step, cursor, limit)
+
+
+@router.get("/probes")
+def list_probes_of_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[Name | None, Query()] = None,
+    kind: Annotated[Name | None, Query(description="such as `exact` or `weights`; absent: all")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[ProbeRecord]:
+    """Return a page of the probes of all runs that the key may see, newest first."""
+    with context.database.read() as session:
+        return service.list_probes_of_runs(session, principal.projects(project), kind, cursor, limit)
+
+
+@router.get("/probes/{probe}")
+def read_probe(probe: ProbeIdentifier, context: Context, principal: Reader) -> ProbeRecord:
+    """Return a probe with its jobs, their states and the reasons of failures and of waiting."""
+    with context.database.read() as session:
+        return service.read_probe(session, principal, probe)
+
+
+@router.post("/probes/{probe}/retry")
+def retry_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRecord:
+    """Queue the failed and skipped jobs of an ended probe again, for example when the weights are back."""
+    return context.database.write(lambda session: service.retry_probe(session, principal, probe))
+
+
+@router.delete("/probes/{probe}")
+def cancel_probe(probe: ProbeIdentifier, context: Context, principal: Ingester) -> ProbeRecord:
+    """Cancel a probe: its unfinished jobs are skipped, and what a worker still sends for them is refused.
+
+    Scores of jobs that are done stay. A cancelled probe can be retried; an equal request finds it as it is.
+    """
+    return context.database.write(lambda session: service.cancel_probe(session, principal, probe))
+
 
 _NAMED_CHECKPOINTS = 5
 
@@ -100,14 +176,14 @@ class _Plan:
         return digest_of_json({**asked, **meant, **pairs, **searched})
 
 
-def create_probe(
+def request_probe(
     context: ServiceContext, principal: Principal, run_id: str, body: ProbeCreate
 ) -> tuple[ProbeRecord, bool]:
     """Return the probe of this request and whether it is new. Raises UnknownScorer, ProbeNotPossible."""
     check_scorers(body)
     with context.database.read() as session:
         plan = _plan(context, session, principal, run_id, body)
-        known = repository.find_by_request(session, run_id, plan.request_digest())
+        known = find_by_request(session, run_id, plan.request_digest())
         if known is not None and body.priority in (None, known.priority):
             return shown(session, plan.run, known), False
     with present_file(f"a shard of step {body.step}"):
@@ -170,9 +246,9 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
             f"an exact probe of step {key.step} needs the weights that sampled it, got "
             f"checkpoint_step={body.checkpoint_step}; leave checkpoint_step out"
         )
-    checkpoint = repository.find_checkpoint(session, *key)
+    checkpoint = find_checkpoint(session, *key)
     if checkpoint is None:
-        newest = repository.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
+        newest = newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
         raise ProbeNotPossible(
             f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
             "announces saved weights with log_checkpoint(step, root=…, path=…)"
@@ -205,7 +281,7 @@ def _announced(steps: Sequence[int]) -> str:
 def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
     now = now_us()
-    earlier = repository.earlier_checkpoints(session, attempts_of_run(session, key.run_id), key)
+    earlier = earlier_checkpoints(session, attempts_of_run(session, key.run_id), key)
     present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
     if not present:
         raise ProbeNotPossible(
@@ -251,11 +327,11 @@ def _insert(
         "created_at_us": now,
     }
     created = insert_if_absent(session, Probe, row)
-    probe = repository.find_by_request(session, plan.run.id, request_digest)
+    probe = find_by_request(session, plan.run.id, request_digest)
     assert probe is not None
     if created:
         live = live_workers(session, plan.run.project, now)
-        near = repository.is_step_near_open_alert(session, plan.run.id, body.step)
+        near = is_step_near_open_alert(session, plan.run.id, body.step)
         priority = body.priority or (Priority.URGENT if near else Priority.NORMAL)
         session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
         session.flush()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Run, Shard
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.database.tables import Alert, Checkpoint, Run, Shard
+from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
 from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.replay.probes import repository
-from foreshock_service.replay.probes.job_bundles import waiting_reason
 from foreshock_service.replay.probes.jobs import (
     ENDED,
     JobState,
@@ -28,10 +26,12 @@ from foreshock_service.replay.probes.jobs import (
     requeue,
     set_priority,
     state_of_probe,
+    waiting_reason,
 )
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
+from foreshock_service.runs.active_steps import AttemptStart, is_active
 from foreshock_service.runs.events import RunRemoved, StepKey
 from foreshock_service.runs.runs import find_run, get_run
 from foreshock_service.runs.shards import shards_with_tokens
@@ -90,10 +90,9 @@ def list_probes(
     session: Session, principal: Principal, run_id: str, step: int | None, cursor: str | None, limit: int
 ) -> Page[ProbeRecord]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
-    run = get_run(session, principal, run_id)
+    get_run(session, principal, run_id)
     of_step = (Probe.step == step,) if step is not None else ()
-    probes = repository.newest(session, (Probe.run_id == run_id, *of_step), _after(cursor), limit + 1)
-    return page_of(_read(session, run.project, probes), limit, _key_of)
+    return _page(session, (Probe.run_id == run_id, *of_step), cursor, limit)
 
 
 def list_probes_of_runs(
@@ -102,14 +101,17 @@ def list_probes_of_runs(
     """Return one page of the probes of all runs whose project equals each of `projects`, newest first."""
     of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
     of_kind = (Probe.kind == kind,) if kind is not None else ()
-    probes = repository.newest(session, (*of_runs, *of_kind), _after(cursor), limit + 1)
-    of_project: defaultdict[str, list[Probe]] = defaultdict(list)
-    for probe in probes:
-        run = find_run(session, probe.run_id)
-        assert run is not None
-        of_project[run.project].append(probe)
-    reads = {each.id: each for project, found in of_project.items() for each in _read(session, project, found)}
-    return page_of([reads[probe.id] for probe in probes], limit, _key_of)
+    return _page(session, (*of_runs, *of_kind), cursor, limit)
+
+
+def _page(
+    session: Session, conditions: Iterable[ColumnElement[bool]], cursor: str | None, limit: int
+) -> Page[ProbeRecord]:
+    query = select(Probe, Run.project).join(Run, Run.id == Probe.run_id).where(*conditions)
+    if cursor is not None:
+        query = query.where(tuple_(Probe.created_at_us, Probe.id) < decode_cursor(cursor, (int, str)))
+    rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit + 1))
+    return page_of(_read(session, [(probe, project) for probe, project in rows]), limit, _key_of)
 
 
 def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
@@ -166,7 +168,7 @@ def get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Pr
 
 def shown(session: Session, run: Run, probe: Probe) -> ProbeRecord:
     """Return the probe as it is shown."""
-    return _read(session, run.project, [probe])[0]
+    return _read(session, [(probe, run.project)])[0]
 
 
 def selected_rollouts(shard: Shard) -> list[Any]:
@@ -187,16 +189,18 @@ def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollou
     )
 
 
-def _read(session: Session, project: str, probes: Sequence[Probe]) -> list[ProbeRecord]:
-    jobs = repository.jobs_of(session, [probe.id for probe in probes])
-    queued = [job for of_probe in jobs.values() for job in of_probe if job.state == JobState.QUEUED]
-    live = live_workers(session, project, database_now_us(session)) if queued else ()
-    waiting = {job.id: waiting_reason(job, live) for job in queued}
-    return [probe_record(probe, jobs[probe.id], waiting) for probe in probes]
-
-
-def _after(cursor: str | None) -> tuple[int, str] | None:
-    return cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+def _read(session: Session, probes: Sequence[tuple[Probe, str]]) -> list[ProbeRecord]:
+    """Return the probes, each with the project of its run, as they are shown."""
+    jobs = jobs_of(session, [probe.id for probe, _ in probes])
+    live: dict[str, Sequence[Worker]] = {}
+    waiting: dict[str, str | None] = {}
+    for probe, project in probes:
+        for job in jobs[probe.id]:
+            if job.state == JobState.QUEUED:
+                if project not in live:
+                    live[project] = live_workers(session, project, database_now_us(session))
+                waiting[job.id] = waiting_reason(job, live[project])
+    return [probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
 
 
 def _key_of(probe: ProbeRecord) -> CursorKey:
@@ -221,13 +225,13 @@ def change_priority(
 def raise_jobs_near_alerts(context: ServiceContext) -> int:
     """Make queued jobs of steps near an open alert urgent, unless their priority was requested; return their number."""
     with context.database.read() as session:
-        if not repository.jobs_to_raise(session, 1):
+        if not jobs_to_raise(session, 1):
             return 0
     return context.database.write(_raise)
 
 
 def _raise(session: Session) -> int:
-    jobs = repository.jobs_to_raise(session, _RAISED_AT_ONCE, locked=True)
+    jobs = jobs_to_raise(session, _RAISED_AT_ONCE, locked=True)
     for job in jobs:
         set_priority(job, Priority.URGENT)
     session.flush()
@@ -268,3 +272,70 @@ def _cancel(session: Session, of_probes: ColumnElement[bool], reason: str) -> No
     query = select(ProbeJob).join(Probe, Probe.id == ProbeJob.probe_id)
     query = query.where(of_probes, ProbeJob.state.not_in(sorted(ENDED))).order_by(ProbeJob.id)
     end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), reason)
+
+
+def find_by_request(session: Session, run_id: str, request_digest: str) -> Probe | None:
+    """Return the probe of an equal request."""
+    return session.scalar(select(Probe).where(Probe.run_id == run_id, Probe.request_digest == request_digest))
+
+
+def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJob]]:
+    """Return the jobs of each probe, ordered by engine."""
+    query = select(ProbeJob).where(ProbeJob.probe_id.in_(list(probe_ids))).order_by(ProbeJob.engine)
+    jobs: dict[str, list[ProbeJob]] = defaultdict(list)
+    for job in session.scalars(query):
+        jobs[job.probe_id].append(job)
+    return jobs
+
+
+def earlier_checkpoints(session: Session, attempts: Sequence[AttemptStart], key: StepKey) -> Sequence[Checkpoint]:
+    """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
+    led = [each for each in attempts if each.attempt <= key.attempt]
+    chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
+    query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
+    return session.scalars(query.order_by(Checkpoint.step)).all()
+
+
+def find_checkpoint(session: Session, run_id: str, attempt: int, step: int) -> Checkpoint | None:
+    """Return the checkpoint that was announced for a step."""
+    return session.get(Checkpoint, (run_id, attempt, step))
+
+
+def newest_checkpoints(session: Session, run_id: str, attempt: int, most: int) -> list[int]:
+    """Return the newest announced steps of an attempt, at most `most` of them, in order."""
+    query = select(Checkpoint.step).where(Checkpoint.run_id == run_id, Checkpoint.attempt == attempt)
+    return sorted(session.scalars(query.order_by(Checkpoint.step.desc()).limit(most)))
+
+
+def is_step_near_open_alert(session: Session, run_id: str, step: int) -> bool:
+    """Return whether the run has an open alert near the step."""
+    return bool(session.scalar(select(is_near_open_alert(run_id, step))))
+
+
+def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequence[ProbeJob]:
+    """Return up to `limit` queued jobs near an open alert that are not urgent, of probes that ask for no priority."""
+    query = (
+        select(ProbeJob)
+        .join(Probe)
+        .where(
+            ProbeJob.state == JobState.QUEUED,
+            ProbeJob.priority != Priority.URGENT,
+            Probe.priority.is_(None),
+            is_near_open_alert(Probe.run_id, Probe.step),
+        )
+        .order_by(ProbeJob.id)
+        .limit(limit)
+    )
+    if locked:
+        query = query.with_for_update(skip_locked=True, of=ProbeJob).execution_options(populate_existing=True)
+    return session.scalars(query).all()
+
+
+ALERT_WINDOW_STEPS = 10
+"""Steps before and after an alert's own step that are near it. In an alarm, weights are wanted every ten steps."""
+
+
+def is_near_open_alert(run_id: Any, step: Any) -> ColumnElement[bool]:
+    """Return the condition for a step near an open or acknowledged alert of its run, given values or columns."""
+    near = Alert.step.between(step - ALERT_WINDOW_STEPS, step + ALERT_WINDOW_STEPS)
+    return select(Alert.id).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), near).exists()

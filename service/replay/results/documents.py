@@ -1,11 +1,12 @@
-"""Results that workers send as one JSON document for a job: kept by try, published with the job, read by step.
+"""What all kinds of results share, and results that are one JSON document for a job: kept by try, published with it.
 
-Each kind has a table of its own, with the columns of `StoredResult`. Sent again, a document replaces itself.
+Documents of all kinds are rows of one table. Sent again, a document replaces itself. A kind is a file here, named as
+the end of its addresses (`ProbeKind.document`), with a `KIND` and a `router` of its two routes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -13,18 +14,14 @@ from pydantic import BaseModel
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import to_json
 from foreshock.api.runs import FindingSource
 from foreshock.probe_kinds import ProbeKind
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import upsert
-from foreshock_service.platform.database.tables.probes import (
-    Probe,
-    ProbeJob,
-    StoredLayerComparison,
-    StoredResult,
-    StoredRouting,
-)
-from foreshock_service.platform.problem import ProblemError
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, ProbeResult
+from foreshock_service.platform.parameters import storable_json
+from foreshock_service.platform.problem import InvalidRequest, ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
 from foreshock_service.runs.attempts import resolve_step
@@ -32,69 +29,127 @@ from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings.service import mark_due
 from foreshock_service.runs.runs import get_run
 
-Row = TypeVar("Row", bound=StoredResult)
-Body = TypeVar("Body", bound=BaseModel)
-PairRow = TypeVar("PairRow", StoredLayerComparison, StoredRouting)
+Body = TypeVar("Body")
+# Documents of a step that are read, newest first.
+_MOST_READ = 100
+
+
+class ResultNotAsked(ProblemError):
+    """The job does not request this result, or it is of another step, other scorers or other weights than the job."""
+
+    status = 422
+    problem_type = "result-not-asked"
+
+
+class ResultNotFound(ProblemError):
+    """No result of this kind is done for the step: request one with a probe of that kind."""
+
+    status = 404
+    problem_type = "result-not-found"
+
+
+class ResultIncomplete(ProblemError):
+    """The job is not complete: a result was not sent, or lacks some rollouts."""
+
+    status = 409
+    problem_type = "result-incomplete"
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentKind(Generic[Row, Body]):
+class DocumentKind(Generic[Body]):
     """A kind of probe whose result is a document.
 
-    `probe` is the kind of its probes, and `noun` what it is called.
-    `check` returns why a document is not of its job, None if it is; `columns` returns the values of the table's own
-    columns. `missing` and `wrong` are the errors for a job without a document, and for a document of another job.
+    `probe` is the kind of its probes, and `noun` what it is called. `check` returns why a document is not of its job,
+    None if it is; `pair` the comparison that it is of. `not_found` is the error of a step without such a document.
     """
 
     probe: ProbeKind
     noun: str
-    table: type[Row]
     check: Callable[[Body, ProbeJob, Probe], str | None]
-    columns: Callable[[Body, Probe], dict[str, Any]]
-    missing: type[ProblemError]
-    wrong: type[ProblemError]
+    not_found: type[ProblemError] = ResultNotFound
+    pair: Callable[[Body], str] = lambda body: ""
     findings: FindingSource | None = None
 
     def store(self, context: ServiceContext, principal: Principal, lease_id: str, token: int, body: Body) -> None:
-        """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, `wrong`."""
-        context.database.write(lambda session: self._store(session, principal, lease_id, token, body))
+        """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, ResultNotAsked, InvalidRequest."""
+        document = body.model_dump(mode="json") if isinstance(body, BaseModel) else to_json(body)
+        try:
+            storable_json(document)
+        except ValueError as error:
+            raise InvalidRequest(f"body: {error}") from error
+        context.database.write(lambda session: self._store(session, principal, lease_id, token, body, document))
 
     def publish(self, session: Session, job: ProbeJob, probe: Probe, token: int, now_us: int) -> None:
-        """Have the document of a try count. Raises `missing` if it was not sent."""
-        same = (self.table.job_id == job.id, self.table.token == token)
-        query = update(self.table).where(*same).values(published_at_us=now_us).returning(self.table.job_id)
+        """Have the document of a try count. Raises ResultIncomplete if it was not sent."""
+        same = (ProbeResult.job_id == job.id, ProbeResult.token == token)
+        query = update(ProbeResult).where(*same).values(published_at_us=now_us).returning(ProbeResult.job_id)
         if session.scalar(query) is None:
-            raise self.missing(
+            raise ResultIncomplete(
                 f"the {self.noun} is missing: send it with PUT /v1/leases/{{lease}}/{self.probe.document}, then "
                 "complete"
             )
         if self.findings is not None:
             mark_due(session, probe.run_id, self.findings)
 
-    def newest(self, session: Session, key: StepKey, limit: int, **equal: str) -> Sequence[Row]:
-        """Return at most `limit` published documents of a step, newest first, those with these values of columns."""
-        query = select(self.table).filter_by(**key._asdict(), **equal).where(self.table.published_at_us.is_not(None))
-        order = (self.table.published_at_us.desc(), self.table.job_id)
-        return session.scalars(query.order_by(*order).limit(limit)).all()
+    def newest(
+        self, session: Session, key: StepKey, limit: int = _MOST_READ, pair: str | None = None
+    ) -> list[tuple[ProbeResult, Probe]]:
+        """Return at most `limit` published documents of a step with their probes, newest first."""
+        query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
+        query = query.where(*(getattr(ProbeResult, name) == value for name, value in key._asdict().items()))
+        if pair is not None:
+            query = query.where(ProbeResult.pair == pair)
+        query = query.where(ProbeResult.kind == self.probe.name, ProbeResult.published_at_us.is_not(None))
+        order = (ProbeResult.published_at_us.desc(), ProbeResult.job_id)
+        return [(row, probe) for row, probe in session.execute(query.order_by(*order).limit(limit))]
 
-    def _store(self, session: Session, principal: Principal, lease_id: str, token: int, body: Body) -> None:
+    def of_step(
+        self,
+        context: ServiceContext,
+        principal: Principal,
+        run: str,
+        step: int,
+        attempt: int | None,
+        most: int,
+        pair: str | None = None,
+    ) -> tuple[StepKey, list[tuple[ProbeResult, Probe]]]:
+        """Return the newest document of each pair at a step, at most `most` of them.
+
+        Raises `not_found`, RunNotFound, RunDeleted.
+        """
+        with context.database.read() as session:
+            key = visible_step(session, principal, run, step, attempt)
+            found: dict[str, tuple[ProbeResult, Probe]] = {}
+            for row, probe in self.newest(session, key, pair=pair):
+                found.setdefault(row.pair, (row, probe))
+        if not found:
+            raise self.not_found(
+                f"no {self.noun} of step {step} of attempt {key.attempt} is done: request one with "
+                f"foreshock probe {run} {step} --{self.probe.document}"
+            )
+        return key, list(found.values())[:most]
+
+    def _store(
+        self, session: Session, principal: Principal, lease_id: str, token: int, body: Body, document: dict[str, Any]
+    ) -> None:
         _, job, probe = hold(session, principal, lease_id, token)
         if probe.kind != self.probe.name:
-            raise self.wrong(f"the job is of a probe of the kind {probe.kind!r}, expected {self.probe.name!r}")
+            raise ResultNotAsked(f"the job is of a probe of the kind {probe.kind!r}, expected {self.probe.name!r}")
         why = self.check(body, job, probe)
         if why is not None:
-            raise self.wrong(why)
+            raise ResultNotAsked(why)
         row = {
             "job_id": job.id,
             "token": token,
             "run_id": probe.run_id,
             "attempt": probe.attempt,
             "step": probe.step,
-            **self.columns(body, probe),
-            "document": body.model_dump(mode="json"),
+            "kind": probe.kind,
+            "pair": self.pair(body),
+            "document": document,
             "published_at_us": None,
         }
-        upsert(session, self.table, [row], ("job_id", "token"))
+        upsert(session, ProbeResult, [row], ("job_id", "token"))
 
 
 def visible_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepKey:
@@ -103,15 +158,9 @@ def visible_step(session: Session, principal: Principal, run_id: str, step: int,
     return resolve_step(session, run_id, step, attempt)
 
 
-def newest_by_pair(rows: Iterable[PairRow], most: int) -> list[PairRow]:
-    """Return the first row of each pair, at most `most` of them."""
-    newest: dict[str, PairRow] = {}
-    for row in rows:
-        newest.setdefault(row.pair, row)
-    return list(newest.values())[:most]
-
-
 def foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:
-    """Return the first digest of weights in fingerprints that is not that of the probe; None if there is none."""
+    """Return why fingerprints are not of the probe's weights; None if none names other ones."""
+    expected = probe.checkpoint["digest"]
     used = (fingerprint.get("weights_digest") for fingerprint in fingerprints)
-    return next((digest for digest in used if digest not in (None, probe.checkpoint["digest"])), None)
+    other = next((digest for digest in used if digest not in (None, expected)), None)
+    return None if other is None else f"a fingerprint has the weights {other}, expected {expected}, those of the probe"

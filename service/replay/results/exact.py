@@ -1,40 +1,54 @@
-"""Exact divergences: measured before the transaction that publishes them, and read by step."""
+"""Exact divergences: measured before the transaction that publishes them, read by step and by token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response, status
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, parse, to_json
-from foreshock.api.replays import ExactMeasuresRecord, ExactRecord, ExactStepRecord, MeanRecord
+from foreshock.api.replays import (
+    ExactMeasuresRecord,
+    ExactRecord,
+    ExactStepRecord,
+    ExactTokenRecord,
+    ExactTokensRecord,
+    MeanRecord,
+)
 from foreshock.interval_names import interval_name
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
+from foreshock.rollouts import ExactBatch, RolloutBatch
+from foreshock.rollouts.parquet_files import RolloutFile, find_exact
 from foreshock.scorers import EXACT_PAIRS, ExactPair
+from foreshock_service.platform.columnar import AnswerTooLarge
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables.probes import ExactDivergence, ExactShard
+from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import LARGEST_STEP, ActiveOrAttempt, StepPath
-from foreshock_service.platform.problem import ProblemError, stored_file
+from foreshock_service.platform.problem import ProblemError, TokensPurged, stored_file
 from foreshock_service.platform.security import Principal, Reader, Worker
-from foreshock_service.platform.store.tokens import exact_file_name
+from foreshock_service.platform.store.tokens import StoredFile, exact_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, is_completed
+from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_of_step
-from foreshock_service.replay.results.documents import visible_step
-from foreshock_service.replay.results.files import measure_exact_files
-from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, ShardProblems, receive_shard
+from foreshock_service.replay.results.documents import ResultIncomplete, visible_step
+from foreshock_service.replay.results.files import align_exact, measure_exact_files, read_exact_shard
+from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, receive_shard
+from foreshock_service.runs.chosen_tokens import TOKEN_COLUMNS, largest
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, RolloutNotFound
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
@@ -46,34 +60,6 @@ class ExactNotFound(ProblemError):
     problem_type = "exact-not-found"
 
 
-class PairNotAsked(ProblemError):
-    """The job does not request this exact pair."""
-
-    status = 422
-    problem_type = "pair-not-asked"
-
-
-class ExactConflict(ProblemError):
-    """Other bytes are already stored under this lease, pair and shard."""
-
-    status = 409
-    problem_type = "exact-conflict"
-
-
-class ExactWrongFingerprint(ProblemError):
-    """A fingerprint has other weights than the job, or differs from that of the pair's other shards."""
-
-    status = 422
-    problem_type = "exact-wrong-fingerprint"
-
-
-class ExactIncomplete(ProblemError):
-    """The job is not complete: divergences of some rollouts are missing."""
-
-    status = 409
-    problem_type = "exact-incomplete"
-
-
 EXACT = FileKind(
     name="exact",
     shards=ExactShard,
@@ -83,16 +69,6 @@ EXACT = FileKind(
     asked=lambda job: [(pair,) for pair in job.exact_pairs],
     title=lambda key: key[0],
     file_name=exact_file_name,
-    problems=ShardProblems(
-        not_asked=PairNotAsked,
-        conflict=ExactConflict,
-        wrong_fingerprint=ExactWrongFingerprint,
-        incomplete=ExactIncomplete,
-        values="divergences",
-        nothing="no exact pair",
-        immutable="they are immutable",
-        differing="its fingerprints differ from those of the pair's other shards",
-    ),
 )
 
 
@@ -191,12 +167,12 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
 
 
 def measures_of(sent: Mapping[Key, list[ExactShard]], measured: Mapping[str, MeasuredPair]) -> dict[Key, Any]:
-    """Return the measures of the shards of each pair. Raises ExactIncomplete if they are not the ones measured."""
+    """Return the measures of the shards of each pair. Raises ResultIncomplete if they are not the ones measured."""
     found = {}
     for key, shards in sent.items():
         known = measured.get(key[0])
         if known is None or known.shards != tuple(shard.digest for shard in shards):
-            raise ExactIncomplete(f"a shard of {key[0]} arrived while the job was completed: complete it again")
+            raise ResultIncomplete(f"a shard of {key[0]} arrived while the job was completed: complete it again")
         found[key] = known.measures
     return found
 
@@ -223,3 +199,127 @@ def _replace_measures(row: ExactDivergence, measures: dict[str, Any], session: S
     names = [*(column.name for column in table_of(ExactDivergence).primary_key), "job_id", "token"]
     same = [getattr(ExactDivergence, name) == getattr(row, name) for name in names]
     session.execute(update(ExactDivergence).where(*same).values(measures=measures))
+
+
+_DEFAULT_PAIR = next(iter(EXACT_PAIRS))
+_VALUES_OF_TOKEN = len(ExactTokenRecord.__slots__)
+
+
+@router.get("/runs/{run}/steps/{step}/exact/tokens")
+def read_exact_tokens(
+    run: RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    attempt: ActiveOrAttempt = None,
+    pair: Annotated[PairKey, Query()] = _DEFAULT_PAIR,
+    worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
+    sample_id: Annotated[
+        str | None, Query(max_length=LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
+    ] = None,
+    from_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="first, of a rollout")] = 0,
+    to_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="last, of a rollout")] = LARGEST_POSITION,
+) -> ExactTokensRecord:
+    """Return the tokens with the largest divergences, or one rollout token by token."""
+    with context.database.read() as session:
+        key = visible_step(session, principal, run, step, attempt)
+        row = next((each for each in newest_exact(session, key) if each.pair == pair), None)
+        if row is None:
+            raise ExactNotFound(f"no exact divergences of {pair} are published at step {step}")
+        files = [context.store.file(shard.file) for shard in EXACT.shards_of(session, row)]
+        rollouts = rollouts_of_step(context, session, key)
+        if not files:
+            raise TokensPurged(f"the exact divergences of step {key.step} at single tokens were purged by retention")
+    with stored_file(f"step {key.step}, or of its exact divergences,"):
+        if sample_id is None:
+            items = _worst(rollouts, files, worst)
+        else:
+            positions, most = range(from_position, to_position + 1), context.settings.max_answer_values
+            found = _of_rollout(rollouts, files, sample_id, positions, most)
+            if found is None:
+                raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}")
+            items = found
+    return ExactTokensRecord(pair=pair, step=key.step, attempt=key.attempt, sample_id=sample_id, items=tuple(items))
+
+
+def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[ExactTokenRecord]:
+    """Return the tokens with the largest KL; one row group of rollouts is in memory."""
+    worst: list[tuple[float, ExactTokenRecord]] = []
+    for _, read in _row_groups(rollouts):
+        batch = read()
+        exact = _aligned(batch, files)
+        if exact is None:
+            continue
+        sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
+        positions = largest(sizes, most)
+        if len(worst) == most:
+            positions = positions[sizes[positions] > worst[-1][0]]
+        worst += [(float(sizes[position]), _token(batch, exact, position)) for position in positions.tolist()]
+        # Stable: of equal values, the earlier token comes first.
+        worst = sorted(worst, key=lambda each: -each[0])[:most]
+    return [token for _, token in worst]
+
+
+def _of_rollout(
+    rollouts: PinnedRollouts, files: Sequence[StoredFile], sample_id: str, asked: range, most_values: int
+) -> list[ExactTokenRecord] | None:
+    """Return the tokens of a rollout at the positions `asked`; None if no rollout has this sample id.
+
+    Raises AnswerTooLarge.
+    """
+    for names, read in _row_groups(rollouts):
+        if sample_id in names:
+            batch = read().select([names.index(sample_id)])
+            positions = asked[: max(batch.num_tokens - asked.start, 0)]
+            if len(positions) * _VALUES_OF_TOKEN > most_values:
+                raise AnswerTooLarge(
+                    f"the answer has {len(positions) * _VALUES_OF_TOKEN:,} values, more than the {most_values:,} of "
+                    "FORESHOCK_MAX_ANSWER_VALUES: ask for a part of the rollout (from_position, to_position)"
+                )
+            # A rollout that was not compared has no divergences: null at each token.
+            exact = _aligned(batch, files) or align_exact(batch, [read_exact_shard(files[0])])
+            return [_token(batch, exact, position) for position in positions]
+    return None
+
+
+def _row_groups(rollouts: PinnedRollouts) -> Iterator[tuple[list[str], Callable[[], RolloutBatch]]]:
+    """Yield the sample ids of each row group, and what reads its rollouts, those that are pinned."""
+    samples = rollouts.samples or (None,) * len(rollouts.files)
+    for file, sample in zip(rollouts.files, samples, strict=True):
+        opened = RolloutFile(file, stored_limits(), only=TOKEN_COLUMNS)
+        left = sample
+        for group, names in enumerate(opened.sample_ids):
+            pinned = names if left is None else names[:left]
+            if left is not None:
+                left -= len(pinned)
+            if pinned:
+                yield pinned, partial(_read, opened, group, len(pinned))
+
+
+def _read(file: RolloutFile, group: int, count: int) -> RolloutBatch:
+    batch = file.read(group)
+    return batch if count == batch.num_rollouts else batch.select(range(count))
+
+
+def _aligned(batch: RolloutBatch, files: Sequence[StoredFile]) -> ExactBatch | None:
+    """Return the divergences in the order of the batch's tokens; None if no file has one of its rollouts."""
+    found = [find_exact(file, batch.sample_ids, stored_limits()) for file in files]
+    shards = [each for each in found if each is not None]
+    return align_exact(batch, shards) if shards else None
+
+
+def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> ExactTokenRecord:
+    row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
+    return ExactTokenRecord(
+        sample_id=batch.sample_ids[row],
+        position=position - int(batch.response_offsets[row]),
+        token_id=int(batch.response_token_ids[position]),
+        kl=float(exact.kl[position]),
+        reverse_kl=float(exact.reverse_kl[position]),
+        tv=float(exact.tv[position]),
+        top1_flip=bool(exact.top1_flip[position]),
+        target_entropy=float(exact.target_entropy[position]),
+        behaviour_entropy=float(exact.behaviour_entropy[position]),
+        target_log_prob=float(exact.target_log_probs[position]),
+        behaviour_log_prob=float(exact.behaviour_log_probs[position]),
+    )

@@ -1,4 +1,4 @@
-"""Files of scores and of exact divergences: check uploads, read stored ones, align them with the tokens of rollouts.
+"""Files of scores and of exact divergences: check uploads, read stored ones, align them with tokens, compare them.
 
 Scores of one scorer in two environments coexist. A step's chain takes those whose environment differs least from that
 of the run, of equal ones the newest; the others are compared with them.
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from foreshock.environment import Environment, differences
 from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
 from foreshock.fingerprint import Fingerprint
+from foreshock.measures.comparison import compare
 from foreshock.measures.exact import ExactMeasures, measure_exact
 from foreshock.rollouts import (
     DecodeLimits,
@@ -100,12 +101,12 @@ def read_scores(file: StoredFile) -> ScoreBatch:
     return decode_scores(file.read_bytes(), stored_limits())
 
 
-def read_exact(file: StoredFile) -> ExactBatch:
+def read_exact_shard(file: StoredFile) -> ExactBatch:
     """Return a stored shard of exact divergences."""
     return decode_exact(file.read_bytes(), stored_limits())
 
 
-_READERS: dict[Format, Callable[[StoredFile], Values]] = {"scores": read_scores, "exact": read_exact}
+_READERS: dict[Format, Callable[[StoredFile], Values]] = {"scores": read_scores, "exact": read_exact_shard}
 
 
 def read_aligned_scores(batch: RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
@@ -137,7 +138,7 @@ def align_exact(batch: RolloutBatch, shards: Sequence[ExactBatch]) -> ExactBatch
 
 def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> ExactMeasures:
     """Return the measures of the divergences in `files` over those of the rollouts that they have."""
-    shards = [read_exact(file) for file in files]
+    shards = [read_exact_shard(file) for file in files]
     batch = read_rollouts(rollouts)
     known = {sample_id for shard in shards for sample_id in shard.sample_ids}
     chosen = batch.select(np.flatnonzero([sample_id in known for sample_id in batch.sample_ids]))
@@ -264,3 +265,67 @@ def _distance(own: Environment | None, made: Environment) -> int:
     if own is None:
         return 0
     return len(differences(own, made, same_engine=own.engine == made.engine))
+
+
+@dataclass(frozen=True, slots=True)
+class CellFiles:
+    """A cell, by the id of its probe, and the files of its scores."""
+
+    probe: str
+    files: tuple[StoredFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellMeasures:
+    """The mismatch of two cells: k3 and mean |d| in nats per token.
+
+    `low` and `high` are the bootstrap-t interval of k3 by prompt group, a 95 % interval if `reliable`.
+    """
+
+    target: str
+    behaviour: str
+    k3_kl: float
+    low: float
+    high: float
+    reliable: bool
+    mean_abs_d: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCells:
+    """The measures of the asked pairs, and the seconds per response token of each cell; None: unknown."""
+
+    pairs: tuple[CellMeasures, ...]
+    seconds_per_token: dict[str, float | None]
+    rollouts: int
+    tokens: int
+
+
+def measure_cells(
+    rollouts: PinnedRollouts, cells: Sequence[CellFiles], pairs: Sequence[tuple[str, str]]
+) -> MeasuredCells:
+    """Compare each (target, behaviour) of `pairs`, ids of cells, over the rollouts."""
+    batch = read_rollouts(rollouts)
+    values: dict[str, NDArray[np.float32]] = {}
+    seconds: dict[str, float | None] = {}
+    for cell in cells:
+        shards = [read_scores(file) for file in cell.files]
+        values[cell.probe] = align_scores(batch, shards)
+        times, tokens = [shard.seconds for shard in shards], sum(shard.num_tokens for shard in shards)
+        known = sum(each for each in times if each is not None)
+        seconds[cell.probe] = None if None in times or not tokens else known / tokens
+    measured = tuple(_compare(batch, values, target, behaviour) for target, behaviour in pairs)
+    return MeasuredCells(measured, seconds, batch.num_rollouts, batch.num_tokens)
+
+
+def _compare(batch: RolloutBatch, values: dict[str, NDArray[np.float32]], target: str, behaviour: str) -> CellMeasures:
+    found = compare(batch, values[target], values[behaviour]).measures()
+    return CellMeasures(
+        target=target,
+        behaviour=behaviour,
+        k3_kl=found["k3_kl"],
+        low=found["k3_kl_bootstrap_low"],
+        high=found["k3_kl_bootstrap_high"],
+        reliable=bool(found.get("k3_kl_interval_reliable")),
+        mean_abs_d=found["mean_abs_d"],
+    )

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, status
 
+from foreshock.api.records import Record, from_attributes
 from foreshock.comparisons import comparison_name
-from foreshock.layer_divergence import LayerComparison
-from foreshock.probe_kinds import LAYERS as LAYERS_PROBE
+from foreshock.layer_divergence import ComparedLayer, Departure, Distance, LayerComparison, names_of_places
+from foreshock.probe_kinds import LAYERS
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredLayerComparison
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes.schemas import PairKey
-from foreshock_service.replay.results.documents import DocumentKind, foreign_weights, newest_by_pair, visible_step
-from foreshock_service.replay.results.layers_schemas import LayersBody, LayersRead, LayersStepRead
+from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
 router = APIRouter(prefix="/v1")
 
-# Comparisons of a step that are read, newest first, and pairs that are shown.
-_MOST_READ, _MOST_PAIRS = 100, 8
+MOST_LAYERS = 1_000
+_MOST_PAIRS = 8
 
 
 class LayersNotFound(ProblemError):
@@ -33,48 +35,96 @@ class LayersNotFound(ProblemError):
     problem_type = "layers-not-found"
 
 
-class LayersMissing(ProblemError):
-    """The job is a comparison by layer and its result was not sent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRecord(Record):
+    """One place as it is shown: `embeddings`, the output of `layers.N`, or `norm`, the input of the head."""
 
-    status = 409
-    problem_type = "layers-missing"
+    name: str
+    distance: Distance
+    """of the compared scorer from the reference"""
+    compared_floor: Distance
+    """of the compared scorer in other batches from itself"""
+    reference_floor: Distance
+    """of the reference in other batches from itself"""
+    departs: bool
+    """the interval of `relative_l2` lies above those of both noise floors"""
 
 
-class NoLayerComparison(ProblemError):
-    """The job requests no comparison by layer, or the result is of another step, scorers or weights than the job."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersRecord(Record):
+    """A comparison of two scorers by layer, from the embeddings to the input of the head."""
 
-    status = 422
-    problem_type = "no-layer-comparison"
+    pair: str
+    """`compared/reference`"""
+    compared: str
+    reference: str
+    rollouts: int
+    """rollouts with a compared state"""
+    groups: int
+    """prompt groups of these rollouts"""
+    tokens: int
+    """response tokens of the probe"""
+    states: int
+    """compared states, at each place"""
+    non_finite: int
+    """states left out: a distance is NaN or infinite"""
+    departure: Departure | None
+    """null: no layer departs beyond its noise floor"""
+    sentence: str
+    layers: tuple[LayerRecord, ...]
+    compared_fingerprint: Mapping[str, Any]
+    reference_fingerprint: Mapping[str, Any]
 
 
-def _check(body: LayersBody, job: ProbeJob, probe: Probe) -> str | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersStepRecord(Record):
+    """The newest comparison of each pair of a step, the newest first."""
+
+    run: str
+    attempt: int
+    step: int
+    items: tuple[LayersRecord, ...]
+
+
+def _check(body: LayerComparison, job: ProbeJob, probe: Probe) -> str | None:
     asked = [each["scorer"] for each in job.scorers]
     if (body.step, [body.compared, body.reference]) != (probe.step, asked):
         return (
             f"got step {body.step} of {body.compared} and {body.reference}, expected step {probe.step} of "
             f"{' and '.join(asked)}"
         )
-    used = foreign_weights((body.compared_fingerprint, body.reference_fingerprint), probe)
-    return f"its fingerprint has the weights {used}, expected those of the probe" if used is not None else None
+    if not 3 <= len(body.layers) <= MOST_LAYERS + 2:
+        return f"a comparison has 3 to {MOST_LAYERS + 2} places, got {len(body.layers)}"
+    expected = names_of_places(len(body.layers) - 2)
+    if tuple(layer.name for layer in body.layers) != expected:
+        return f"layers must be {expected[0]}, {expected[1]}, … {expected[-1]} in this order"
+    if min(body.rollouts, body.groups, body.tokens, body.states, body.non_finite, *map(_smallest, body.layers)) < 0:
+        return "counts and distances must be at least 0"
+    return foreign_weights((body.compared_fingerprint, body.reference_fingerprint), probe)
 
 
-LAYERS = DocumentKind(
-    probe=LAYERS_PROBE,
+def _smallest(layer: ComparedLayer) -> float:
+    distances = (layer.distance, layer.compared_floor, layer.reference_floor)
+    means = [mean for each in distances for mean in (each.relative_l2, each.cosine)]
+    values = [each for mean in means for each in (mean.mean, mean.low, mean.high)]
+    return min(each for each in (*values, *(each.relative_l2_p99 for each in distances), 0.0) if each is not None)
+
+
+KIND = DocumentKind(
+    probe=LAYERS,
     noun="comparison by layer",
-    table=StoredLayerComparison,
     check=_check,
-    columns=lambda body, probe: {"pair": comparison_name(body.compared, body.reference)},
-    missing=LayersMissing,
-    wrong=NoLayerComparison,
+    pair=lambda body: comparison_name(body.compared, body.reference),
+    not_found=LayersNotFound,
 )
 
 
 @router.put("/leases/{lease}/layers", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_layers(
-    lease: LeaseIdentifier, token: LeaseToken, body: LayersBody, context: Context, principal: Worker
+    lease: LeaseIdentifier, token: LeaseToken, body: LayerComparison, context: Context, principal: Worker
 ) -> None:
     """Store a comparison by layer; it counts when the job is complete."""
-    LAYERS.store(context, principal, lease, token, body)
+    KIND.store(context, principal, lease, token, body)
 
 
 @router.get("/runs/{run}/steps/{step}/layers", tags=["layers"])
@@ -85,19 +135,16 @@ def read_layers(
     principal: Reader,
     attempt: ActiveOrAttempt = None,
     pair: Annotated[PairKey | None, Query(description="`compared/reference`; absent: the newest pairs")] = None,
-) -> LayersStepRead:
+) -> LayersStepRecord:
     """Return the newest comparison by layer of each pair at a step: where in the network two scorers depart.
 
     404 `layers-not-found`: none is done; request a probe of the kind `layers`.
     """
-    with context.database.read() as session:
-        key = visible_step(session, principal, run, step, attempt)
-        rows = LAYERS.newest(session, key, _MOST_READ, **({} if pair is None else {"pair": pair}))
-    if not rows:
-        raise LayersNotFound(
-            f"no comparison by layer of {pair or 'any pair'} at step {step} of attempt {key.attempt} is done: request "
-            f"one with foreshock probe {run} {step} --layers"
-        )
-    newest = newest_by_pair(rows, _MOST_PAIRS)
-    items = [LayersRead.of(LayerComparison.from_dict(row.document)) for row in newest]
-    return LayersStepRead(run=run, step=key.step, attempt=key.attempt, items=items)
+    key, found = KIND.of_step(context, principal, run, step, attempt, _MOST_PAIRS, pair)
+    items = tuple(_record(row.pair, LayerComparison.from_dict(row.document)) for row, _ in found)
+    return LayersStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
+
+
+def _record(pair: str, found: LayerComparison) -> LayersRecord:
+    layers = tuple(from_attributes(LayerRecord, layer) for layer in found.layers)
+    return from_attributes(LayersRecord, found, pair=pair, sentence=found.in_words(), layers=layers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, status
@@ -12,25 +14,38 @@ from foreshock.probe_kinds import PROBE_KINDS
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.security import Principal, Worker
-from foreshock_service.replay.events import ScoresPublished
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier
-from foreshock_service.replay.leases.schemas import TokenBody
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, TokenBody
 from foreshock_service.replay.leases.service import find_lease, hold, is_completed
 from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.replay.results import exact, exact_tokens, layers, routing, scores, weights_search
+from foreshock_service.replay.results import exact, scores
 from foreshock_service.replay.results.documents import DocumentKind
 from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
-from foreshock_service.replay.results.layers import LAYERS
-from foreshock_service.replay.results.routing import ROUTING
 from foreshock_service.replay.results.scores import SCORES
-from foreshock_service.replay.results.weights_search import WEIGHTS_SEARCH
+from foreshock_service.runs.events import StepEvent
 
-DOCUMENTS: dict[str, DocumentKind[Any, Any]] = {kind.probe.name: kind for kind in (WEIGHTS_SEARCH, LAYERS, ROUTING)}
-"""The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
+
+@dataclass(frozen=True, slots=True)
+class ScoresPublished(StepEvent):
+    """A job is complete and its scores of the step count; `at_us` is the database's time.
+
+    Published without a lock of the run, in the transaction that publishes the scores and again after its commit.
+    """
+
+    at_us: int
+
 
 router = APIRouter()
-for each in (scores, exact, exact_tokens, weights_search, layers, routing):
-    router.include_router(each.router)
+router.include_router(scores.router)
+router.include_router(exact.router)
+
+DOCUMENTS: dict[str, DocumentKind[Any]] = {}
+"""The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
+for each in PROBE_KINDS.values():
+    if each.document:
+        # The module that is named as the end of their addresses.
+        module = importlib.import_module(f"{__package__}.{each.document.replace('-', '_')}")
+        DOCUMENTS[each.name] = module.KIND
+        router.include_router(module.router)
 
 
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])

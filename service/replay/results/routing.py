@@ -2,26 +2,130 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Annotated, Any, Self
+
 from fastapi import APIRouter, status
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from foreshock.comparisons import comparison_name
-from foreshock.probe_kinds import ROUTING as ROUTING_PROBE
+from foreshock.interval_names import RANGE, RANGE_NOTE
+from foreshock.probe_kinds import ROUTING
+from foreshock.routing import MOST_LAYERS
 from foreshock.scorers import score_name
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredRouting
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.parameters import ActiveOrAttempt, JsonObject, StepPath
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.results.documents import DocumentKind, foreign_weights, newest_by_pair, visible_step
-from foreshock_service.replay.results.routing_schemas import RoutingBody, RoutingRead, RoutingStepRead
+from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
 from foreshock_service.runs.run_endpoints import RunIdentifier
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+ScoreName = Annotated[str, StringConstraints(max_length=201, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+(@[a-z0-9_.-]+)?$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ShareInterval(_Strict):
+    """A share of tokens, 0 to 1, with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+
+    mean: Share | None
+    low: Share | None = Field(description=f"of a {RANGE}. {RANGE_NOTE}")
+    high: Share | None
+    clusters: Count = Field(description="prompt groups with such tokens")
+
+
+class NatsInterval(_Strict):
+    """A token mean in nats with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+
+    mean: Nats | None
+    low: Nats | None = Field(description="a 95 % interval of k3 over all tokens if `reliable`, else a " + RANGE)
+    high: Nats | None
+    clusters: Count = Field(description="prompt groups with such tokens")
+
+
+class LayerRoutingBody(_Strict):
+    """The routing of one layer."""
+
+    layer: Count = Field(description="number of the layer in the model, from 0")
+    agreement: ShareInterval = Field(description="share of tokens with the same set of experts")
+    overlap: ShareInterval = Field(description="mean share of a token's experts that both sides chose")
+    first_differences: ShareInterval = Field(description="share of tokens whose first layer with a difference is this")
+
+
+class RoutedTokensBody(_Strict):
+    """The mismatch of some of the tokens."""
+
+    tokens: Count
+    rollouts: Count
+    k3_kl: NatsInterval = Field(description="mean k3; over all tokens an estimate of KL(μ‖π)")
+    abs_d: NatsInterval = Field(description="mean |log π − log μ|")
+
+
+class RoutingMeasuresBody(_Strict):
+    """Agreement of the experts of the target π and the behaviour μ over model-generated tokens."""
+
+    top_k: int = Field(ge=1, lt=2**15, description="experts that each layer routes a token to")
+    layers: list[LayerRoutingBody] = Field(min_length=1, max_length=MOST_LAYERS)
+    any_difference: ShareInterval = Field(description="share of tokens with another set of experts in any layer")
+    k3_share: ShareInterval = Field(description="share of the sum of k3 that these tokens carry")
+    all_tokens: RoutedTokensBody
+    agreeing: RoutedTokensBody = Field(description="tokens with the same experts in all layers")
+    differing: RoutedTokensBody = Field(description="tokens with a difference in any layer")
+    groups: Count = Field(description="prompt groups, by which the intervals are clustered")
+    excluded: Count = Field(description="tokens left out: their log-prob is not finite, or no state is before them")
+    reliable: bool = Field(description="the interval of k3 over all tokens is known to cover 95 %")
+
+    @model_validator(mode="after")
+    def _check_layers(self) -> Self:
+        numbers = [each.layer for each in self.layers]
+        if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
+            raise ValueError("layers must be in rising order, each once")
+        return self
+
+
+class RoutingBody(_Strict):
+    """A comparison of routed experts, as a worker sends it."""
+
+    target: ScoreName = Field(description="the score that gives π: a scorer, or scorer@variant")
+    behaviour: ScoreName = Field(description="the score that gives μ: a scorer, or scorer@variant")
+    target_fingerprint: JsonObject
+    behaviour_fingerprint: JsonObject
+    measures: RoutingMeasuresBody
+
+
+class RoutingRead(RoutingBody):
+    """A published comparison, and how it was made."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    # Checked when it was stored.
+    target_fingerprint: dict[str, Any]
+    behaviour_fingerprint: dict[str, Any]
+    rollouts: int = Field(description="rollouts of the probe")
+    tokens: int = Field(description="response tokens of the probe")
+    from_sample: bool = Field(description="a part of the step's rollouts")
+    published_at_us: int
+
+
+class RoutingStepRead(BaseModel):
+    """The newest comparison of each pair of scores at a step, the newest first."""
+
+    run: str
+    attempt: int
+    step: int
+    items: list[RoutingRead]
+
 
 router = APIRouter(prefix="/v1")
 
-_SIZE = ("rollouts", "tokens", "from_sample")
-# Comparisons of a step that are read, newest first, and pairs that are shown.
-_MOST_READ, _MOST_PAIRS = 64, 16
+_MOST_PAIRS = 16
 
 
 class RoutingNotFound(ProblemError):
@@ -31,41 +135,19 @@ class RoutingNotFound(ProblemError):
     problem_type = "routing-not-found"
 
 
-class RoutingMissing(ProblemError):
-    """The job compares routed experts and its result was not sent."""
-
-    status = 409
-    problem_type = "routing-missing"
-
-
-class NoRouting(ProblemError):
-    """The job compares no routed experts, or the result is of other scorers or weights than the job."""
-
-    status = 422
-    problem_type = "no-routing"
-
-
 def _check(body: RoutingBody, job: ProbeJob, probe: Probe) -> str | None:
     asked = [score_name(each["scorer"], each["variant"]) for each in job.scorers]
     if [body.target, body.behaviour] != asked:
         return f"got routes of {body.target} and {body.behaviour}, expected those of {' and '.join(asked)}"
-    used, expected = foreign_weights((body.target_fingerprint, body.behaviour_fingerprint), probe), probe.checkpoint
-    if used is not None:
-        return f"a fingerprint has the weights {used}, expected {expected['digest']}, those of the probe"
-    return None
+    return foreign_weights((body.target_fingerprint, body.behaviour_fingerprint), probe)
 
 
-ROUTING = DocumentKind(
-    probe=ROUTING_PROBE,
+KIND = DocumentKind(
+    probe=ROUTING,
     noun="comparison of routed experts",
-    table=StoredRouting,
     check=_check,
-    columns=lambda body, probe: {
-        "pair": comparison_name(body.target, body.behaviour),
-        **{name: getattr(probe, name) for name in _SIZE},
-    },
-    missing=RoutingMissing,
-    wrong=NoRouting,
+    pair=lambda body: comparison_name(body.target, body.behaviour),
+    not_found=RoutingNotFound,
 )
 
 
@@ -74,7 +156,7 @@ def put_routing(
     lease: LeaseIdentifier, token: LeaseToken, body: RoutingBody, context: Context, principal: Worker
 ) -> None:
     """Store a comparison of routed experts; it counts when the job is complete."""
-    ROUTING.store(context, principal, lease, token, body)
+    KIND.store(context, principal, lease, token, body)
 
 
 @router.get("/runs/{run}/steps/{step}/routing", tags=["routing"])
@@ -85,16 +167,13 @@ def read_routing(
 
     404 `routing-not-found`: none is done; request a probe of the kind `routing`.
     """
-    with context.database.read() as session:
-        key = visible_step(session, principal, run, step, attempt)
-        rows = ROUTING.newest(session, key, _MOST_READ)
-    if not rows:
-        raise RoutingNotFound(
-            f"no routed experts of step {step} of attempt {key.attempt} are compared: request it with foreshock probe "
-            f"{run} {step} --routing"
-        )
+    key, found = KIND.of_step(context, principal, run, step, attempt, _MOST_PAIRS)
     items = [
-        RoutingRead.model_validate(row.document | {name: getattr(row, name) for name in (*_SIZE, "published_at_us")})
-        for row in newest_by_pair(rows, _MOST_PAIRS)
+        RoutingRead.model_validate(
+            row.document
+            | {name: getattr(probe, name) for name in ("rollouts", "tokens", "from_sample")}
+            | {"published_at_us": row.published_at_us}
+        )
+        for row, probe in found
     ]
     return RoutingStepRead(run=run, attempt=key.attempt, step=key.step, items=items)

@@ -14,49 +14,19 @@ from foreshock.scorers import score_name
 from foreshock_service.platform.context import Context, ScoredShard
 from foreshock_service.platform.database.tables.probes import Score, ScoreShard
 from foreshock_service.platform.parameters import LARGEST_STEP
-from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Worker
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
 from foreshock_service.replay.probes.environments import run_fingerprints
-from foreshock_service.replay.probes.job_bundles import scored_by
+from foreshock_service.replay.probes.jobs import scored_by
 from foreshock_service.replay.probes.schemas import ScorerName, VariantName
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
-from foreshock_service.replay.results.shards import FileKind, ShardAddress, ShardProblems, receive_shard
+from foreshock_service.replay.results.shards import FileKind, ShardAddress, receive_shard
 from foreshock_service.runs.attempts import find_attempt
 from foreshock_service.runs.events import StepKey
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
-
-
-class ScorerNotAsked(ProblemError):
-    """The job does not request scores of this scorer and variant."""
-
-    status = 422
-    problem_type = "scorer-not-asked"
-
-
-class ScoresConflict(ProblemError):
-    """Other bytes are already stored under this lease, scorer, variant and shard."""
-
-    status = 409
-    problem_type = "scores-conflict"
-
-
-class WrongFingerprint(ProblemError):
-    """The fingerprint has other weights than the job, or differs from that of the score's other shards."""
-
-    status = 422
-    problem_type = "wrong-fingerprint"
-
-
-class ScoresIncomplete(ProblemError):
-    """The job is not complete: scores of some rollouts are missing."""
-
-    status = 409
-    problem_type = "scores-incomplete"
 
 
 SCORES = FileKind(
@@ -68,16 +38,6 @@ SCORES = FileKind(
     asked=lambda job: [(each["scorer"], each["variant"]) for each in scored_by(job)],
     title=lambda key: score_name(*key),
     file_name=score_file_name,
-    problems=ShardProblems(
-        not_asked=ScorerNotAsked,
-        conflict=ScoresConflict,
-        wrong_fingerprint=WrongFingerprint,
-        incomplete=ScoresIncomplete,
-        values="scores",
-        nothing="no scores",
-        immutable="scores are immutable",
-        differing="its fingerprint differs from that of the score's other shards: they must be equal",
-    ),
 )
 
 

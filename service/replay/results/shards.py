@@ -22,23 +22,22 @@ from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
 from foreshock_service.platform.database.tables.probes import (
-    ExactDivergence,
-    ExactShard,
     Lease,
     Probe,
     ProbeJob,
-    Score,
-    ScoreShard,
+    PublishedResult,
+    UploadedShard,
 )
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.platform.uploads import Upload, received_upload
-from foreshock_service.replay.leases.schemas import UploadReceipt
+from foreshock_service.replay.leases.endpoints import UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
+from foreshock_service.replay.results.documents import ResultIncomplete, ResultNotAsked
 from foreshock_service.replay.results.files import CheckedFile, Format, check_upload
 from foreshock_service.runs.events import StepKey
 
@@ -46,8 +45,8 @@ _TRIES = 5
 
 Key = tuple[str, ...]
 """What names a result of a job: (scorer, variant), or (pair,)."""
-Shard = TypeVar("Shard", ScoreShard, ExactShard)
-Published = TypeVar("Published", Score, ExactDivergence)
+Shard = TypeVar("Shard", bound=UploadedShard)
+Published = TypeVar("Published", bound=PublishedResult)
 
 
 class ShardsBusy(ProblemError):
@@ -57,21 +56,18 @@ class ShardsBusy(ProblemError):
     problem_type = "shards-busy"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardProblems:
-    """The errors of a kind, and the words in which they differ."""
+class ResultConflict(ProblemError):
+    """Other bytes are already stored under this lease, result and shard."""
 
-    not_asked: type[ProblemError]
-    conflict: type[ProblemError]
-    wrong_fingerprint: type[ProblemError]
-    incomplete: type[ProblemError]
-    values: str
-    """`scores`, as in "the job has scores for 3 rollouts"."""
-    nothing: str
-    """What a job without such results requests."""
-    immutable: str
-    differing: str
-    """How a fingerprint differs from those of the result's other shards."""
+    status = 409
+    problem_type = "result-conflict"
+
+
+class WrongFingerprint(ProblemError):
+    """A fingerprint has other weights than the job, or differs from that of the result's other shards."""
+
+    status = 422
+    problem_type = "wrong-fingerprint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,6 @@ class FileKind(Generic[Shard, Published]):
     asked: Callable[[ProbeJob], Sequence[Key]]
     title: Callable[[Key], str]
     file_name: Callable[[str, int, int, str, str], str]
-    problems: ShardProblems
 
     def shards_of(self, session: Session, result: Published) -> Sequence[Shard]:
         """Return the shards that hold a published result, in order."""
@@ -136,9 +131,9 @@ class FileKind(Generic[Shard, Published]):
         """Raise unless the shards have all rollouts of the probe."""
         received = sum(shard.rollouts for shard in shards)
         if received != probe.rollouts:
-            raise self.problems.incomplete(
-                f"{self.title(key)} has {self.problems.values} for {received} rollouts, expected {probe.rollouts}: "
-                "send each rollout once, then complete"
+            raise ResultIncomplete(
+                f"{self.title(key)} has values for {received} rollouts, expected {probe.rollouts}: send each rollout "
+                "once, then complete"
             )
 
     def publish(
@@ -184,55 +179,19 @@ class FileKind(Generic[Shard, Published]):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardAddress(Generic[Shard, Published]):
+class ShardAddress:
     """The address of a shard: the key and number of a result of `kind`, the lease and the token it is sent under."""
 
-    kind: FileKind[Shard, Published]
+    kind: FileKind[Any, Any]
     lease_id: str
     token: int
     key: Key
     shard: int
 
-    def stored(self, session: Session, job: ProbeJob, upload: Upload) -> UploadReceipt | None:
-        """Return the receipt of the shard that is stored here; raises the kind's conflict for other bytes."""
-        row = session.get(self.kind.shards, (job.id, self.token, *self.key, self.shard))
-        if row is None:
-            return None
-        if row.digest != upload.digest:
-            raise self.kind.problems.conflict(
-                f"shard {self.shard} of {self.key[0]} has other bytes stored ({row.digest}): "
-                f"{self.kind.problems.immutable}"
-            )
-        return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
-
-    def siblings(self, session: Session, job: ProbeJob) -> list[Shard]:
-        """Return the stored shards of the same result."""
-        return self.kind.shards_of_try(session, job.id, self.token).get(self.key, [])
-
-    def add(self, session: Session, job: ProbeJob, upload: Upload, checked: CheckedFile, file: str) -> None:
-        """Add the catalogue row; raises if its fingerprints differ from those of its siblings."""
-        digests = {name: each.digest() for name, each in zip(self.kind.digests, checked.fingerprints, strict=True)}
-        for other in self.siblings(session, job):
-            if any(getattr(other, name) != digest for name, digest in digests.items()):
-                raise self.kind.problems.wrong_fingerprint(self.kind.problems.differing)
-        row = {
-            "job_id": job.id,
-            "token": self.token,
-            **dict(zip(self.kind.columns, self.key, strict=True)),
-            "shard": self.shard,
-            "digest": upload.digest,
-            "body_bytes": upload.size,
-            "file": file,
-            "rollouts": checked.rollouts,
-            "tokens": checked.tokens,
-            **digests,
-            **{
-                f"{side}fingerprint": each.to_dict()
-                for side, each in zip(self.kind.sides, checked.fingerprints, strict=True)
-            },
-            "received_at_us": now_us(),
-        }
-        insert_if_absent(session, self.kind.shards, row)
+    @property
+    def named(self) -> dict[str, str]:
+        """The columns of its key."""
+        return dict(zip(self.kind.columns, self.key, strict=True))
 
 
 async def receive_shard(
@@ -240,7 +199,7 @@ async def receive_shard(
     response: Response,
     context: ServiceContext,
     principal: Principal,
-    address: ShardAddress[Any, Any],
+    address: ShardAddress,
 ) -> UploadReceipt:
     """Store the body of a request as a shard; the status is 200 if the same bytes were stored before."""
     await run_in_threadpool(check_address, context, principal, address)
@@ -251,29 +210,27 @@ async def receive_shard(
     return receipt
 
 
-def check_address(context: ServiceContext, principal: Principal, address: ShardAddress[Any, Any]) -> None:
-    """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, or `not_asked`."""
+def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> None:
+    """Check the address of an upload before its body is read. Raises LeaseNotFound, LeaseLost, ResultNotAsked."""
     with context.database.read() as session:
         lease, job, _ = find_lease(session, principal, address.lease_id)
         if not is_completed(lease, address.token):
             check_held(lease, job, address.token)
         asked = sorted(address.kind.asked(job))
     if address.key not in asked:
-        names = ", ".join(map(address.kind.title, asked)) or address.kind.problems.nothing
-        raise address.kind.problems.not_asked(f"this job requests {names}, got {address.kind.title(address.key)}")
+        names = ", ".join(map(address.kind.title, asked)) or f"no {address.kind.name}"
+        raise ResultNotAsked(f"this job requests {names}, got {address.kind.title(address.key)}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     pinned: PinnedRollouts
-    siblings: tuple[ScoreShard | ExactShard, ...]
+    siblings: tuple[UploadedShard, ...]
     file: str
     weights: str
 
 
-def store_shard(
-    context: ServiceContext, principal: Principal, address: ShardAddress[Any, Any], upload: Upload
-) -> UploadReceipt:
+def store_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> UploadReceipt:
     """Store a received body as a shard, once.
 
     Stores nothing and raises InvalidRolloutsError naming row and column, the errors of the kind, LeaseLost, or
@@ -294,24 +251,22 @@ def store_shard(
 
 
 def _prepare(
-    context: ServiceContext, session: Session, principal: Principal, address: ShardAddress[Any, Any], upload: Upload
+    context: ServiceContext, session: Session, principal: Principal, address: ShardAddress, upload: Upload
 ) -> _Prepared | UploadReceipt:
     lease, job, probe = find_lease(session, principal, address.lease_id)
-    stored = address.stored(session, job, upload)
+    stored = _stored(address, session, job, upload)
     if stored is not None:
         return stored
     check_held(lease, job, address.token)
     return _Prepared(
         rollouts_of_probe(context, session, probe),
-        tuple(address.siblings(session, job)),
+        tuple(_siblings(address, session, job)),
         address.kind.file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
         str(probe.checkpoint["digest"]),
     )
 
 
-def _check(
-    context: ServiceContext, address: ShardAddress[Any, Any], upload: Upload, prepared: _Prepared
-) -> CheckedFile:
+def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepared: _Prepared) -> CheckedFile:
     """Check the upload in a decoder process and publish its file."""
     temporary = context.store.temporary_file()
     try:
@@ -324,7 +279,7 @@ def _check(
         for side, fingerprint in zip(address.kind.sides, checked.fingerprints, strict=True):
             if fingerprint.weights_digest not in (None, prepared.weights):
                 whose = f"the {side.removesuffix('_')}'s" if side else "its"
-                raise address.kind.problems.wrong_fingerprint(
+                raise WrongFingerprint(
                     f"{whose} fingerprint has the weights {fingerprint.weights_digest}, expected {prepared.weights}, "
                     "those of the probe"
                 )
@@ -357,7 +312,7 @@ def _write(
 
 def _commit(
     principal: Principal,
-    address: ShardAddress[Any, Any],
+    address: ShardAddress,
     upload: Upload,
     prepared: _Prepared,
     checked: CheckedFile,
@@ -365,10 +320,57 @@ def _commit(
 ) -> UploadReceipt | None:
     """Add the row; None if the shard was checked against other siblings than there are now."""
     _, job, _ = hold(session, principal, address.lease_id, address.token)
-    stored = address.stored(session, job, upload)
+    stored = _stored(address, session, job, upload)
     if stored is not None:
         return stored
-    if {each.digest for each in address.siblings(session, job)} != {each.digest for each in prepared.siblings}:
+    if {each.digest for each in _siblings(address, session, job)} != {each.digest for each in prepared.siblings}:
         return None
-    address.add(session, job, upload, checked, prepared.file)
+    _add(address, session, job, upload, checked, prepared.file)
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
+
+
+def _stored(address: ShardAddress, session: Session, job: ProbeJob, upload: Upload) -> UploadReceipt | None:
+    """Return the receipt of the shard that is stored here; raises ResultConflict for other bytes."""
+    row = session.get(
+        address.kind.shards, {"job_id": job.id, "token": address.token, "shard": address.shard, **address.named}
+    )
+    if row is None:
+        return None
+    if row.digest != upload.digest:
+        raise ResultConflict(
+            f"shard {address.shard} of {address.key[0]} has other bytes stored ({row.digest}): they are immutable"
+        )
+    return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
+
+
+def _siblings(address: ShardAddress, session: Session, job: ProbeJob) -> list[UploadedShard]:
+    """Return the stored shards of the same result."""
+    return address.kind.shards_of_try(session, job.id, address.token).get(address.key, [])
+
+
+def _add(
+    address: ShardAddress, session: Session, job: ProbeJob, upload: Upload, checked: CheckedFile, file: str
+) -> None:
+    """Add the catalogue row; raises if its fingerprints differ from those of its siblings."""
+    digests = {name: each.digest() for name, each in zip(address.kind.digests, checked.fingerprints, strict=True)}
+    for other in _siblings(address, session, job):
+        if any(getattr(other, name) != digest for name, digest in digests.items()):
+            raise WrongFingerprint("its fingerprint differs from that of the result's other shards")
+    row = {
+        "job_id": job.id,
+        "token": address.token,
+        **address.named,
+        "shard": address.shard,
+        "digest": upload.digest,
+        "body_bytes": upload.size,
+        "file": file,
+        "rollouts": checked.rollouts,
+        "tokens": checked.tokens,
+        **digests,
+        **{
+            f"{side}fingerprint": each.to_dict()
+            for side, each in zip(address.kind.sides, checked.fingerprints, strict=True)
+        },
+        "received_at_us": now_us(),
+    }
+    insert_if_absent(session, address.kind.shards, row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fastapi import APIRouter, status
 from sqlalchemy.orm import Session
 
@@ -10,13 +12,12 @@ from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.probe_kinds import WEIGHTS
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, StoredWeightsSearch
+from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.results.documents import DocumentKind, visible_step
-from foreshock_service.replay.results.weights_search_schemas import WeightsSearchBody
+from foreshock_service.replay.results.documents import DocumentKind
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
@@ -30,45 +31,43 @@ class WeightsSearchNotFound(ProblemError):
     problem_type = "weights-search-not-found"
 
 
-class WeightsSearchMissing(ProblemError):
-    """The job is a weights search and its result was not sent."""
-
-    status = 409
-    problem_type = "weights-search-missing"
+MOST_ROWS = 1_000
+_LONGEST_TEXT = 1_000
+_PART = re.compile(r"[a-z0-9_.+-]{1,200}")
 
 
-class NoWeightsSearch(ProblemError):
-    """The job requests no weights search, or the result is of another step or scorer than the job."""
-
-    status = 422
-    problem_type = "no-weights-search"
-
-
-def _check(body: WeightsSearchBody, job: ProbeJob, probe: Probe) -> str | None:
+def _check(body: WeightsSearch, job: ProbeJob, probe: Probe) -> str | None:
     asked = job.scorers[0]["scorer"]
     if (body.step, body.scorer) != (probe.step, asked):
         return f"got a search of step {body.step} by {body.scorer}, expected one of step {probe.step} by {asked}"
+    texts = [body.ended, *(each.skipped for each in body.replays)]
+    if len(body.replays) > MOST_ROWS or any(len(each) > _LONGEST_TEXT for each in texts):
+        return f"a search has at most {MOST_ROWS} replays, and texts of {_LONGEST_TEXT} characters"
+    wrong = next((each.part for each in body.replays if not _PART.fullmatch(each.part)), None)
+    if wrong is not None:
+        return f"a part is a name such as lm_head or layers.3, or several joined by +, got {wrong!r}"
+    sizes = [each for replay in body.replays for each in (replay.step, replay.k3_kl, replay.max_abs_d)]
+    sizes += [body.tokens, body.rollouts, body.floor_k3, body.confirmed_k3]
+    if any(each is not None and each < 0 for each in sizes):
+        return "steps, counts, k3 and max |d| must be at least 0"
     return None
 
 
-WEIGHTS_SEARCH = DocumentKind(
+KIND = DocumentKind(
     probe=WEIGHTS,
-    noun="result of the weights search",
-    table=StoredWeightsSearch,
+    noun="weights search",
     check=_check,
-    columns=lambda body, probe: {},
-    missing=WeightsSearchMissing,
-    wrong=NoWeightsSearch,
+    not_found=WeightsSearchNotFound,
     findings="attribution",  # it can name the cause of the step's mismatch
 )
 
 
 @router.put("/leases/{lease}/weights-search", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_search(
-    lease: LeaseIdentifier, token: LeaseToken, body: WeightsSearchBody, context: Context, principal: Worker
+    lease: LeaseIdentifier, token: LeaseToken, body: WeightsSearch, context: Context, principal: Worker
 ) -> None:
     """Store the result of a weights search; it counts when the job is complete."""
-    WEIGHTS_SEARCH.store(context, principal, lease, token, body)
+    KIND.store(context, principal, lease, token, body)
 
 
 @router.get("/runs/{run}/steps/{step}/weights-search", tags=["attribution"])
@@ -79,21 +78,14 @@ def read_search(
 
     404 `weights-search-not-found`: none is done; request a probe of the kind `weights`.
     """
-    with context.database.read() as session:
-        key = visible_step(session, principal, run, step, attempt)
-        search = find_search(session, key)
-    if search is None:
-        raise WeightsSearchNotFound(
-            f"no weights search of step {step} of attempt {key.attempt} is done: request one with "
-            f"foreshock probe {run} {step} --weights-search"
-        )
-    return search_record(key.run_id, key.attempt, search)
+    key, found = KIND.of_step(context, principal, run, step, attempt, 1)
+    return search_record(key.run_id, key.attempt, WeightsSearch.from_dict(found[0][0].document))
 
 
 def find_search(session: Session, key: StepKey) -> WeightsSearch | None:
     """Return the newest published search of a step."""
-    found = WEIGHTS_SEARCH.newest(session, key, 1)
-    return WeightsSearch.from_dict(found[0].document) if found else None
+    found = KIND.newest(session, key, 1)
+    return WeightsSearch.from_dict(found[0][0].document) if found else None
 
 
 def search_record(run: str, attempt: int, search: WeightsSearch) -> WeightsSearchRecord:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from foreshock import process_fingerprint
-from foreshock.environment import Environment
+from foreshock.environment import Environment, InstructionSet, MklKernels
 from foreshock.fingerprint import Fingerprint
-from foreshock.instruction_sets import InstructionSet, MklKernels
 from foreshock.process_fingerprint import hand_set_variables
 from foreshock_probes.engines import environment
 from foreshock_probes.engines.environment import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from foreshock.environment import InstructionSet, instruction_set_of
 from foreshock.fingerprint import Fingerprint
-from foreshock.instruction_sets import InstructionSet, instruction_set_of
 from foreshock_probes.engines.environment import instruction_sets_of_cpu, visible_capabilities
 
 AVX2 = {"sse4_2", "avx2", "fma"}

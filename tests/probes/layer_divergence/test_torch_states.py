@@ -27,9 +27,9 @@ from foreshock_probes.layer_divergence.states import (
     write_file,
 )
 from foreshock_probes.layer_divergence.torch_states import TorchStates, decoder_layers
+from foreshock_probes.offers import imported
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import imported
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 LAYERS = 4

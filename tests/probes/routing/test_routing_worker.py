@@ -111,5 +111,5 @@ def test_dense_model_fails_with_the_reason(run: ProbedRun, root: Path, engines: 
     found = run.read(probe)
     assert found["state"] == "failed"
     assert "Qwen3ForCausalLM has no routed experts" in found["reason"]
-    with pytest.raises(Rejected, match=r"no routed experts of step 1 .* are compared"):
+    with pytest.raises(Rejected, match=r"no comparison of routed experts of step 1 .* is done"):
         read(run)

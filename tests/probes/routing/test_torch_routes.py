@@ -16,6 +16,7 @@ from foreshock.measures.routing import UNKNOWN_EXPERT, RoutingMeasures
 from foreshock.probe_kinds import ROUTING
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import SCORERS
+from foreshock_probes.offers import load_scorer
 from foreshock_probes.routing.recorded import (
     RecordedRoutes,
     RoutesDifferError,
@@ -25,7 +26,6 @@ from foreshock_probes.routing.recorded import (
     run_part,
 )
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import scorer_named
 from tests.probes.tiny import make_rollouts, save_checkpoint, save_mixture_of_experts
 
 LAYERS, TOP_K = 4, 2
@@ -78,7 +78,7 @@ def test_routes_are_those_of_the_router_logits(tmp_path: Path, weights: Path, op
 def test_log_probs_are_those_of_the_scorer(tmp_path: Path, weights: Path, scorer: str) -> None:
     rollouts = make_rollouts(12)
     request = request_of(weights, rollouts, scorer, "", {})
-    scored = scorer_named(scorer).load()(request, WarmModel(), lambda tokens: None)
+    scored = load_scorer(scorer)(request, WarmModel(), lambda tokens: None)
     found = record(tmp_path, weights, rollouts, scorer)
     assert found.log_probs.tobytes() == scored.log_probs.tobytes()
     assert found.fingerprint == scored.fingerprint

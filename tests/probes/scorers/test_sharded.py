@@ -15,9 +15,9 @@ from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
+from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers.rank_processes import RankProcesses, device_count
 from foreshock_probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import scorer_named
 from tests.probes.scorers.rank_tasks import count_parameters
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint, save_mixture_of_experts
 
@@ -49,7 +49,7 @@ def score(
     folder: Path, rollouts: RolloutBatch, scorer: str, warm: WarmModel | None = None, variant: str = "", **options: Any
 ) -> Scored:
     request = ScoreRequest(scorer, variant, rollouts, folder, weights_digest(folder), 7, options)
-    return scorer_named(scorer).load()(request, warm or WarmModel(), lambda tokens: None)
+    return load_scorer(scorer)(request, warm or WarmModel(), lambda tokens: None)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import scorer_named
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
 
@@ -22,7 +22,7 @@ def score(
     folder: Path, rollouts: RolloutBatch, scorer: str = "torch.float32", variant: str = "", **options: Any
 ) -> Scored:
     request = ScoreRequest(scorer, variant, rollouts, folder, weights_digest(folder), 7, options)
-    return scorer_named(scorer).load()(request, WarmModel(), lambda tokens: None)
+    return load_scorer(scorer)(request, WarmModel(), lambda tokens: None)
 
 
 def one_by_one(folder: Path, rollouts: RolloutBatch, temperature: float = 1.0) -> NDArray[np.float32]:
@@ -193,7 +193,7 @@ def test_model_that_scales_its_logits_is_not_scored_in_pieces(tmp_path: Path) ->
 
 def test_model_stays_loaded_until_weights_change(checkpoints: Path) -> None:
     warm, rollouts = WarmModel(), make_rollouts(5)
-    function = scorer_named("torch.float32").load()
+    function = load_scorer("torch.float32")
     given = []
     for name in ("first", "first", "second", "first"):
         folder = checkpoints / name

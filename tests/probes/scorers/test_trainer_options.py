@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from foreshock_probes.scorers.table import scorer_named
 from foreshock_probes.scorers.tokens import sequence
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
@@ -29,7 +29,7 @@ def rollouts() -> RolloutBatch:
 
 def score(folder: Path, rollouts: RolloutBatch, **options: Any) -> Array:
     request = ScoreRequest("torch.trainer", "", rollouts, folder, weights_digest(folder), 7, options)
-    return scorer_named("torch.trainer").load()(request, WarmModel(), lambda tokens: None).log_probs
+    return load_scorer("torch.trainer")(request, WarmModel(), lambda tokens: None).log_probs
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> PreTrainedModel:

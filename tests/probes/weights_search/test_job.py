@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from foreshock.api.leases import JobWeightsRecord
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, ScoreBatch, encode_rollouts, encode_scores
 from foreshock.weights_search import WeightsSearch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.engines.protocol import ScoreCommand
-from foreshock_probes.weights import AnnouncedCheckpoint, WeightsLibrary
-from foreshock_probes.weights_search.search import search_weights
+from foreshock_probes.weights import WeightsLibrary
+from foreshock_probes.weights_search.search import Candidate, search_weights
 from tests.probes.weights_search.test_search import (
     HEAD,
     ROLLOUTS,
@@ -40,7 +41,11 @@ def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]
     rollouts.write_bytes(encode_rollouts(batch))
     digests = {step: save(tmp_path / "root" / str(step), tensors_of(step)).digest for step in (1, 59, STEP)}
     library = WeightsLibrary({"runs": tmp_path / "root"})
-    base, *candidates = (AnnouncedCheckpoint("runs", str(step), digests[step], step) for step in (STEP, 59, 1))
+    base, *candidates = (
+        Candidate(step, library.find(JobWeightsRecord(root="runs", path=str(step), digest=digests[step], step=step)))
+        for step in (STEP, 59, 1)
+    )
+    assert base.weights is not None
 
     def encoded(weights: Tensors) -> bytes:
         made_by = Fingerprint(engine="vllm")
@@ -68,7 +73,7 @@ def search(tmp_path: Path, refuses: Callable[[ScoreCommand], EngineError | None]
     )
     plain = encoded(tensors_of(STEP))
     scored = {"": plain, "rebatched": plain}
-    return search_weights(STEP, library.find(base), candidates, library, template, scored, score, print)
+    return search_weights(STEP, base.weights, candidates, template, scored, score, print)
 
 
 def test_best_weights_are_confirmed_in_an_engine_that_never_held_others(tmp_path: Path) -> None:

@@ -126,46 +126,65 @@ class Worker(Base):
     last_seen_at_us: Mapped[int]
 
 
-class ScoreShard(Base):
-    """The catalogue of uploaded scores: a row here is an upload's commit point. `file` is relative to the store.
+class UploadedShard(Base):
+    """The catalogue of a kind of uploads: a row is an upload's commit point. `file` is relative to the store.
 
     Shards belong to the try (`token`) that sent them; they count once that try completed its job.
     """
 
-    __tablename__ = "score_shards"
+    __abstract__ = True
 
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
     token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    scorer: Mapped[str] = mapped_column(primary_key=True)
-    variant: Mapped[str] = mapped_column(primary_key=True)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
     body_bytes: Mapped[int]
     file: Mapped[str]
     rollouts: Mapped[int]
     tokens: Mapped[int]
-    fingerprint_digest: Mapped[str]
-    fingerprint: Mapped[dict[str, Any]]
     received_at_us: Mapped[int]
 
 
-class Score(Base):
-    """A finished score: which job and try made it, and so which score shards hold its log-probs."""
+class ScoreShard(UploadedShard):
+    """A shard of a scorer's log-probs."""
 
-    __tablename__ = "scores"
-    __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
-        Index(None, "job_id"),
-    )
+    __tablename__ = "score_shards"
+
+    scorer: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint_digest: Mapped[str]
+    fingerprint: Mapped[dict[str, Any]]
+
+
+class ExactShard(UploadedShard):
+    """A shard of the divergences of the comparison `pair`, `target/behaviour`."""
+
+    __tablename__ = "exact_shards"
+
+    pair: Mapped[str] = mapped_column(primary_key=True)
+    target_fingerprint_digest: Mapped[str]
+    target_fingerprint: Mapped[dict[str, Any]]
+    behaviour_fingerprint_digest: Mapped[str]
+    behaviour_fingerprint: Mapped[dict[str, Any]]
+
+
+class PublishedResult(Base):
+    """A finished result of a step: which job and try made it, and so which shards hold its values."""
+
+    __abstract__ = True
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return (
+            ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+            Index(None, "job_id"),
+        )
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     rollout_set_digest: Mapped[str] = mapped_column(primary_key=True)
-    scorer: Mapped[str] = mapped_column(primary_key=True)
-    fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
-    variant: Mapped[str] = mapped_column(primary_key=True)
-    fingerprint: Mapped[dict[str, Any]]
     job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"))
     token: Mapped[int]
     accelerator: Mapped[str]
@@ -174,6 +193,53 @@ class Score(Base):
     tokens: Mapped[int]
     from_sample: Mapped[bool]
     published_at_us: Mapped[int]
+
+
+class Score(PublishedResult):
+    """A finished score."""
+
+    __tablename__ = "scores"
+
+    scorer: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    variant: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[dict[str, Any]]
+
+
+class ExactDivergence(PublishedResult):
+    """The finished divergences of a pair, and their measures: an `ExactMeasuresRecord` of `foreshock.api.replays`."""
+
+    __tablename__ = "exact_divergences"
+
+    pair: Mapped[str] = mapped_column(primary_key=True)
+    target_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    behaviour_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
+    target_fingerprint: Mapped[dict[str, Any]]
+    behaviour_fingerprint: Mapped[dict[str, Any]]
+    measures: Mapped[dict[str, Any]]
+
+
+class ProbeResult(Base):
+    """A result that one try of a job sent as a document; it counts once that try completed its job.
+
+    `kind` is that of its probe (`foreshock.probe_kinds`), `pair` the comparison that it is of, empty if of none.
+    """
+
+    __tablename__ = "probe_results"
+    __table_args__ = (
+        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        Index(None, "run_id", "attempt", "step", "kind", "published_at_us"),
+    )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
+    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    run_id: Mapped[str]
+    attempt: Mapped[int]
+    step: Mapped[int]
+    kind: Mapped[str]
+    pair: Mapped[str]
+    document: Mapped[dict[str, Any]]
+    published_at_us: Mapped[int | None]
 
 
 class Attribution(Base):
@@ -192,110 +258,6 @@ class Attribution(Base):
     changed_at_us: Mapped[int]
     document: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     computed_at_us: Mapped[int | None]
-
-
-class ExactShard(Base):
-    """The catalogue of uploaded divergences: a row here is an upload's commit point. `file` is relative to the store.
-
-    `pair` is the comparison `target/behaviour`. Shards belong to the try (`token`) that sent them; they count once that
-    try completed its job.
-    """
-
-    __tablename__ = "exact_shards"
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
-    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    pair: Mapped[str] = mapped_column(primary_key=True)
-    shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    digest: Mapped[str]
-    body_bytes: Mapped[int]
-    file: Mapped[str]
-    rollouts: Mapped[int]
-    tokens: Mapped[int]
-    target_fingerprint_digest: Mapped[str]
-    target_fingerprint: Mapped[dict[str, Any]]
-    behaviour_fingerprint_digest: Mapped[str]
-    behaviour_fingerprint: Mapped[dict[str, Any]]
-    received_at_us: Mapped[int]
-
-
-class ExactDivergence(Base):
-    """The finished divergences of a pair at a step: the job and try that made them, and their measures.
-
-    `measures` is an `ExactMeasuresRecord` of `foreshock/api/replays.py`.
-    """
-
-    __tablename__ = "exact_divergences"
-    __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
-        Index(None, "job_id"),
-    )
-
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    rollout_set_digest: Mapped[str] = mapped_column(primary_key=True)
-    pair: Mapped[str] = mapped_column(primary_key=True)
-    target_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
-    behaviour_fingerprint_digest: Mapped[str] = mapped_column(primary_key=True)
-    target_fingerprint: Mapped[dict[str, Any]]
-    behaviour_fingerprint: Mapped[dict[str, Any]]
-    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"))
-    token: Mapped[int]
-    accelerator: Mapped[str]
-    device_name: Mapped[str]
-    rollouts: Mapped[int]
-    tokens: Mapped[int]
-    from_sample: Mapped[bool]
-    measures: Mapped[dict[str, Any]]
-    published_at_us: Mapped[int]
-
-
-class StoredResult(Base):
-    """The result that one try of a job sent; it counts once that try completed its job."""
-
-    __abstract__ = True
-
-    @declared_attr.directive
-    @classmethod
-    def __table_args__(cls) -> tuple[Any, ...]:
-        return (
-            ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
-            Index(None, "run_id", "attempt", "step", "published_at_us"),
-        )
-
-    job_id: Mapped[str] = mapped_column(ForeignKey("probe_jobs.id"), primary_key=True)
-    token: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    run_id: Mapped[str]
-    attempt: Mapped[int]
-    step: Mapped[int]
-    document: Mapped[dict[str, Any]]
-    published_at_us: Mapped[int | None]
-
-
-class StoredWeightsSearch(StoredResult):
-    """A weights search."""
-
-    __tablename__ = "weights_searches"
-
-
-class StoredLayerComparison(StoredResult):
-    """A comparison by layer: a `foreshock.layer_divergence.LayerComparison`; `pair` is `compared/reference`."""
-
-    __tablename__ = "layer_comparisons"
-
-    pair: Mapped[str]
-
-
-class StoredRouting(StoredResult):
-    """A comparison of routed experts: a `RoutingBody` of `service/replay/results`; `pair` is `target/behaviour`."""
-
-    __tablename__ = "routing_comparisons"
-
-    pair: Mapped[str]
-    rollouts: Mapped[int]
-    tokens: Mapped[int]
-    from_sample: Mapped[bool]
 
 
 class ProbePolicy(Base):

@@ -18,7 +18,7 @@ from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.replay.attribution.service import compute_stale_attributions, mark_attribution_stale
-from foreshock_service.replay.events import ScoresPublished
+from foreshock_service.replay.results.publishing import ScoresPublished
 from foreshock_service.runs.closing import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (

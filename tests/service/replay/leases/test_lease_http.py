@@ -72,7 +72,7 @@ def test_repeated_requests_change_nothing(http: httpx.Client, run: Sender) -> No
     assert holder.complete().status_code == 204
     assert holder.put_scores(scores).status_code == 200
     other = holder.put_scores(scores_of(rollouts, noisy(rollouts, 2)))
-    assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:scores-conflict")
+    assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:result-conflict")
 
 
 def test_job_fails_after_three_tries_with_every_reason(http: httpx.Client, run: Sender) -> None:
@@ -199,7 +199,7 @@ def test_scores_come_in_shards_and_must_be_complete(http: httpx.Client, run: Sen
     first, second = rollouts.select(np.arange(4)), rollouts.select(np.arange(4, 6))
     holder.put_scores(scores_of(first, noisy(first, 1)), shard=0).raise_for_status()
     early = holder.complete()
-    assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:scores-incomplete")
+    assert (early.status_code, early.json()["type"]) == (409, "urn:foreshock:problem:result-incomplete")
     assert "4 rollouts" in early.json()["detail"]
     holder.put_scores(scores_of(second, noisy(second, 1)), shard=1).raise_for_status()
     assert holder.complete().status_code == 204

@@ -34,11 +34,10 @@ from foreshock_service.platform.database.tables.probes import Lease, Probe, Prob
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import service as leases
-from foreshock_service.replay.leases.schemas import FailBody, LeaseRequest
+from foreshock_service.replay.leases.endpoints import FailBody, LeaseRequest
 from foreshock_service.replay.leases.service import LeaseLost
 from foreshock_service.replay.probes import service as probes
-from foreshock_service.replay.probes.job_bundles import new_jobs
-from foreshock_service.replay.probes.jobs import JobState, Outcome
+from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
 from foreshock_service.replay.probes.schemas import ScorerRequest
 from foreshock_service.replay.results import publishing
 

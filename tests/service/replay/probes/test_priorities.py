@@ -13,8 +13,7 @@ from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.replay.probes.jobs import Priority, rank_us
-from foreshock_service.replay.probes.repository import ALERT_WINDOW_STEPS
-from foreshock_service.replay.probes.service import raise_jobs_near_alerts
+from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, raise_jobs_near_alerts
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
 

@@ -125,7 +125,7 @@ def test_same_bytes_again_are_a_duplicate_and_other_bytes_a_conflict(run: Sender
     body = encode_exact(exact_for(rollouts))
     assert [holder.put_exact(body).status_code for _ in range(3)] == [201, 200, 200]
     other = holder.put_exact(exact_for(rollouts, seed=2))
-    assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:exact-conflict")
+    assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:result-conflict")
     assert [holder.complete().status_code for _ in range(2)] == [204, 204]
     assert holder.put_exact(body).status_code == 200
     assert len(run.get("steps/1/exact").json()["items"]) == 1
@@ -137,7 +137,7 @@ def test_shards_of_a_pair_are_measured_together(run: Sender, holder: LeaseHolder
     parts = [_rows(whole, 0, 5), _rows(whole, 5, 12)]
     holder.put_exact(parts[0], shard=0).raise_for_status()
     incomplete = holder.complete()
-    assert (incomplete.status_code, incomplete.json()["type"]) == (409, "urn:foreshock:problem:exact-incomplete")
+    assert (incomplete.status_code, incomplete.json()["type"]) == (409, "urn:foreshock:problem:result-incomplete")
     twice = holder.put_exact(parts[0], shard=1)
     assert (twice.status_code, twice.json()["column"]) == (422, "sample_id")
     holder.put_exact(parts[1], shard=1).raise_for_status()
@@ -199,9 +199,9 @@ def test_bodies_that_are_no_table_of_divergences_are_refused(holder: LeaseHolder
 def test_other_weights_and_other_pairs_are_refused(holder: LeaseHolder) -> None:
     rollouts = holder.rollouts()
     wrong = holder.put_exact(exact_for(rollouts, weights_digest="sha256:" + "00" * 32))
-    assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:foreshock:problem:exact-wrong-fingerprint")
+    assert (wrong.status_code, wrong.json()["type"]) == (422, "urn:foreshock:problem:wrong-fingerprint")
     other = holder.put_exact(exact_for(rollouts), pair="vllm.prefill/torch.trainer")
-    assert (other.status_code, other.json()["type"]) == (422, "urn:foreshock:problem:pair-not-asked")
+    assert (other.status_code, other.json()["type"]) == (422, "urn:foreshock:problem:result-not-asked")
     assert holder.put_exact(exact_for(rollouts, weights_digest=WEIGHTS)).status_code == 201
 
 
@@ -215,7 +215,7 @@ def test_a_worker_whose_lease_ended_publishes_nothing(run: Sender, holder: Lease
         409,
     )
     # Nothing of the first try counts.
-    assert second.complete().json()["type"] == "urn:foreshock:problem:exact-incomplete"
+    assert second.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
     sent = exact_for(rollouts, seed=2)
     second.put_exact(sent).raise_for_status()
     second.complete().raise_for_status()

@@ -91,7 +91,7 @@ def test_worker_that_cannot_compare_gets_no_comparison(run: Sender, http: httpx.
 def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
-    assert problem(holder.complete()) == (409, "layers-missing")
+    assert problem(holder.complete()) == (409, "result-incomplete")
     assert put_layers(holder, found(*DEPARTING[::-1])).status_code == 204
     assert put_layers(holder, found(*DEPARTING)).status_code == 204
     assert problem(run.get(f"steps/{STEP}/layers")) == (404, "layers-not-found")
@@ -130,14 +130,14 @@ def test_result_of_a_lost_lease_does_not_count(run: Sender, http: httpx.Client) 
     assert put_layers(first, found(*DEPARTING)).status_code == 409
     second = take_lease(http, "w2", scorers=ABLE)
     # The first try's result is not that of the second.
-    assert problem(second.complete()) == (409, "layers-missing")
+    assert problem(second.complete()) == (409, "result-incomplete")
 
 
 def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
     answer = holder.put_scores(b"", PAIR[0])
-    assert problem(answer) == (422, "scorer-not-asked")
+    assert problem(answer) == (422, "result-not-asked")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client
     body = {"step": STEP, "scorers": [{"scorer": "torch.float32"}]}
     http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
     answer = put_layers(take_lease(http, scorers=ABLE), found(*DEPARTING))
-    assert problem(answer) == (422, "no-layer-comparison")
+    assert problem(answer) == (422, "result-not-asked")
 
 
 @pytest.mark.parametrize(

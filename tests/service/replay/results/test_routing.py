@@ -73,7 +73,7 @@ def test_comparison_is_one_job_of_two_scorers_in_the_requested_order(run: Sender
 def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client) -> None:
     ask(run).raise_for_status()
     holder = take_lease(http, scorers=ABLE)
-    assert problem(holder.complete()) == (409, "routing-missing")
+    assert problem(holder.complete()) == (409, "result-incomplete")
     sent = comparison(1)
     assert put(holder, comparison(0).to_dict()).status_code == 204
     assert put(holder, sent.to_dict()).status_code == 204
@@ -112,7 +112,7 @@ def test_result_of_a_lost_lease_does_not_count(run: Sender, http: httpx.Client) 
     assert first.fail("retry").status_code == 204
     assert put(first, comparison().to_dict()).status_code == 409
     second = take_lease(http, "w2", scorers=ABLE)
-    assert problem(second.complete()) == (409, "routing-missing")
+    assert problem(second.complete()) == (409, "result-incomplete")
 
 
 def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: httpx.Client) -> None:
@@ -126,7 +126,7 @@ def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: h
         {"target_fingerprint": wrong_weights},
     ]
     for change in refused:
-        assert problem(put(holder, good | change)) == (422, "no-routing"), change
+        assert problem(put(holder, good | change)) == (422, "result-not-asked"), change
     layers = good["measures"]["layers"]
     malformed: list[dict[str, Any]] = [
         {"layers": []},
@@ -142,7 +142,7 @@ def test_result_of_other_scorers_weights_or_form_is_refused(run: Sender, http: h
 def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client) -> None:
     body = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
     http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
-    assert problem(put(take_lease(http, scorers=ABLE), comparison().to_dict())) == (422, "no-routing")
+    assert problem(put(take_lease(http, scorers=ABLE), comparison().to_dict())) == (422, "result-not-asked")
 
 
 @pytest.mark.parametrize(

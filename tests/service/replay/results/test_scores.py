@@ -147,7 +147,7 @@ def test_a_body_beyond_the_cap_is_refused(holder: LeaseHolder, settings: Setting
 
 def test_scores_of_another_scorer_are_refused(holder: LeaseHolder) -> None:
     answer = holder.put_scores(good_scores(holder.rollouts()), "torch.float32")
-    assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:scorer-not-asked")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:foreshock:problem:result-not-asked")
     variant = holder.put_scores(good_scores(holder.rollouts()), variant="rebatched")
     assert variant.status_code == 422
 
@@ -204,7 +204,7 @@ def test_overlapping_shards_that_are_checked_at_once_are_not_both_stored(
     assert sorted(answer.status_code for answer in answers) == [201, 422]
     refused = next(answer for answer in answers if answer.status_code == 422)
     assert refused.json()["column"] == "sample_id"
-    assert holder.complete().json()["type"] == "urn:foreshock:problem:scores-incomplete"
+    assert holder.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
 
 
 def test_disjoint_shards_that_are_checked_at_once_are_both_stored(holder: LeaseHolder) -> None:
@@ -225,7 +225,7 @@ def test_retry_discards_the_scores_of_the_failed_try(run: Sender, http: httpx.Cl
     first.fail("retry").raise_for_status()
     second = take_lease(http, "second")
     # Nothing of the first try counts, and other bytes under the same shard are no conflict.
-    assert second.complete().json()["type"] == "urn:foreshock:problem:scores-incomplete"
+    assert second.complete().json()["type"] == "urn:foreshock:problem:result-incomplete"
     assert second.put_scores(scores_of(rollouts, noisy(rollouts, 2))).status_code == 201
     assert second.complete().status_code == 204
     token = run.get("steps/1/tokens", comparison="vllm.prefill/rollout", sample_id=rollouts.sample_ids[0]).json()

@@ -104,7 +104,7 @@ def test_result_counts_when_the_job_is_complete(run: Sender, http: httpx.Client)
     holder = take_lease(http, scorers=ABLE)
     put_scores(holder)
     missing = holder.complete()
-    assert (missing.status_code, missing.json()["type"].rpartition(":")[2]) == (409, "weights-search-missing")
+    assert (missing.status_code, missing.json()["type"].rpartition(":")[2]) == (409, "result-incomplete")
     assert put_search(holder, found(best=3e-3)).status_code == 204
     assert put_search(holder, found()).status_code == 204
     answer = run.get(f"steps/{STEP}/weights-search")
@@ -170,7 +170,7 @@ def test_job_of_another_kind_takes_no_result(run: Sender, http: httpx.Client) ->
     body = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
     http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
     answer = put_search(take_lease(http, scorers=ABLE), found())
-    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "no-weights-search")
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "result-not-asked")
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,11 @@ from foreshock_service.platform.database.tables.probes import Lease, Probe, Prob
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.replay.matrix.compute import CellFiles, CellMeasures, MeasuredCells, measure_cells
-from foreshock_service.replay.probes.job_bundles import waiting_reason
-from foreshock_service.replay.probes.jobs import JobState
+from foreshock_service.replay.probes.jobs import JobState, waiting_reason
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
 from foreshock_service.replay.probes.workers import live_workers
+from foreshock_service.replay.results.files import CellFiles, CellMeasures, MeasuredCells, measure_cells
 from foreshock_service.runs.attempts import resolve_step
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
