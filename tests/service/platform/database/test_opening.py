@@ -83,8 +83,8 @@ def test_upgrade_migrates_to_the_newest_or_a_named_revision(
 ) -> None:
     url = f"sqlite:///{tmp_path}/foreshock.db"
     monkeypatch.setenv("FORESHOCK_DATABASE_URL", url)
-    words = iter(("new database", "database"))
-    for revision, expected in ((None, newest_revision()), ("0040", "0040")):
+    words = iter(("new database", "database", "database"))
+    for revision, expected in ((None, newest_revision()), ("0040", "0040"), (None, newest_revision())):
         upgrade_command(revision)
         assert revision_of(url) == expected
         assert capsys.readouterr().out == f"the {next(words)} {tmp_path}/foreshock.db has revision {expected}\n"
