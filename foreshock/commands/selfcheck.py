@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
-from foreshock.commands.text import Paint, Progress, count, wrap
+from foreshock.commands.text import STYLES, Paint, Progress, count, wrap
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.lint import LintEvidence, LintReport, LintWarning, collect_evidence, run_checks
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
@@ -73,7 +73,7 @@ def _at(found: Sequence[tuple[CheckedStep, LintWarning]], steps: Sequence[Checke
 def _warning(warning: LintWarning, at: str, paint: Paint) -> Iterator[str]:
     head = f"{warning.severity:<8}  {warning.name}: {warning.title}" + (f" ({at})" if at else "")
     first, *rest = wrap(head, _INDENT, first=" ")
-    yield paint(first, warning.severity)
+    yield paint(first, STYLES[warning.severity])
     yield from rest
     yield from wrap(warning.seen, _INDENT)
     if warning.where:

@@ -15,7 +15,7 @@ from tests.foreshock.lint.healthy import healthy_batch
 @pytest.fixture
 def batch() -> RolloutBatch:
     """Return 128 rollouts of 16 groups, without rewards and advantages."""
-    groups = [f"prompt-{row // 8}" for row in range(128)]
+    groups: list[str | None] = [f"prompt-{row // 8}" for row in range(128)]
     return replace(healthy_batch(5), group_ids=groups, reward=None, advantage=None, finish_reasons=None)
 
 
@@ -52,8 +52,9 @@ def test_rollouts_that_are_each_a_group_are_named(batch: RolloutBatch) -> None:
 
 
 def test_truncated_and_empty_responses_are_counted(batch: RolloutBatch) -> None:
-    assert "100 %" in infos(replace(batch, finish_reasons=["length"] * 128))["all_truncated"]
-    assert "all_truncated" not in infos(replace(batch, finish_reasons=["length"] * 100 + ["stop"] * 28))
+    truncated: list[str | None] = ["length"] * 128
+    assert "100 %" in infos(replace(batch, finish_reasons=truncated))["all_truncated"]
+    assert "all_truncated" not in infos(replace(batch, finish_reasons=[*truncated[:100], *["stop"] * 28]))
     responses = [[1, 2]] * 24 + [[]] * 8
     half = RolloutBatch.from_lists([str(row) for row in range(32)], [[1]] * 32, responses)
     assert "8 of 32 responses (25 %)" in infos(half)["empty_responses"]

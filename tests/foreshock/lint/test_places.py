@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.healthy import Policy, healthy_batch
 from tests.foreshock.lint.test_corruptions import only
 
-Where = Callable[[RolloutBatch], np.ndarray]
+Where = Callable[[RolloutBatch], Any]
 
 
-def batch_with(where: Where, size: float = 0.8, seed: int = 3, **columns: object) -> RolloutBatch:
+def batch_with(where: Where, size: float = 0.8, seed: int = 3, **columns: Any) -> RolloutBatch:
     """Return a healthy batch in which log π is off by normal noise of this size at chosen tokens."""
     batch = replace(healthy_batch(seed, Policy(sharpness=2.0)), **columns)
     assert batch.trainer_log_probs is not None
@@ -26,11 +27,11 @@ def batch_with(where: Where, size: float = 0.8, seed: int = 3, **columns: object
     return replace(batch, trainer_log_probs=np.minimum(batch.trainer_log_probs + off, -1e-3).astype(np.float32))
 
 
-def positions(batch: RolloutBatch) -> np.ndarray:
+def positions(batch: RolloutBatch) -> Any:
     return np.arange(batch.num_tokens) - np.repeat(batch.response_offsets[:-1], batch.response_lengths)
 
 
-def rows(batch: RolloutBatch) -> np.ndarray:
+def rows(batch: RolloutBatch) -> Any:
     return np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
 
 
@@ -45,7 +46,7 @@ def test_last_tokens_of_truncated_responses_are_named() -> None:
     batch = healthy_batch(3, Policy(sharpness=2.0))
     reasons = ["length" if row % 4 == 0 else "stop" for row in range(batch.num_rollouts)]
 
-    def tail(each: RolloutBatch) -> np.ndarray:
+    def tail(each: RolloutBatch) -> Any:
         from_end = np.repeat(each.response_lengths, each.response_lengths) - positions(each)
         return (from_end <= 4) & (rows(each) % 4 == 0)
 
@@ -55,7 +56,7 @@ def test_last_tokens_of_truncated_responses_are_named() -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_minority_of_rollouts_is_named(share: float) -> None:
-    def minority(each: RolloutBatch) -> np.ndarray:
+    def minority(each: RolloutBatch) -> Any:
         return rows(each) % round(1 / share) == 1
 
     warning = only(lint_batch(batch_with(minority)), "mismatch_by_place")

@@ -214,8 +214,8 @@ def test_step_without_a_measured_token_has_no_values() -> None:
 
 def test_placeholders_are_counted_apart_and_the_rest_is_measured() -> None:
     mu, pi = [-0.5, -9999.0, 0.06, -1.0], [-0.4, -0.5, 0.05, -65504.0]
-    columns = {"rollout_log_probs": [mu], "trainer_log_probs": [pi]}
-    found = measure_step(RolloutBatch.from_lists(["a"], [[1]], [[1, 2, 3, 4]], **columns))
+    batch = RolloutBatch.from_lists(["a"], [[1]], [[1, 2, 3, 4]], rollout_log_probs=[mu], trainer_log_probs=[pi])
+    found = measure_step(batch)
     measures = found.comparisons["trainer/rollout"].statistics.measures()
     assert (measures["tokens"], measures["nonfinite_behaviour"], measures["nonfinite_target"]) == (2, 1, 1)
     d = [np.float32(one) - np.float32(other) for one, other in ((-0.4, -0.5), (0.05, 0.06))]
