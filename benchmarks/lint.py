@@ -70,7 +70,7 @@ class Row:
 
     def see(self, cell: tuple[str, int], report: LintReport) -> None:
         """Count one batch."""
-        names = {warning.name for warning in report.warnings}
+        names = {warning.name for warning in report.warnings if warning.severity != "info"}
         self.batches[cell] += 1
         self.named[cell] += bool(names & set(self.defect.right))
         self.beside.update(names - set(self.defect.right))

@@ -122,6 +122,9 @@ def diagnose(history: History) -> Diagnosis:
     blocking, lesser = _missing(history, alerts)
     named = {each.name for each in history.causes}
     causes = _causes((*history.causes, *causes_of_course(history.k3.steps, history.k3.values, named)))
+    if any(each.name in ("static_mismatch", "weights_not_delivered") for each in causes):
+        # The course of k3 says more.
+        causes = tuple(each for each in causes if each.name != "mismatch_everywhere")
     verdict: Verdict
     since = None
     if grave:
