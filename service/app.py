@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 from foreshock.clock import now_us
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
-from foreshock_service.maintenance.retention import RetentionTask
+from foreshock_service.maintenance.retention import purge_all
 from foreshock_service.maintenance.retention import router as retention
 from foreshock_service.platform.audit import router as audit
 from foreshock_service.platform.context import EventBus, ServiceContext
@@ -39,7 +39,7 @@ from foreshock_service.platform.process import handle_signals
 from foreshock_service.platform.request_guards import BodyTimeouts, RequestGuard
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import open_store
-from foreshock_service.platform.store.removal import OrphanSweep, remove_due_files
+from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
 from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter.endpoints import router as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
@@ -288,32 +288,39 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
         Job("diagnose_due_runs", lambda: diagnose_due_runs(context)),
         Job("rebuild_due_findings", lambda: rebuild_due_findings(context, FINDING_SOURCES)),
-        Job("remove_abandoned_temporaries", context.store.remove_abandoned_temporaries, shared=False),  # its own
+        Job("remove_old_temporaries", context.store.remove_old_temporaries, shared=False, every_seconds=600.0),
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
+    ]
+
+
+def _long_jobs(context: ServiceContext) -> list[Job]:
+    settings, store, database = context.settings, context.store, context.database
+
+    def go_on() -> bool:
+        return not context.stopping.has_begun
+
+    return [
+        Job("delete_rows_of_deleted_runs", lambda: delete_rows_of_deleted_runs(context, go_on=go_on)),
+        Job("carry_out_deletions", lambda: carry_out_deletions(context, go_on=go_on)),
+        Job("remove_due_files", lambda: remove_due_files(database, store)),
+        Job("purge_tokens", lambda: purge_all(context, go_on), every_seconds=settings.retention_interval_seconds),
+        Job(
+            "remove_orphans",
+            lambda: remove_orphans(store, database, settings.orphan_grace_seconds, go_on),
+            every_seconds=settings.orphan_sweep_seconds,
+        ),
     ]
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServiceContext = app.state.context
-    jobs = JobRunner(context.database, _frequent_jobs(context), context.settings.sweep_interval_seconds)
+    jobs = JobRunner("jobs", context.database, _frequent_jobs(context), context.settings.sweep_interval_seconds)
     if not context.decoders.is_warm:
         # Compiling takes a while: /readyz reports when they have started, and an upload before that waits.
         context.decoders.warm_up_in_background()
     # Apart from the other jobs, which must not wait for them: these may take long.
-    purging = RetentionTask(context)
-    orphans = OrphanSweep(context.store, context.database, context.settings)
-    cleaning = JobRunner(
-        context.database,
-        [
-            Job("delete_rows_of_deleted_runs", lambda: delete_rows_of_deleted_runs(context)),
-            Job("carry_out_deletions", lambda: carry_out_deletions(context)),
-            Job("remove_due_files", lambda: remove_due_files(context.database, context.store)),
-            Job("purge_tokens", purging.run_if_due),
-            Job("remove_orphans", orphans.run_if_due),
-        ],
-        context.settings.sweep_interval_seconds,
-    )
+    cleaning = JobRunner("cleaning", context.database, _long_jobs(context), context.settings.sweep_interval_seconds)
     notifier, derivations = Notifier(context), DerivationThread(context)
     jobs.start()
     cleaning.start()
@@ -329,7 +336,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        orphans.stop()
+        context.stopping.begin()
         watching.cancel()
         await polls.stop()
         await run_in_threadpool(jobs.stop)
@@ -340,7 +347,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)
-        await run_in_threadpool(context.store.close)
         await run_in_threadpool(stop_tracing, app)
 
 

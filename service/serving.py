@@ -182,8 +182,6 @@ def check_store(settings: Settings) -> None:
             f"the token store {settings.store_url} cannot be written ({error.strerror or error}): give this user write "
             "access to it, or set FORESHOCK_STORE_URL to another place"
         ) from None
-    finally:
-        store.close()
 
 
 def prepare_keys(settings: Settings) -> None:

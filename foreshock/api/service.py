@@ -143,7 +143,7 @@ class BacklogRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceJobRecord(Record):
-    """A background job. `holder` is the process that did it last; with several processes one does each job."""
+    """A background job of the process that answered, `holder`; of several processes one does a job at a time."""
 
     name: str
     holder: str
@@ -151,8 +151,6 @@ class ServiceJobRecord(Record):
     runs: int
     started_at_us: int | None = None
     finished_at_us: int | None = None
-    leased_until_us: int | None = None
-    """by the database's clock; null: not leased"""
     error: str | None = None
     """kind of the error of its last run; null: it went well, or runs"""
 

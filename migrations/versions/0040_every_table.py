@@ -51,16 +51,6 @@ def upgrade() -> None:
     op.create_index('ix_audit_entries_project_at_us_id', 'audit_entries', ['project', 'at_us', 'id'])
     op.create_index('ix_audit_entries_run_id_at_us_id', 'audit_entries', ['run_id', 'at_us', 'id'])
 
-    op.create_table('background_jobs',
-    sa.Column('name', sa.String(), nullable=False),
-    sa.Column('holder', sa.String(), nullable=False),
-    sa.Column('leased_until_us', sa.BigInteger(), nullable=False),
-    sa.Column('started_at_us', sa.BigInteger(), nullable=False),
-    sa.Column('finished_at_us', sa.BigInteger(), nullable=True),
-    sa.Column('runs', sa.BigInteger(), nullable=False),
-    sa.Column('error', sa.String(), nullable=True),
-    sa.PrimaryKeyConstraint('name', name='pk_background_jobs')
-    )
     op.create_table('ended_sessions',
     sa.Column('session_hash', sa.String(), nullable=False),
     sa.Column('expires_at_us', sa.BigInteger(), nullable=False),

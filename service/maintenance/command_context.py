@@ -34,7 +34,6 @@ def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -
         finally:
             if shared is None:
                 decoders.close()
-            store.close()
 
 
 def run_called(session: Session, name: str) -> Run:

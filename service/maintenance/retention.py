@@ -7,7 +7,6 @@ after the grace. So it may run beside the service, twice at once, and may be int
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -152,27 +151,17 @@ def purge(
             yield _purge_run(context, run, rules, dry_run, go_on)
 
 
-class RetentionTask:
-    """The periodic purge: at the first call, then once in FORESHOCK_RETENTION_INTERVAL_SECONDS."""
-
-    def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self._due = 0.0
-
-    def run_if_due(self, go_on: Callable[[], bool] = lambda: True) -> int:
-        """Purge every run if the interval is over; return the number of purged steps."""
-        if time.monotonic() < self._due:
-            return 0
-        self._due = time.monotonic() + self._context.settings.retention_interval_seconds
-        steps = 0
-        for report in purge(self._context, go_on=go_on):
-            if report.steps:
-                _logger.info(
-                    "retention: purged the tokens of %d steps of run %s, %d files of %.1f MB",
-                    *(report.steps, report.run.id, report.files, report.file_bytes / 1e6),
-                )
-            steps += report.steps
-        return steps
+def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True) -> int:
+    """Purge every run, log what was purged, and return the number of steps."""
+    steps = 0
+    for report in purge(context, go_on=go_on):
+        if report.steps:
+            _logger.info(
+                "retention: purged the tokens of %d steps of run %s, %d files of %.1f MB",
+                *(report.steps, report.run.id, report.files, report.file_bytes / 1e6),
+            )
+        steps += report.steps
+    return steps
 
 
 def _purge_run(

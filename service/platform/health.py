@@ -35,7 +35,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
 from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
 from foreshock_service.platform.figures import ServiceFigures, percentile, resident_bytes
-from foreshock_service.platform.jobs import all_jobs, process_name
+from foreshock_service.platform.jobs import process_name
 from foreshock_service.platform.security import Administrator
 
 Part = TypeVar("Part")
@@ -119,7 +119,7 @@ FiguresOfApp = Annotated[ServiceFigures, Depends(_figures_of)]
 
 @router.get("/v1/service")
 async def read_service(context: Context, principal: Administrator, figures: FiguresOfApp) -> ServiceRecord:
-    """Return the state of the service: the process that answers, its queues, and the background jobs of all."""
+    """Return the state of the service: the process that answers, its queues and its background jobs."""
     return await service_state(context, figures)
 
 
@@ -127,11 +127,10 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
     """Return the state of the service; parts that do not answer in time are None."""
     writes = figures.write_seconds
     shards_per_second, tokens_per_second = context.ingest_rate.per_second()
-    readiness, storage, backlog, jobs = await asyncio.gather(
+    readiness, storage, backlog = await asyncio.gather(
         check_readiness(context),
         _in_time(context, partial(read_storage, context)),
         _in_time(context, partial(read_backlog, context)),
-        _in_time(context, partial(_jobs, figures)),
     )
     return ServiceRecord(
         version=figures.version,
@@ -161,7 +160,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
         long_polls=LongPollsRecord(waiting=figures.polls.count),
         storage=storage,
         backlog=backlog,
-        jobs=tuple(jobs or ()),
+        jobs=_jobs(figures),
     )
 
 
@@ -173,23 +172,9 @@ async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | 
     return None
 
 
-def _jobs(figures: ServiceFigures) -> list[ServiceJobRecord]:
-    """Return the leased jobs as the database has them, and this process's own as it has them."""
-    shared: dict[str, ServiceJobRecord] = {}
-    if not figures.context.database.is_sqlite:
-        with figures.context.database.read() as session:
-            for row in all_jobs(session):
-                shared[row.name] = ServiceJobRecord(
-                    name=row.name,
-                    holder=row.holder,
-                    is_running=row.leased_until_us > 0,
-                    runs=row.runs,
-                    started_at_us=row.started_at_us or None,
-                    finished_at_us=row.finished_at_us,
-                    leased_until_us=row.leased_until_us or None,
-                    error=row.error,
-                )
-    own = [
+def _jobs(figures: ServiceFigures) -> tuple[ServiceJobRecord, ...]:
+    records = sorted(figures.job_records.items())
+    return tuple(
         ServiceJobRecord(
             name=name,
             holder=process_name(),
@@ -197,13 +182,10 @@ def _jobs(figures: ServiceFigures) -> list[ServiceJobRecord]:
             runs=record.runs,
             started_at_us=record.started_at_us,
             finished_at_us=record.finished_at_us,
-            leased_until_us=None,
             error=record.error,
         )
-        for name, record in figures.job_records.items()
-        if name not in shared
-    ]
-    return sorted([*shared.values(), *own], key=lambda job: job.name)
+        for name, record in records
+    )
 
 
 def read_storage(context: ServiceContext) -> StorageRecord:

@@ -203,7 +203,7 @@ def _decode_to(
 ) -> DecodedShard:
     """Decode and measure the upload, and publish its tokens in the store under `name`."""
     decode = decode_statistics if address.as_statistics else decode_shard
-    temporary = context.store.temporary_name()
+    temporary = context.store.temporary_file()
     try:
         decoded = context.decoders.run(decode, upload.path, temporary, decode_limits(context.settings), whole_step)
         context.store.publish(upload.path if decoded.keeps_body else temporary, name)

@@ -29,7 +29,7 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
 from foreshock.statistics_shards import ShardPart, StatisticsShard, statistics_of_shard
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.store.tokens import StoredFile, write_private
+from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.folding import FoldedStatistics, bucket_bytes
 from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
@@ -113,7 +113,7 @@ def decode_shard(body: Path, stored: Path, limits: DecodeLimits, whole_step: Ste
         step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
     if data is None:
         return DecodedShard(measured, body.stat().st_size, step, keeps_body=True)
-    write_private(stored, data)
+    stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 
 
@@ -211,7 +211,7 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     )
     data = encode_rollouts(batch)
     step = fold_whole_step(whole_step, measurement, measured, evidence) if whole_step is not None else None
-    write_private(stored, data)
+    stored.write_bytes(data)
     return DecodedShard(measured, len(data), step)
 
 

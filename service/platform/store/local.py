@@ -1,4 +1,4 @@
-"""Token files in a local folder: written aside, made durable, then renamed into place; and temporary files."""
+"""Token files in a local folder: written aside, made durable, then renamed into place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.store.tokens import ListedFile, TemporaryFiles, TokenStore
+from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
 if TYPE_CHECKING:
     from foreshock_service.platform.settings import Settings
@@ -46,7 +46,7 @@ class LocalTokenStore(TokenStore):
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        super().__init__(TemporaryFiles(self.root / _TEMPORARY))
+        super().__init__(self.root / _TEMPORARY)
 
     def publish(self, temporary: Path, name: str) -> None:
         """Sync a temporary file, give it its name, and sync its folders."""

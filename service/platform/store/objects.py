@@ -23,7 +23,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.store.tokens import ListedFile, TemporaryFiles, TokenStore
+from foreshock_service.platform.store.tokens import ListedFile, TokenStore
 
 _TEMPORARY = "temporary/"
 _PART_BYTES = 8 << 20
@@ -182,7 +182,7 @@ class ObjectTokenStore(TokenStore):
     """Files as the objects of a bucket below a prefix."""
 
     def __init__(self, location: ObjectLocation, temporary_folder: Path) -> None:
-        super().__init__(TemporaryFiles(temporary_folder.absolute()))
+        super().__init__(temporary_folder.absolute())
         self.location = location
 
     def publish(self, temporary: Path, name: str) -> None:

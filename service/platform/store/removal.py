@@ -10,8 +10,6 @@ other names than the service makes are never removed.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +24,6 @@ from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import FileRemoval, Shard
 from foreshock_service.platform.database.tables.probes import ExactShard, ScoreShard
-from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
 
 RemovalReason = Literal["retention", "deletion"]
@@ -80,7 +77,6 @@ def _forget(files: Sequence[str], session: Session) -> None:
 
 _logger_orphans = logging.getLogger(__name__)
 _FILES_AT_ONCE_ORPHANS = 5_000
-_LOCK = "foreshock orphan sweep"
 
 
 def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
@@ -113,30 +109,6 @@ def remove_orphans(
     if removed:
         _logger_orphans.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
     return removed
-
-
-class OrphanSweep:
-    """The periodic removal of orphans, in one process at a time: at the first call, then at intervals."""
-
-    def __init__(self, store: TokenStore, database: Database, settings: Settings) -> None:
-        self._store, self._database = store, database
-        self._grace, self._interval = settings.orphan_grace_seconds, settings.orphan_sweep_seconds
-        self._due = 0.0
-        self._stopping = threading.Event()
-
-    def run_if_due(self) -> int:
-        """Remove the orphans if the interval is over and no other process does; return their number."""
-        if time.monotonic() < self._due:
-            return 0
-        self._due = time.monotonic() + self._interval
-        with self._database.exclusive(_LOCK) as held:
-            if not held:
-                return 0
-            return remove_orphans(self._store, self._database, self._grace, lambda: not self._stopping.is_set())
-
-    def stop(self) -> None:
-        """End a removal that is under way after its current file."""
-        self._stopping.set()
 
 
 Item = TypeVar("Item")

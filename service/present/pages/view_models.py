@@ -86,7 +86,6 @@ class JobRow:
     runs: str
     started: Moment | None
     finished: Moment | None
-    leased_until: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Background jobs: of several processes one does a job, one that died is replaced, and a failure is no end."""
+"""Background jobs: of several processes one does a job at a time, and a failure is no end."""
 
 from __future__ import annotations
 
@@ -7,49 +7,12 @@ import time
 
 import pytest
 
-from foreshock_service.platform import jobs
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import BackgroundJob
 from foreshock_service.platform.jobs import Job, JobRunner
-
-SHORT_US = 200_000
-
-
-def claim(
-    database: Database, holder: str, names: list[str], interval_us: int = 0, lease_us: int = SHORT_US
-) -> list[str]:
-    return database.write(lambda session: jobs.claim(session, names, holder, interval_us, lease_us))
-
-
-def finish(database: Database, holder: str, name: str) -> None:
-    database.write(lambda session: jobs.finish(session, name, holder, None))
-
-
-def test_one_process_gets_a_job_until_it_is_finished(database: Database) -> None:
-    assert claim(database, "a", ["x", "y"]) == ["x", "y"]
-    assert claim(database, "b", ["y", "z"]) == ["z"]
-    finish(database, "b", "y")
-    assert claim(database, "b", ["y"]) == []
-    finish(database, "a", "y")
-    assert claim(database, "b", ["x", "y"]) == ["y"]
-
-
-def test_job_is_not_done_twice_in_an_interval(database: Database) -> None:
-    assert claim(database, "a", ["x"], interval_us=10**9) == ["x"]
-    finish(database, "a", "x")
-    assert claim(database, "b", ["x"], interval_us=10**9) == []
-
-
-def test_lease_of_a_process_that_died_ends_and_one_that_lives_is_extended(database: Database) -> None:
-    assert claim(database, "dead", ["x"]) == ["x"]
-    assert claim(database, "alive", ["y"]) == ["y"]
-    database.write(lambda session: jobs.extend(session, ["x", "y"], "alive", 10**9))
-    time.sleep(2 * SHORT_US / 1e6)
-    assert claim(database, "other", ["x", "y"]) == ["x"]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_processes_that_run_together_do_each_round_once(database: Database) -> None:
+def test_processes_that_run_together_do_a_job_one_at_a_time(database: Database) -> None:
     running, most, rounds = [0], [0], [0]
     lock = threading.Lock()
 
@@ -62,7 +25,7 @@ def test_processes_that_run_together_do_each_round_once(database: Database) -> N
             running[0] -= 1
             rounds[0] += 1
 
-    runners = [JobRunner(database, [Job("x", work)], 0.3, holder=f"process {number}") for number in range(4)]
+    runners = [JobRunner("jobs", database, [Job("x", work)], 0.1) for _ in range(4)]
     begin = time.monotonic()
     for runner in runners:
         runner.start()
@@ -71,12 +34,21 @@ def test_processes_that_run_together_do_each_round_once(database: Database) -> N
         time.sleep(0.01)
     for runner in runners:
         runner.stop()
-    seconds = time.monotonic() - begin
     assert most[0] == 1
-    assert rounds[0] <= seconds / (0.3 * 0.9) + 1
-    with database.read() as session:
-        (row,) = jobs.all_jobs(session)
-        assert (row.runs, row.error) == (rounds[0], None)
+    assert sum(runner.records["x"].runs for runner in runners) == rounds[0]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_job_of_each_process_runs_while_another_process_does_the_shared_ones(database: Database) -> None:
+    done: list[str] = []
+    jobs = [Job("shared", lambda: done.append("shared")), Job("own", lambda: done.append("own"), shared=False)]
+    runner = JobRunner("jobs", database, jobs, 60.0)
+    with database.exclusive("jobs") as is_alone:
+        assert is_alone
+        runner.run_round()
+    assert done == ["own"]
+    runner.run_round()
+    assert done == ["own", "shared", "own"]
 
 
 def test_job_that_fails_is_recorded_and_the_others_run(database: Database) -> None:
@@ -85,12 +57,19 @@ def test_job_that_fails_is_recorded_and_the_others_run(database: Database) -> No
     def fail() -> None:
         raise ValueError("secret detail")
 
-    runner = JobRunner(database, [Job("fails", fail), Job("own", lambda: done.append("own"), shared=False)], 60.0)
+    runner = JobRunner(
+        "jobs", database, [Job("fails", fail), Job("own", lambda: done.append("own"), shared=False)], 60.0
+    )
     runner.run_round()
     assert done == ["own"]
     assert (runner.records["fails"].error, runner.records["fails"].failures) == ("ValueError", 1)
     assert runner.records["own"].error is None
-    with database.read() as session:
-        rows = {row.name: row.error for row in session.query(BackgroundJob)}
-    # SQLite has one process: nothing is written.
-    assert rows == ({} if database.is_sqlite else {"fails": "ValueError"})
+
+
+def test_job_is_done_once_in_its_interval(database: Database) -> None:
+    done: list[str] = []
+    jobs = [Job("often", lambda: done.append("often")), Job("rare", lambda: done.append("rare"), every_seconds=3600.0)]
+    runner = JobRunner("jobs", database, jobs, 60.0)
+    runner.run_round()
+    runner.run_round()
+    assert done == ["often", "rare", "often"]

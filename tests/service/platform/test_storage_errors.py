@@ -21,7 +21,6 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import LocalTokenStore
-from foreshock_service.platform.store.tokens import TemporaryFiles
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 
@@ -44,7 +43,7 @@ def assert_sent_again(sender: Sender, settings: Settings, body: bytes) -> None:
 @on_sqlite
 @pytest.mark.parametrize(
     ("owner", "name", "rollouts"),
-    [(TemporaryFiles, "new", 4_000), (LocalTokenStore, "publish", 3)],
+    [(LocalTokenStore, "temporary_file", 4_000), (LocalTokenStore, "publish", 3)],
     ids=["receiving", "publishing"],
 )
 @pytest.mark.parametrize(
@@ -85,12 +84,16 @@ def test_a_decoder_that_cannot_write_its_file_is_a_full_store(
     rewritten = io.BytesIO()
     pq.write_table(pq.read_table(io.BytesIO(encode_rollouts(make_batch()))), rewritten, compression="snappy")
     sender, body = start_run(http), rewritten.getvalue()
-    name = TemporaryFiles.name
-    # The file of the tokens: every write to /dev/full fails with ENOSPC.
-    given = [Path("/dev/full")]
+    new = LocalTokenStore.temporary_file
+    given: list[Path] = []
+
+    def second_is_full(store: LocalTokenStore) -> Path:
+        # That of the tokens, after that of the body: every write to /dev/full fails with ENOSPC.
+        given.append(new(store) if len(given) != 1 else Path("/dev/full"))
+        return given[-1]
 
     with monkeypatch.context() as broken:
-        broken.setattr(TemporaryFiles, "name", lambda files: given.pop() if given else name(files))
+        broken.setattr(LocalTokenStore, "temporary_file", second_is_full)
         broken.setattr(Path, "unlink", lambda path, **_: None if str(path) == "/dev/full" else os.unlink(path))
         answer = sender.put_shard(7, body)
     assert (answer.status_code, answer.json()["type"]) == (507, "urn:foreshock:problem:storage-full")

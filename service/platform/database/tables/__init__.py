@@ -10,7 +10,6 @@ from __future__ import annotations
 from foreshock_service.platform.database.tables.base import (
     ApiKey,
     AuditEntry,
-    BackgroundJob,
     Base,
     EndedSession,
     RetiredSecret,
@@ -73,7 +72,6 @@ __all__ = [
     "AttemptClient",
     "Attribution",
     "AuditEntry",
-    "BackgroundJob",
     "Base",
     "Checkpoint",
     "Deletion",

@@ -186,20 +186,3 @@ class EndedSession(Base):
 
     session_hash: Mapped[str] = mapped_column(primary_key=True)
     expires_at_us: Mapped[int]
-
-
-class BackgroundJob(Base):
-    """A periodic job of all service processes. While one does it, `leased_until_us` is in the future.
-
-    `holder` names the process that did it last.
-    """
-
-    __tablename__ = "background_jobs"
-
-    name: Mapped[str] = mapped_column(primary_key=True)
-    holder: Mapped[str]
-    leased_until_us: Mapped[int]
-    started_at_us: Mapped[int]
-    finished_at_us: Mapped[int | None]
-    runs: Mapped[int]
-    error: Mapped[str | None]

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from foreshock.api.service import (
-    BacklogRecord,
-    ServiceJobRecord,
-    ServiceRecord,
-    SpaceRecord,
-    StorageRecord,
-)
-from foreshock.clock import now_us
+from foreshock.api.service import BacklogRecord, ServiceJobRecord, ServiceRecord, SpaceRecord, StorageRecord
 from foreshock_service.present.pages.rendering import DASH, count, moment
 from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone
 
@@ -117,7 +110,7 @@ def _database(state: ServiceRecord) -> list[ServiceFigure]:
 
 def _storage(storage: StorageRecord | None) -> list[ServiceFigure]:
     if storage is None:
-        return [ServiceFigure("SpaceRecord", DASH, "The database or the store does not answer.", "storage", "critical")]
+        return [ServiceFigure("Space", DASH, "The database or the store does not answer.", "storage", "critical")]
     figures = [
         ServiceFigure(
             "Database", bytes_in_words(storage.database_bytes), "Bytes of the database.", "storage.database_bytes"
@@ -190,7 +183,6 @@ def _job(job: ServiceJobRecord) -> JobRow:
         state = Label(f"failed: {job.error}", "critical")
     else:
         state = Label("running", "good", live=True) if job.is_running else Label("waits")
-    left = None if job.leased_until_us is None else (job.leased_until_us - now_us()) / 1e6
     return JobRow(
         name=job.name.replace("_", " "),
         state=state,
@@ -198,7 +190,6 @@ def _job(job: ServiceJobRecord) -> JobRow:
         runs=count(job.runs),
         started=moment(job.started_at_us),
         finished=moment(job.finished_at_us),
-        leased_until=DASH if left is None else f"{max(left, 0):.0f} s left",
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from foreshock_service.maintenance.remeasure import check_step, remeasure_step
-from foreshock_service.maintenance.retention import RetentionTask, purge, retention
+from foreshock_service.maintenance.retention import purge, purge_all, retention
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Alert, Attribution
 from foreshock_service.platform.settings import Settings
@@ -168,8 +168,7 @@ def test_rules_of_a_run_replace_those_of_the_settings(
     assert second.get("retention").json()["source"] == "run"
     assert http.delete(f"/v1/runs/{second.run}/retention").status_code == 204
     assert second.get("retention").json()["source"] == "settings"
-    task = RetentionTask(of_settings)
-    assert (task.run_if_due(), task.run_if_due()) == (3, 0)
+    assert (purge_all(of_settings), purge_all(of_settings)) == (3, 0)
 
 
 def test_command_reports_per_run_and_changes_nothing_in_a_dry_run(

@@ -8,59 +8,59 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import BackgroundJob
+from foreshock_service.platform.database.tables import EndedSession
 
-JOB = {"name": "sweep", "holder": "worker", "leased_until_us": 1, "started_at_us": 1, "runs": 1}
+ROW = {"session_hash": "abc", "expires_at_us": 1}
 
 
-def jobs(database: Database) -> int | None:
+def count(database: Database) -> int | None:
     with database.read() as session:
-        return session.scalar(select(func.count()).select_from(BackgroundJob))
+        return session.scalar(select(func.count()).select_from(EndedSession))
 
 
 def store(session: Session) -> None:
-    session.execute(insert(BackgroundJob).values(JOB))
+    session.execute(insert(EndedSession).values(ROW))
 
 
 def test_statements_that_write_are_refused(database: Database) -> None:
     with pytest.raises(DBAPIError, match=r"read-?only"), database.read() as session:
         store(session)
-    assert jobs(database) == 0
+    assert count(database) == 0
 
 
 def test_changes_of_objects_are_not_stored(database: Database) -> None:
     database.write(store)
     with database.read() as session:
-        job = session.scalars(select(BackgroundJob)).one()
-        job.holder = "another"
+        row = session.scalars(select(EndedSession)).one()
+        row.expires_at_us = 2
     with database.read() as session:
-        assert session.scalars(select(BackgroundJob)).one().holder == "worker"
+        assert session.scalars(select(EndedSession)).one().expires_at_us == 1
 
 
 def test_objects_stay_readable_after_it(database: Database) -> None:
     database.write(store)
     with database.read() as session:
-        job = session.scalars(select(BackgroundJob)).one()
-    assert job.holder == "worker"
+        row = session.scalars(select(EndedSession)).one()
+    assert row.expires_at_us == 1
 
 
 def test_connection_can_write_after_it(database: Database) -> None:
-    assert jobs(database) == 0
+    assert count(database) == 0
     database.write(store)
-    assert jobs(database) == 1
+    assert count(database) == 1
 
 
 def test_connection_can_write_after_an_error_in_it(database: Database) -> None:
     with pytest.raises(DBAPIError), database.read() as session:
         session.execute(text("SELECT missing"))
     database.write(store)
-    assert jobs(database) == 1
+    assert count(database) == 1
 
 
 def test_writing_obeys_a_server_that_is_read_only_by_default(migrated_postgres: str) -> None:
     database = Database(f"{migrated_postgres}&options=-cdefault_transaction_read_only%3Don", connections=1)
     try:
-        assert jobs(database) == 0
+        assert count(database) == 0
         with pytest.raises(DBAPIError, match="read-only transaction"):
             database.write(store)
     finally:
@@ -76,10 +76,10 @@ def test_statements_stay_prepared_between_units_of_work(migrated_postgres: str) 
 
     try:
         for _ in range(10):
-            database.write(lambda session: session.scalar(select(func.count()).select_from(BackgroundJob)))
+            database.write(lambda session: session.scalar(select(func.count()).select_from(EndedSession)))
         before = prepared()
         assert before
-        assert jobs(database) == 0
+        assert count(database) == 0
         assert before <= prepared()
     finally:
         database.close()
@@ -91,7 +91,7 @@ def test_integers_of_every_size_use_one_prepared_statement(migrated_postgres: st
         with database.read() as session:
             for number in (1, 40_000, 3_000_000_000):
                 for _ in range(10):
-                    session.execute(select(func.count()).where(BackgroundJob.leased_until_us == number))
+                    session.execute(select(func.count()).where(EndedSession.expires_at_us == number))
             types = session.scalars(text("SELECT parameter_types::text FROM pg_prepared_statements")).all()
         assert types == ["{bigint}"]
     finally:
@@ -107,4 +107,4 @@ def test_a_lost_connection_is_replaced(database: Database) -> None:
         with pytest.raises(OperationalError) as raised:
             session.execute(text("SELECT 1"))
     assert raised.value.connection_invalidated
-    assert jobs(database) == 0
+    assert count(database) == 0

@@ -66,13 +66,12 @@ def settings_of(endpoint: str, folder: Path, secret: str = SECRET_KEY) -> Settin
 
 
 @pytest.fixture
-def store(settings: Settings) -> Iterator[ObjectTokenStore]:
+def store(settings: Settings) -> ObjectTokenStore:
     """An empty store."""
     found = open_store(settings)
     assert isinstance(found, ObjectTokenStore)
     found.check_writable()
-    yield found
-    found.close()
+    return found
 
 
 def put(store: ObjectTokenStore, name: str, data: bytes) -> None:
@@ -267,7 +266,6 @@ def test_a_wrong_key_is_refused_by_the_store(settings: Settings, tmp_path: Path)
         wrong.check_writable()
     with pytest.raises(ConfigurationError, match="cannot be read"):
         wrong.check_exists()
-    wrong.close()
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3://key:secret@bucket/prefix", "s3://bucket/prefix?endpoint=x"])

@@ -13,10 +13,9 @@ import pytest
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import LocalTokenStore
-from foreshock_service.platform.store.removal import OrphanSweep, find_orphans, give_up_files, remove_orphans
+from foreshock_service.platform.store.removal import find_orphans, give_up_files, remove_orphans
 from foreshock_service.platform.store.tokens import exact_file_name, parse_name, score_file_name, shard_file_name
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
@@ -141,8 +140,6 @@ def test_a_mark_keeps_a_file_until_it_is_cleared(context: ServiceContext) -> Non
     with store.in_flight(name):
         put_file(store, name, 2 * _HOUR)
         assert not list(find_orphans(store, context.database, _HOUR))
-        # Another process of this machine sees the mark too.
-        assert LocalTokenStore(store.root).is_in_flight(name)
     assert [file.name for file in find_orphans(store, context.database, _HOUR)] == [name]
 
 
@@ -151,27 +148,6 @@ def test_refused_uploads_leave_no_file(http: httpx.Client, settings: Settings) -
     sender.put_shard(0, encode_rollouts(make_batch(2, seed=0)))
     assert sender.put_shard(0, encode_rollouts(make_batch(2, seed=1))).status_code == 409
     assert len(list_files(settings)) == count_rows(settings)["shards"] == 1
-
-
-def test_one_process_at_a_time_sweeps(context: ServiceContext, settings: Settings) -> None:
-    store = context.store
-    assert isinstance(store, LocalTokenStore)
-    sweep = OrphanSweep(store, context.database, settings)
-    put_file(store, shard_file_name("run_1", 1, 1, 0, _DIGEST), 48 * _HOUR)
-    other = Database(settings.database_url)
-    try:
-        with other.exclusive("foreshock orphan sweep") as held, context.database.exclusive("another name") as free:
-            assert held
-            assert free
-            if not other.is_sqlite:
-                assert sweep.run_if_due() == 0
-                sweep = OrphanSweep(store, context.database, settings)
-        assert sweep.run_if_due() == 1
-        # Not due again.
-        put_file(store, shard_file_name("run_1", 1, 1, 0, _DIGEST), 48 * _HOUR)
-        assert sweep.run_if_due() == 0
-    finally:
-        other.close()
 
 
 def test_files_that_were_given_up_wait_for_their_removal(context: ServiceContext) -> None:

@@ -84,8 +84,9 @@ def test_what_is_wrong_has_a_tone(site: Site) -> None:
     state = parse(ServiceRecord, site.http.get("/v1/service").raise_for_status().json())
     assert state.storage is not None
     full = replace(state.storage, token_space=SpaceRecord(free_bytes=10**7, total_bytes=10**9))
-    checks = {**state.readiness.checks, "database": "failed: TimeoutError"}
-    readiness = replace(state.readiness, ready=False, checks=checks)
+    readiness = replace(
+        state.readiness, ready=False, checks={**state.readiness.checks, "database": "failed: TimeoutError"}
+    )
     uploads = replace(state.uploads, in_progress=state.uploads.places)
     page = service_page(replace(state, storage=full, backlog=None, readiness=readiness, uploads=uploads))
     assert page.state.text == "not ready"
