@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query
 from sqlalchemy import select, tuple_
@@ -21,24 +21,12 @@ from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry
 from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import Cursor, CursorKey, Limit, Name, Page, decode_cursor, page_of
-from foreshock_service.platform.security import Administrator
-
-
-class Author(Protocol):
-    """Who acts: `foreshock_service.platform.security.Principal`, or an `Actor`."""
-
-    @property
-    def actor(self) -> str:
-        """A key's id, `anonymous`, `service`, or `console:<user>`."""
-
-    @property
-    def request_id(self) -> str | None:
-        """The request that asked for it."""
+from foreshock_service.platform.security import Administrator, Principal
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Someone who acts without a request."""
+    """Someone who acts without a request: `service` or `console:<user>`."""
 
     actor: str
     request_id: str | None = None
@@ -49,7 +37,7 @@ BY_SERVICE = Actor("service")
 
 def record(
     session: Session,
-    author: Author,
+    author: Principal | Actor,
     action: str,
     subject: str,
     *,

@@ -12,8 +12,7 @@ import logging
 import sys
 import time
 import zlib
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -133,57 +132,17 @@ class InvalidBodyEncoding(ProblemError):
     problem_type = "invalid-body-encoding"
 
 
-class _Decompressor(Protocol):
-    """A stream of one member (gzip) or frame (zstd)."""
-
-    @property
-    def eof(self) -> bool:
-        """Return True at the end of the member."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """Return what came after the end of the member."""
-        ...
-
-    def take(self, data: bytes) -> bytes:
-        """Return at most one piece of output, of `data` and of what earlier calls left; b"" if it needs more input."""
-        ...
+def _new_stream(encoding: str) -> Any:
+    """Return a decompressor of one member (gzip) or frame (zstd)."""
+    if encoding == "zstd":
+        return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+    return zlib.decompressobj(_GZIP)
 
 
-class _Gzip:
-    def __init__(self) -> None:
-        self._stream = zlib.decompressobj(_GZIP)
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    def take(self, data: bytes) -> bytes:
-        return self._stream.decompress(self._stream.unconsumed_tail + data, _PIECE_BYTES)
-
-
-class _Zstd:
-    def __init__(self) -> None:
-        self._stream = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
-
-    @property
-    def eof(self) -> bool:
-        return self._stream.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._stream.unused_data
-
-    def take(self, data: bytes) -> bytes:
-        return self._stream.decompress(data, _PIECE_BYTES)
-
-
-_DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {"gzip": _Gzip, "x-gzip": _Gzip, "zstd": _Zstd}
+def _piece(stream: Any, data: bytes) -> bytes:
+    """Return at most one piece of output, of `data` and of what earlier calls left; b"" if it needs more input."""
+    piece: bytes = stream.decompress(getattr(stream, "unconsumed_tail", b"") + data, _PIECE_BYTES)
+    return piece
 
 
 def body_encoding(content_encoding: str | None) -> str | None:
@@ -191,7 +150,7 @@ def body_encoding(content_encoding: str | None) -> str | None:
     name = (content_encoding or "identity").strip().lower()
     if name == "identity":
         return None
-    if name not in _DECOMPRESSORS:
+    if name not in ("gzip", "x-gzip", "zstd"):
         raise UnsupportedMediaType(
             f"a body may have Content-Encoding gzip, zstd or none, got {name[:100]!r}",
             headers={"Accept-Encoding": "gzip, zstd"},
@@ -206,8 +165,7 @@ class DecompressedBody:
         self._receive = receive
         self._encoding = encoding
         self._limit = limit
-        self._new = _DECOMPRESSORS[encoding]
-        self._stream = self._new()
+        self._stream = _new_stream(encoding)
         self._pending = b""
         self._has_begun = False
         self._is_last = False
@@ -250,10 +208,10 @@ class DecompressedBody:
                 if not self._pending:
                     return b""
                 # Members and frames may follow each other.
-                self._stream = self._new()
+                self._stream = _new_stream(self._encoding)
             data, self._pending = self._pending, b""
             self._has_begun = self._has_begun or bool(data)
-            piece = self._stream.take(data)
+            piece = _piece(self._stream, data)
             if piece or not self._stream.eof:
                 return piece
 

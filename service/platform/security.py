@@ -14,7 +14,6 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
-from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock_service.platform.context import Context, ServiceContext
@@ -160,48 +159,34 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
 
     Counts the request against the key's limits. Raises AuthenticationRequired and TooManyRequests.
     """
-    return admit(context, request, _principal_of(context, request, bearer))
-
-
-def admit(context: ServiceContext, request: Request, principal: Principal) -> Principal:
-    """Count the request against the limits of its key; return the principal with the request's id.
-
-    Raises TooManyRequests.
-    """
+    principal = _principal_of(context, request, bearer)
     if principal.key_id is not None:
         context.key_uses.note(principal.key_id)
         context.key_limits.admit(principal.key_id)
-        # `guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
+        # `request_guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
         request.state.key_id = principal.key_id
     return replace(principal, request_id=current_request_id())
 
 
 def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
-    if bearer is not None:
-        return principal_of_secret(context, bearer)
-    cookie = request.cookies.get(SESSION_COOKIE)
+    cookie = request.cookies.get(SESSION_COOKIE) if bearer is None else None
     if cookie is not None:
         signed = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
         if signed is not None:
             _refuse_foreign_form(request)
             return _principal_of_session(context, signed, cookie)
-    return principal_of_secret(context, None)
+    return principal_of_secret(context, bearer)
 
 
 def principal_of_secret(context: ServiceContext, secret: str | None) -> Principal:
-    """Return the principal of an API key, or of a request without one. Raises as `principal_of_key`."""
-    with context.database.read() as session:
-        return principal_of_key(session, secret)
-
-
-def principal_of_key(session: Session, secret: str | None) -> Principal:
     """Return the principal of an API key, or of a request without one.
 
     Raises AuthenticationRequired unless the key is known and valid, or there are no keys.
     """
-    key = None if secret is None else find_key_by_secret(session, secret)
-    if key is None and not keys_exist(session):
-        return UNRESTRICTED
+    with context.database.read() as session:
+        key = None if secret is None else find_key_by_secret(session, secret)
+        if key is None and not keys_exist(session):
+            return UNRESTRICTED
     if secret is None:
         raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
     if key is None or not is_valid(key):

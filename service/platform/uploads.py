@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -25,8 +25,9 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.keys import TooManyRequests
 from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE, media_type_of
-from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.tokens import TokenStore
+
+if TYPE_CHECKING:
+    from foreshock_service.platform.context import ServiceContext
 
 RATE_SECONDS = 60
 
@@ -149,28 +150,9 @@ class Upload:
     path: Path
 
 
-class UploadContext(Protocol):
-    """What receiving an upload needs of the service's context, which holds the places and so is above this module."""
-
-    @property
-    def settings(self) -> Settings:
-        """Return the settings."""
-        ...
-
-    @property
-    def store(self) -> TokenStore:
-        """Return the store whose temporary folder takes the body."""
-        ...
-
-    @property
-    def uploads(self) -> UploadPlaces:
-        """Return the places of uploads."""
-        ...
-
-
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: UploadContext, expected: str = PARQUET_MEDIA_TYPE
+    request: Request, context: ServiceContext, expected: str = PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -188,7 +170,7 @@ async def received_upload(
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: UploadContext, path: Path) -> Upload:
+async def _receive(request: Request, context: ServiceContext, path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
     digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 

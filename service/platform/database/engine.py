@@ -195,7 +195,7 @@ def _dialect(session: Session) -> str:
 # Kept: for the hundred columns of `measurements` it takes 13 ms to build, and 0.4 ms to execute.
 @cache
 def _upsert(dialect: str, table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Any:
-    statement = _insert_of(dialect, table)
+    statement: Any = sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
     changed = {name: statement.excluded[name] for name in columns if name not in key}
     if not changed:
         return statement.on_conflict_do_nothing(index_elements=key)
@@ -204,8 +204,4 @@ def _upsert(dialect: str, table: Table, columns: tuple[str, ...], key: tuple[str
 
 def insert_for(session: Session, table: Table) -> Any:
     """Return an INSERT that can have an ON CONFLICT clause."""
-    return _insert_of(_dialect(session), table)
-
-
-def _insert_of(dialect: str, table: Table) -> Any:
-    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+    return sqlite.insert(table) if _dialect(session) == "sqlite" else postgresql.insert(table)

@@ -111,8 +111,7 @@ class Database:
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
 
-        `work` may run again: if PostgreSQL aborts it for a deadlock, or if another unit of its transaction raises on
-        SQLite. So it changes nothing but the session.
+        `work` runs again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
         Raises what `work` raises, after rolling back.
         """
         begin = time.perf_counter()
@@ -214,7 +213,7 @@ class _Unit:
 class GroupCommitWriter:
     """The one writer of SQLite; `run` may be called from any thread but the writer's own.
 
-    A unit that raises is rolled back alone: the others of its transaction run again, each in a savepoint.
+    A unit that raises is rolled back alone: each unit of a transaction has a savepoint of its own.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -268,8 +267,10 @@ class GroupCommitWriter:
         try:
             if len(batch) == 1:
                 self._run_alone(batch[0])
-            elif not self._run_together(batch):
-                self._run_in_savepoints(batch)
+            else:
+                with self._engine.begin() as connection:
+                    for unit in batch:
+                        self._run_in_savepoint(connection, unit)
         except Exception as error:
             for unit in batch:
                 unit.error = unit.error or error
@@ -281,28 +282,6 @@ class GroupCommitWriter:
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
             unit.result = unit.work(session)
         unit.session = session
-
-    def _run_together(self, batch: list[_Unit]) -> bool:
-        """Run the units and commit them, without savepoints, which copy each page; False if one raised."""
-        # Closing the connection rolls back what was not committed.
-        with self._engine.connect() as connection:
-            transaction = connection.begin()
-            for unit in batch:
-                session = Session(connection, join_transaction_mode="rollback_only", expire_on_commit=False)
-                try:
-                    with session, session.begin():
-                        unit.result = unit.work(session)
-                except Exception:
-                    # It runs again, and may not raise then.
-                    return False
-                unit.session = session
-            transaction.commit()
-        return True
-
-    def _run_in_savepoints(self, batch: list[_Unit]) -> None:
-        with self._engine.begin() as connection:
-            for unit in batch:
-                self._run_in_savepoint(connection, unit)
 
     def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
         session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
