@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, func, or_, select
@@ -174,47 +174,32 @@ def _still_old(context: ServiceContext, key: StepKey) -> str | None:
     return f"its scores no longer give {', '.join(old)}" if old else None
 
 
-_COUNTS = [measure.column for measure in COMPARISON_MEASURES if measure.column_type == "integer"]
-
-
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Selection of steps; None: every run, every attempt, every step. `everything`: also those that are up to date."""
+class Request:
+    """A run by id, key or name, its attempt and step; None: all. `everything`: also steps that are up to date."""
 
-    run_id: str | None = None
+    run: str | None = None
     attempt: int | None = None
     step: int | None = None
     everything: bool = False
+    dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Amount of data of a step: shards and bytes."""
-
-    shards: int
-    file_bytes: int
+_COUNTS = [measure.column for measure in COMPARISON_MEASURES if measure.column_type == "integer"]
 
 
-def steps_to_measure(session: Session, choice: Choice) -> list[StepKey]:
-    """Return the selected steps, in order."""
+def steps_to_measure(session: Session, run_id: str | None, request: Request) -> list[StepKey]:
+    """Return the requested steps of a run (None: of every run), in order."""
     query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
     query = query.where(Run.deleted_at_us.is_(None))
-    for column, wanted in ((Step.run_id, choice.run_id), (Step.attempt, choice.attempt), (Step.step, choice.step)):
+    for column, wanted in ((Step.run_id, run_id), (Step.attempt, request.attempt), (Step.step, request.step)):
         if wanted is not None:
             query = query.where(column == wanted)
-    if not choice.everything:
+    if not request.everything:
         old = _of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics)
         query = query.where(old | _without_newest_measures())
     ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
     return [StepKey(*row) for row in session.execute(ordered)]
-
-
-def extent_of(session: Session, key: StepKey) -> Extent:
-    """Return the number of a step's shards and the bytes of their files together."""
-    query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
-    chosen = query.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
-    shards, file_bytes = session.execute(chosen).one()
-    return Extent(int(shards), int(file_bytes))
 
 
 def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
@@ -251,17 +236,6 @@ def _of_another_version(table: type[ShardStatistics] | type[MeasurementStatistic
         table.step == Step.step,
         table.statistics_version != STATISTICS_VERSION,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The arguments: a run by id, key or name (None: all), and a selection of its steps."""
-
-    run: str | None = None
-    attempt: int | None = None
-    step: int | None = None
-    everything: bool = False
-    dry_run: bool = False
 
 
 def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
@@ -311,20 +285,23 @@ def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepR
 def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
     with context.database.read() as session:
         run_id = run_called(session, request.run).id if request.run is not None else None
-        keys = steps_to_measure(session, Choice(run_id, request.attempt, request.step, request.everything))
-        if not keys and request.step is not None:
-            everything = Choice(run_id, request.attempt, request.step, everything=True)
-            if not steps_to_measure(session, everything):
-                raise ConfigurationError(f"there is no step {request.step}")
+        keys = steps_to_measure(session, run_id, request)
+        everything = replace(request, everything=True)
+        if not keys and request.step is not None and not steps_to_measure(session, run_id, everything):
+            raise ConfigurationError(f"there is no step {request.step}")
     return keys
 
 
 def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:
+    files = size = 0
+    totals = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
     with context.database.read() as session:
-        extents = [extent_of(session, key) for key in keys]
-    runs, files = len({key.run_id for key in keys}), sum(each.shards for each in extents)
-    megabytes = sum(each.file_bytes for each in extents) / 1e6
-    return f"{len(keys)} steps of {runs} runs, {files} token files of {megabytes:,.1f} MB together"
+        for key in keys:
+            of_step = totals.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
+            count, file_bytes = session.execute(of_step).one()
+            files, size = files + count, size + file_bytes
+    runs = len({key.run_id for key in keys})
+    return f"{len(keys)} steps of {runs} runs, {files} token files of {size / 1e6:,.1f} MB together"
 
 
 def _show(left: Iterable[StepReport]) -> None:

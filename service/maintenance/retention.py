@@ -7,10 +7,9 @@ after the grace. So it may run beside the service, twice at once, and may be int
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, status
 from pydantic import BaseModel, ConfigDict, Field
@@ -56,20 +55,18 @@ class RetentionRules:
     every_steps: int | None = None
     alert_steps: int = 2
 
-    def keeps(self, step: int, newest: int, alert_steps: Iterable[int]) -> bool:
-        """Return whether the tokens of `step` are kept in a run whose newest step is `newest`."""
-        if self.last_steps is None or step > newest - self.last_steps:
-            return True
-        if self.every_steps is not None and step % self.every_steps == 0:
-            return True
-        return any(abs(step - alert) <= self.alert_steps for alert in alert_steps)
-
 
 def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], rules: RetentionRules) -> list[int]:
-    """Return those of the steps whose tokens are not kept, in their order."""
-    near = sorted({alert + offset for alert in alerts for offset in range(-rules.alert_steps, rules.alert_steps + 1)})
-    kept = frozenset(near)
-    return [step for step in steps if step not in kept and not rules.keeps(step, newest, ())]
+    """Return the steps whose tokens are not kept, in their order, in a run whose newest step is `newest`."""
+    last, every, around = rules.last_steps, rules.every_steps, rules.alert_steps
+    if last is None:
+        return []
+    near_alerts = {alert + offset for alert in alerts for offset in range(-around, around + 1)}
+    return [
+        step
+        for step in steps
+        if step <= newest - last and not (every is not None and step % every == 0) and step not in near_alerts
+    ]
 
 
 class RetentionRulesBody(BaseModel):
@@ -94,13 +91,13 @@ _logger = logging.getLogger(__name__)
 class RunReport:
     """What was purged of a run, or would be."""
 
-    run: RunRow
+    run: Run
     rules: RetentionRules
     steps: int = 0
     files: int = 0
     file_bytes: int = 0
-    first_step: int | None = field(default=None)
-    last_step: int | None = field(default=None)
+    first_step: int | None = None
+    last_step: int | None = None
 
     def count(self, key: StepKey, files: list[tuple[str, int]]) -> None:
         """Count a step with these files, given as (name, bytes)."""
@@ -111,7 +108,7 @@ class RunReport:
         self.last_step = key.step if self.last_step is None else max(self.last_step, key.step)
 
 
-def rules_of(settings: Settings, run: RunRow) -> RetentionRules:
+def rules_of(settings: Settings, run: Run) -> RetentionRules:
     """Return the rules of a run: its own, else those of the settings."""
     if run.retention is not None:
         return RetentionRules(**run.retention)
@@ -121,7 +118,7 @@ def rules_of(settings: Settings, run: RunRow) -> RetentionRules:
 def read_rules(session: Session, settings: Settings, principal: Principal, run_id: str) -> RetentionRecord:
     """Return the rules of a run. Raises RunNotFound, RunDeleted."""
     run = get_run(session, principal, run_id)
-    rules = rules_of(settings, RunRow(run.id, run.project, run.key, run.retention))
+    rules = rules_of(settings, run)
     return RetentionRecord(**asdict(rules), source="settings" if run.retention is None else "run")
 
 
@@ -165,7 +162,7 @@ def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True)
 
 
 def _purge_run(
-    context: ServiceContext, run: RunRow, rules: RetentionRules, dry_run: bool, go_on: Callable[[], bool]
+    context: ServiceContext, run: Run, rules: RetentionRules, dry_run: bool, go_on: Callable[[], bool]
 ) -> RunReport:
     report = RunReport(run, rules)
     with context.database.read() as session:
@@ -199,22 +196,12 @@ def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, in
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A run as retention sees it; `retention` has its own rules."""
-
-    id: str
-    project: str
-    key: str
-    retention: dict[str, Any] | None
-
-
-def _runs(session: Session, run_id: str | None) -> list[RunRow]:
+def _runs(session: Session, run_id: str | None) -> Sequence[Run]:
     """Return the runs that are not deleted, or one of them, oldest first."""
-    query = select(Run.id, Run.project, Run.key, Run.retention).where(Run.deleted_at_us.is_(None))
+    query = select(Run).where(Run.deleted_at_us.is_(None))
     if run_id is not None:
         query = query.where(Run.id == run_id)
-    return [RunRow(*row) for row in session.execute(query.order_by(Run.created_at_us, Run.id))]
+    return session.scalars(query.order_by(Run.created_at_us, Run.id)).all()
 
 
 def _newest_step(session: Session, run_id: str) -> int | None:

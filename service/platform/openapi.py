@@ -1,8 +1,8 @@
 """OpenAPI document that declares every error of every operation by its status, with its problem types.
 
-The problems of a route are found in its code: its endpoint and dependencies are followed to the functions and classes
-of the service that they name, and every error that one of them names counts. So no list beside the code has to be
-kept. Calls through objects are followed for the parts of the context (`context.decoders.run`); events are not.
+The problems of a route are read from its code, so that no list has to be kept beside it: each error class that is named
+by the endpoint, by its dependencies, or by a function or class of the service that these name in turn. Calls through
+objects are followed for the parts of the context (`context.decoders.run`); events are not followed.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from sqlalchemy.engine import make_url
 
 from foreshock.errors import ConfigurationError
+from foreshock.rollouts.schema import DecodeLimits
 from foreshock.severity import Severity
 
 
@@ -62,6 +63,7 @@ def web_address(value: str) -> str:
 
 
 _MEBIBYTE = 1024 * 1024
+_LIMITS = DecodeLimits()
 _MASK = "********"
 _SECRETS = (
     "bootstrap_key",
@@ -125,18 +127,24 @@ class Settings(BaseSettings):
         description="uploads of one key at a time in each process; 0: no limit",
     )
 
-    max_body_bytes: int = Field(default=256 * _MEBIBYTE, gt=0)
+    max_body_bytes: int = Field(default=_LIMITS.max_body_bytes, gt=0)
     max_json_bytes: int = Field(default=8 * _MEBIBYTE, gt=0)
-    max_rollouts: int = Field(default=65_536, gt=0, description="rollouts in one shard")
-    max_tokens: int = Field(default=64_000_000, gt=0, description="prompt and response tokens in one shard")
+    max_rollouts: int = Field(default=_LIMITS.max_rollouts, gt=0, description="rollouts in one shard")
+    max_tokens: int = Field(default=_LIMITS.max_tokens, gt=0, description="prompt and response tokens in one shard")
     max_shards: int = Field(default=4096, gt=0, description="shards of one step")
-    max_uncompressed_bytes: int = Field(default=2048 * _MEBIBYTE, gt=0, description="decoded columns of one shard")
-    max_response_tokens: int = Field(default=1 << 20, gt=0, description="of one rollout")
-    max_prompt_tokens: int = Field(default=1 << 20, gt=0, description="of one rollout")
-    max_row_groups: int = Field(default=65_536, gt=0, description="row groups of one Parquet file")
-    max_footer_bytes: int = Field(default=16 * _MEBIBYTE, gt=0, description="footer of one Parquet file")
-    max_identifier_bytes: int = Field(default=1024, gt=0, description="one string of a table, such as a sample id")
-    max_metadata_bytes: int = Field(default=_MEBIBYTE, gt=0, description="one key-value pair of a Parquet file")
+    max_uncompressed_bytes: int = Field(
+        default=_LIMITS.max_uncompressed_bytes, gt=0, description="decoded columns of one shard"
+    )
+    max_response_tokens: int = Field(default=_LIMITS.max_response_tokens, gt=0, description="of one rollout")
+    max_prompt_tokens: int = Field(default=_LIMITS.max_prompt_tokens, gt=0, description="of one rollout")
+    max_row_groups: int = Field(default=_LIMITS.max_row_groups, gt=0, description="row groups of one Parquet file")
+    max_footer_bytes: int = Field(default=_LIMITS.max_footer_bytes, gt=0, description="footer of one Parquet file")
+    max_identifier_bytes: int = Field(
+        default=_LIMITS.max_identifier_bytes, gt=0, description="one string of a table, such as a sample id"
+    )
+    max_metadata_bytes: int = Field(
+        default=_LIMITS.max_metadata_bytes, gt=0, description="one key-value pair of a Parquet file"
+    )
 
     decode_processes: int = Field(default=min(2, os.cpu_count() or 1), gt=0)
     # With 64 MiB a shard of 1 M tokens is refused.

@@ -87,7 +87,7 @@ class LocalTokenStore(TokenStore):
         yield from self._list("", time.time())
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the bytes of those of these files that exist."""
+        """Return the size in bytes of each of these files that exists, by name."""
         found = {}
         for name in names:
             with suppress(FileNotFoundError):

@@ -216,7 +216,7 @@ class ObjectTokenStore(TokenStore):
                 yield ListedFile(found["path"], found["size"], age)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the sizes in bytes of the objects that exist, by name; one request lists a thousand objects."""
+        """Return the size in bytes of each object that exists, by name; one request lists a thousand objects."""
         wanted = set(names)
         found: dict[str, int] = {}
         for run in sorted({name.partition("/")[0] for name in names}):

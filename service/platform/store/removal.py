@@ -62,7 +62,7 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
 
 
 def files_waiting(session: Session, names: Sequence[str]) -> set[str]:
-    """Return those of these files that wait for their removal."""
+    """Return which of these files wait for their removal."""
     return set(session.scalars(select(FileRemoval.file).where(FileRemoval.file.in_(names))))
 
 
@@ -117,7 +117,7 @@ _JOBS_AT_ONCE = 500
 
 
 def files_in_catalogue(session: Session, names: Mapping[str, FileName]) -> set[str]:
-    """Return those of these files that a row names, by the rows' primary keys: `file` has no index."""
+    """Return which of these files a row names; found by primary keys, since `file` has no index."""
     return _of_shards(session, names.values()) | _of_jobs(session, names.values())
 
 

@@ -151,7 +151,7 @@ class TokenStore(ABC):
 
     @abstractmethod
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the bytes of those of these files that exist."""
+        """Return the size in bytes of each of these files that exists, by name."""
 
     @abstractmethod
     def check_exists(self) -> None:
