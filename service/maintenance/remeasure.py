@@ -299,7 +299,7 @@ def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:
         for key in keys:
             of_step = totals.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
             count, file_bytes = session.execute(of_step).one()
-            files, size = files + count, size + file_bytes
+            files, size = files + count, size + int(file_bytes)  # PostgreSQL: a Decimal
     runs = len({key.run_id for key in keys})
     return f"{len(keys)} steps of {runs} runs, {files} token files of {size / 1e6:,.1f} MB together"
 
