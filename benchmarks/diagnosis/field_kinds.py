@@ -1,0 +1,285 @@
+"""Batches with one fault of a kind that public reports describe, its size, place and share drawn at random.
+
+Each batch has 128 rollouts of 16 prompts from random softmax policies; μ sampled the tokens, π is a slightly different
+computation of the same policy, and the fault is put in. A finding is right if it is the one of the kind, false if it is
+none that is true of the batch, and a batch without any finding is silent: `python -m benchmarks.diagnosis.field_kinds`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.diagnosis.family import Family
+from foreshock.lint import lint_batch
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+
+Floats = NDArray[np.float64]
+Random = np.random.Generator
+
+RAW = BatchAttributes(temperature=1.0, logprobs_mode="raw_logprobs", trainer_policy="recomputed_old")
+LEAST_RIGHT = 0.9
+_BATCHES = 40
+_ROLLOUTS, _PROMPTS, _VOCABULARY, _CONTEXTS = 128, 16, 64, 400
+
+
+@dataclass(slots=True)
+class World:
+    """Tokens sampled from μ = softmax(logits / temperature) with top-p, and both log-probs of them.
+
+    `logits` [C, V] are those of C contexts, `states` [T] the context of each token, `row` and `index` [T] its place.
+    """
+
+    logits: Floats
+    states: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    mu: Floats
+    pi: Floats
+    offsets: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
+    columns: dict[str, Any] = field(default_factory=dict)
+    attributes: BatchAttributes = RAW
+
+    @property
+    def row(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(_ROLLOUTS), np.diff(self.offsets))
+
+    @property
+    def index(self) -> NDArray[np.int64]:
+        return np.arange(self.ids.size) - self.offsets[:-1][self.row]
+
+    @property
+    def from_end(self) -> NDArray[np.int64]:
+        return self.offsets[1:][self.row] - 1 - np.arange(self.ids.size)
+
+    def batch(self) -> RolloutBatch:
+        rewards = np.random.default_rng(self.ids.size).integers(0, 2, _ROLLOUTS)
+        columns: dict[str, Any] = {
+            "group_ids": [f"prompt-{row % _PROMPTS}" for row in range(_ROLLOUTS)],
+            "finish_reasons": ["length" if cut else "stop" for cut in self.truncated],
+            "reward": rewards.astype(np.float32),
+            **self.columns,
+        }
+        prompts = np.repeat(np.arange(_ROLLOUTS) % _PROMPTS, 1)
+        return RolloutBatch.from_arrays(
+            [f"rollout-{row}" for row in range(_ROLLOUTS)], prompts, np.arange(_ROLLOUTS + 1), self.ids, self.offsets,
+            rollout_log_probs=self.mu.astype(np.float32), trainer_log_probs=self.pi.astype(np.float32),
+            attributes=self.attributes, **columns,
+        )  # fmt: skip
+
+
+def log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def drawn(random: Random, temperature: float = 1.0, top_p: float = 1.0) -> World:
+    """Return a healthy world: k3 of about 3e-4."""
+    logits = random.normal(0.0, random.uniform(1.5, 2.5), (_CONTEXTS, _VOCABULARY))
+    sampling = log_softmax(logits / temperature)
+    if top_p < 1.0:
+        order = np.argsort(-sampling, axis=1)
+        kept = np.take_along_axis(np.exp(sampling), order, axis=1).cumsum(axis=1)
+        drop = kept - np.take_along_axis(np.exp(sampling), order, axis=1) >= top_p
+        np.put_along_axis(sampling, order, np.where(drop, -np.inf, np.take_along_axis(sampling, order, axis=1)), axis=1)
+        sampling -= np.log(np.exp(sampling).sum(axis=1, keepdims=True))
+    lengths = np.minimum(random.geometric(1 / 35, _ROLLOUTS) + 2, 64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    states = random.integers(0, _CONTEXTS, offsets[-1])
+    ids = (sampling[states] + random.gumbel(size=(states.size, _VOCABULARY))).argmax(axis=1)
+    noisy = log_softmax(logits[states] + random.normal(0, 0.024, (states.size, _VOCABULARY)))
+    at = np.arange(states.size)
+    return World(logits, states, ids, sampling[states, ids], noisy[at, ids], offsets, lengths == 64)
+
+
+def off(
+    world: World, where: NDArray[np.bool_] | Floats, size: float | NDArray[np.floating[Any]], random: Random
+) -> None:
+    """Make π a policy of logits with noise of this size at the chosen tokens."""
+    scale = np.broadcast_to(np.asarray(size, np.float64), world.ids.shape) * where
+    noisy = log_softmax(world.logits[world.states] + random.normal(size=(world.ids.size, _VOCABULARY)) * scale[:, None])
+    chosen = scale > 0
+    world.pi = np.where(chosen, noisy[np.arange(world.ids.size), world.ids], world.pi)
+
+
+def shifted(random: Random) -> World:
+    world, by = drawn(random), int(random.choice([-1, 1]))
+    rows = random.random(_ROLLOUTS) < random.choice([0.1, 1.0])
+    moved = world.pi.copy()
+    for row in np.flatnonzero(rows):
+        own = slice(world.offsets[row], world.offsets[row + 1])
+        moved[own] = np.roll(world.pi[own], by)
+    world.pi = moved
+    return world
+
+
+def truncated(random: Random) -> World:
+    world = drawn(random, top_p=random.uniform(0.8, 0.92))
+    world.attributes = BatchAttributes()
+    return world
+
+
+def temperature(random: Random) -> World:
+    world = drawn(random, temperature=random.uniform(0.5, 0.75))
+    world.attributes = BatchAttributes()
+    return world
+
+
+def zero_at_end(random: Random) -> World:
+    world = drawn(random)
+    ends = (world.from_end == 0) & ~world.truncated[world.row]
+    column = random.choice(["mu", "pi"])
+    setattr(world, column, np.where(ends, 0.0, getattr(world, column)))
+    return world
+
+
+def short_mu(random: Random) -> World:
+    world, last = drawn(random), int(random.integers(2, 6))
+    rows = random.random(_ROLLOUTS) < random.uniform(0.1, 0.5)
+    world.mu = np.where((world.from_end < last) & rows[world.row], 0.0, world.mu)
+    return world
+
+
+def tool_tokens(random: Random) -> World:
+    """Return unmasked tool output: ids that the policy finds unlikely, with a placeholder for log μ."""
+    world = drawn(random)
+    first = int(random.integers(3, 8))
+    inside = (world.index >= first) & (world.index < first + 5)
+    worst = log_softmax(world.logits[world.states]).min(axis=1)
+    world.pi, world.mu = np.where(inside, worst, world.pi), np.where(inside, random.choice([0.0, 1.0]), world.mu)
+    return world
+
+
+def sentinels(random: Random) -> World:
+    world, column = drawn(random), random.choice(["mu", "pi"])
+    values = getattr(world, column).copy()
+    places = random.integers(0, values.size, int(random.integers(1, 5)))
+    values[places] = random.choice([-9999.0, -800.0, -65504.0, -1e9, 1.0])
+    setattr(world, column, values)
+    return world
+
+
+def later_turn(random: Random) -> World:
+    world, border = drawn(random), int(random.integers(8, 20))
+    world.columns["turn"] = (world.index >= border).astype(np.int16)
+    off(world, world.index >= border, random.uniform(0.5, 1.5), random)
+    return world
+
+
+def truncated_tail(random: Random) -> World:
+    world = drawn(random)
+    off(world, (world.from_end < random.integers(1, 5)) & world.truncated[world.row], random.uniform(1.5, 3.0), random)
+    return world
+
+
+def sliding_window(random: Random) -> World:
+    world = drawn(random)
+    off(world, world.index >= int(random.choice([16, 32])), random.uniform(0.5, 1.5), random)
+    return world
+
+
+def stale_prefix(random: Random) -> World:
+    world = drawn(random)
+    off(world, np.ones(world.ids.size), random.uniform(0.8, 1.2) / np.sqrt(1.0 + world.index / 3.0), random)
+    return world
+
+
+def lagged(random: Random) -> World:
+    world = drawn(random)
+    lag = (np.arange(_ROLLOUTS) // _PROMPTS % 4)[world.row]
+    world.columns["weights_version"] = (9 - lag).astype(np.int32)
+    world.attributes = replace(RAW, trainer_weights_version=9)
+    off(world, np.ones(world.ids.size), random.uniform(0.3, 0.6) * lag, random)
+    return world
+
+
+def replica(random: Random) -> World:
+    world = drawn(random)
+    off(world, (random.random(_ROLLOUTS) < random.uniform(0.08, 0.25))[world.row], random.uniform(0.5, 1.5), random)
+    return world
+
+
+def everywhere(random: Random) -> World:
+    world = drawn(random)
+    off(world, np.ones(world.ids.size), random.uniform(0.25, 1.0), random)
+    return world
+
+
+def stale_head(random: Random) -> World:
+    """Return noise of each token id of its own, in the same way everywhere."""
+    world = drawn(random)
+    moved = log_softmax(world.logits + random.normal(0, random.uniform(0.3, 0.8), _VOCABULARY))
+    world.pi = moved[world.states, world.ids]
+    return world
+
+
+def flat_rewards(random: Random) -> World:
+    world = drawn(random)
+    world.columns["reward"] = (np.arange(_ROLLOUTS) % _PROMPTS % int(random.integers(1, 4))).astype(np.float32)
+    return world
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of fault; `right`: findings that say it; `allowed`: others that are true too."""
+
+    make: Callable[[Random], World]
+    right: tuple[str, ...]
+    allowed: tuple[str, ...] = ()
+
+
+_PLACE, _EVEN = "mismatch_by_place", "mismatch_everywhere"
+KINDS: dict[str, Kind] = {
+    "healthy": Kind(drawn, ()),
+    "shift": Kind(shifted, ("shifted_log_probs",)),
+    "top-p, not declared": Kind(truncated, ("processed_log_probs",)),
+    "temperature, not declared": Kind(temperature, ("temperatures_differ",)),
+    "0 at the end of sequence": Kind(
+        zero_at_end, ("tokens_without_engine", "tokens_without_trainer"), ("pad_id_sampled",)
+    ),
+    "engine's last log-probs are 0": Kind(short_mu, ("tokens_without_engine",)),
+    "tool output without a mask": Kind(tool_tokens, ("tokens_without_engine", "placeholder_log_probs")),
+    "sentinels": Kind(sentinels, ("placeholder_log_probs",)),
+    "from a later turn on": Kind(later_turn, (_PLACE,)),
+    "last tokens of truncated responses": Kind(truncated_tail, (_PLACE,)),
+    "sliding window": Kind(sliding_window, (_PLACE,)),
+    "stale prompt cache": Kind(stale_prefix, (_PLACE,)),
+    "mixed versions": Kind(lagged, (_PLACE,)),
+    "one replica": Kind(replica, (_PLACE,)),
+    "dropout or FP8": Kind(everywhere, (_EVEN,)),
+    "stale head": Kind(stale_head, (_EVEN, "mean_ratio")),
+    "rewards without spread": Kind(flat_rewards, ("no_reward_spread",)),
+}
+
+
+def measure_kind(kind: Kind, batches: int, seed: int) -> tuple[int, int, Counter[str]]:
+    """Return how many batches had a right finding, how many none at all, and the false findings."""
+    right, silent, false = 0, 0, Counter[str]()
+    for number in range(batches):
+        report = lint_batch(kind.make(np.random.default_rng([seed, number])).batch(), model_kind="dense")
+        names = {warning.name for warning in report.warnings} - {"sampling_not_declared"}
+        right += bool(names & set(kind.right)) or not (kind.right or names)
+        silent += not names and bool(kind.right)
+        false.update(names - set(kind.right) - set(kind.allowed))
+    return right, silent, false
+
+
+def measure() -> Family:
+    """Return the worst kind's share of right findings, and the number of false ones; print a line for each kind."""
+    least, false_findings = 1.0, 0
+    for place, (name, kind) in enumerate(KINDS.items()):
+        right, silent, false = measure_kind(kind, _BATCHES, place)
+        wrong = ", ".join(f"{found} {count}" for found, count in false.items()) or "none"
+        print(f"{name:36s} right {right:3d} of {_BATCHES}, silent {silent:3d}, false: {wrong}", flush=True)
+        least, false_findings = min(least, right / _BATCHES), false_findings + sum(false.values())
+    reached = least >= LEAST_RIGHT and not false_findings
+    return Family(reached, [f"field_kinds_least_right={least:.3g}", f"field_kinds_false={false_findings}"])
+
+
+if __name__ == "__main__":
+    measure()
