@@ -209,6 +209,13 @@ def _run() -> tuple[AlertRule, ...]:
             "The service has {{ $value }} open alert(s) of this rule. The run's page gives the reason and what to do.",
         ),
         AlertRule(
+            "ForeshockRewardCollapsed",
+            "foreshock_reward_collapsed == 1",
+            "critical",
+            "Run {{ $labels.run }}: the reward has collapsed",
+            "The run's page says since when, what came first, and what to do.",
+        ),
+        AlertRule(
             "ForeshockAdviceNotFollowed",
             "((foreshock_advice_revision > foreshock_advice_acknowledged_revision)\n"
             "  or (foreshock_advice_revision > 0 unless on (run) foreshock_advice_acknowledged_revision))\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
@@ -63,12 +63,6 @@ def newest_of_runs(
     return [(alert, key, project) for alert, key, project in found]
 
 
-def in_state(session: Session, run_id: str, state: str) -> Sequence[Alert]:
-    """Return the run's alerts in this state, newest step first."""
-    query = select(Alert).where(Alert.run_id == run_id, Alert.state == state)
-    return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
-
-
 def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
     """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
     ids = session.scalars(_TOUCHED, {"run_id": run_id, "from_step": from_step}).all()
@@ -120,20 +114,3 @@ def superseded(session: Session, run_id: str, attempts: Sequence[AttemptStart]) 
 def version(session: Session, run_id: str) -> int:
     """Return the run's alert version: 0 before any alert, and higher with every change."""
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0
-
-
-def standing_of_runs(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
-    """Return (run, rule, severity, step) of the open and acknowledged alerts, by step."""
-    query = select(Alert.run_id, Alert.rule, Alert.severity, Alert.step)
-    query = query.where(Alert.run_id.in_(run_ids), Alert.state.in_(("open", "acknowledged"))).order_by(Alert.step)
-    return [(run_id, rule, severity, step) for run_id, rule, severity, step in session.execute(query)]
-
-
-def open_by_severity(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, int]]:
-    """Return (run, severity, number of open alerts) of each run and severity that has any."""
-    query = (
-        select(Alert.run_id, Alert.severity, func.count())
-        .where(Alert.run_id.in_(run_ids), Alert.state == "open")
-        .group_by(Alert.run_id, Alert.severity)
-    )
-    return session.execute(query).all()

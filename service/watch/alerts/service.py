@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -79,20 +80,11 @@ def list_alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | Non
     return page_of(found, limit, lambda alert: (alert.changed_at_us, alert.id))
 
 
-def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
-    """Return the run's open alerts, newest step first."""
-    return repository.in_state(session, run_id, "open")
-
-
-def standing_of_runs(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
-    """Return (run, rule, severity, step) of the alerts that are open or acknowledged."""
-    return repository.standing_of_runs(session, run_ids)
-
-
 def open_counts(session: Session, run_ids: Collection[str]) -> dict[str, Counter[str]]:
     """Return the number of open alerts of each run by severity, in one query."""
     counts: dict[str, Counter[str]] = {run_id: Counter() for run_id in run_ids}
-    for run_id, severity, count in repository.open_by_severity(session, run_ids):
+    query = select(Alert.run_id, Alert.severity, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
+    for run_id, severity, count in session.execute(query.group_by(Alert.run_id, Alert.severity)):
         counts[run_id][severity] = count
     return counts
 
