@@ -102,7 +102,10 @@ from foreshock_service.runs.theory import router as theory
 from foreshock_service.runs.tokens import router as rollouts
 from foreshock_service.watch.advice.endpoints import router as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
-from foreshock_service.watch.alerts.delivery import (
+from foreshock_service.watch.alert_endpoints import of_runs as alerts_of_runs
+from foreshock_service.watch.alert_endpoints import router as alerts
+from foreshock_service.watch.alerts import reconcile_alerts, resolve_superseded
+from foreshock_service.watch.delivery import (
     alert_of_incomplete_step,
     alert_of_losses,
     alert_of_silence,
@@ -110,9 +113,6 @@ from foreshock_service.watch.alerts.delivery import (
     forget_superseded,
     retract_silence,
 )
-from foreshock_service.watch.alerts.endpoints import of_runs as alerts_of_runs
-from foreshock_service.watch.alerts.endpoints import router as alerts
-from foreshock_service.watch.alerts.service import reconcile_alerts, resolve_superseded
 from foreshock_service.watch.detection.background import DerivationThread
 from foreshock_service.watch.detection.derivation import (
     DetectionDerived,

@@ -88,6 +88,16 @@ class Diagnosis(RunVerdict):
     missing: tuple[MissingData, ...] = ()
     computed_at_us: int = 0
 
+    def parts(self) -> dict[str, list[str]]:
+        """Return the sentences that pages and reports show below the headline, by title; empty parts are left out."""
+        parts = {
+            "What happened, in order": [each.sentence for each in self.events if each.is_open],
+            "Causes": [each.sentence + ("" if each.certainty == "shown" else " (possible)") for each in self.causes],
+            "What to do": list(self.next_steps),
+            "Missing": [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in self.missing],
+        }
+        return {title: sentences for title, sentences in parts.items() if sentences}
+
     @property
     def summary(self) -> RunVerdict:
         """The one sentence, for lists."""

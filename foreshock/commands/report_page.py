@@ -267,7 +267,7 @@ def _verdict(report: ReportData) -> str:
     found = report.diagnosis
     parts = "".join(
         f"<h2>{title}</h2><ul>{''.join(f'<li>{_words(sentence)}</li>' for sentence in sentences)}</ul>"
-        for title, sentences in report_text.diagnosis_parts(found)
+        for title, sentences in found.parts().items()
     )
     return f'<div class="verdict {found.verdict}">{_words(found.headline)}</div>{parts}'
 

@@ -76,22 +76,11 @@ def mismatch_section(report: ReportData, paint: Paint) -> list[str]:
 def diagnosis_section(found: Diagnosis, paint: Paint) -> list[str]:
     """Return the lines of the diagnosis: its headline, in one line as everywhere, and its parts."""
     lines = [paint(found.headline, STYLES.get(found.verdict))]
-    for title, sentences in diagnosis_parts(found):
+    for title, sentences in found.parts().items():
         lines += ["", f"  {title}"]
         for sentence in sentences:
             lines += wrap(sentence, "      ", "    · ")
     return lines
-
-
-def diagnosis_parts(found: Diagnosis) -> list[tuple[str, list[str]]]:
-    """Return the parts of a diagnosis below its headline, each with its sentences; empty ones are left out."""
-    parts = [
-        ("What happened, in order", [each.sentence for each in found.events if each.is_open]),
-        ("Causes", [f"{each.sentence}{'' if each.certainty == 'shown' else ' (possible)'}" for each in found.causes]),
-        ("What to do", list(found.next_steps)),
-        ("Missing", [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in found.missing]),
-    ]
-    return [(title, sentences) for title, sentences in parts if sentences]
 
 
 def _steps_table(report: ReportData, paint: Paint) -> list[str]:

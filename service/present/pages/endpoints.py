@@ -62,8 +62,8 @@ from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
-from foreshock_service.watch.alerts.endpoints import AlertIdentifier
-from foreshock_service.watch.alerts.service import acknowledge, resolve
+from foreshock_service.watch.alert_endpoints import AlertIdentifier
+from foreshock_service.watch.alerts import acknowledge, resolve
 
 # Pages are for people, so the description of the API leaves them out.
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)

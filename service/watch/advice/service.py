@@ -36,6 +36,7 @@ from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs.attempts import check_attempt, find_attempt
 from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
 from foreshock_service.runs.runs import get_run, lock_run
+from foreshock_service.watch import alerts
 from foreshock_service.watch.advice import repository
 from foreshock_service.watch.advice.schemas import (
     AcknowledgementCreate,
@@ -45,7 +46,6 @@ from foreshock_service.watch.advice.schemas import (
     OperatorDecisionCreate,
     ScheduleRead,
 )
-from foreshock_service.watch.alerts import service as alerts
 from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.detection.history import watched_as
 from foreshock_service.watch.detection.states import newest_state, observed_steps

@@ -25,7 +25,7 @@ from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import find_diagnosis
 from foreshock_service.runs.events import RunBecameStale, ShardAwaitsOthers
-from foreshock_service.watch.alerts.service import acknowledge, resolve
+from foreshock_service.watch.alerts import acknowledge, resolve
 from foreshock_service.watch.diagnosis import diagnose_due_runs, history_of, judge
 from foreshock_service.watch.notifications import service as notifications
 from foreshock_service.watch.notifications.sending import Message

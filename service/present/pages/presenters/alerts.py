@@ -24,8 +24,7 @@ from foreshock_service.present.pages.view_models import AlertCard, AlertGroup, L
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.changes import newest_changes
 from foreshock_service.runs.steps import arrival_times
-from foreshock_service.watch.alerts.schemas import AlertFilter
-from foreshock_service.watch.alerts.service import list_alerts, list_alerts_of_runs
+from foreshock_service.watch.alerts import AlertFilter, list_alerts, list_alerts_of_runs
 
 RUN_DASHBOARD = "foreshock-run"
 """The uid of the dashboard of a run: dashboards/run.py."""

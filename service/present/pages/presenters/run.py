@@ -74,17 +74,6 @@ from foreshock_service.watch.diagnosis import diagnosis_of_run
 TONES: dict[Verdict, Tone] = {"unknown": "", "healthy": "good", "warning": "warning", "critical": "critical"}
 
 
-def verdict_panel(found: Diagnosis) -> VerdictPanel:
-    """Return the stored diagnosis as the page shows it."""
-    parts = {
-        "What happened, in order": [each.sentence for each in found.events if each.is_open],
-        "Causes": [f"{each.sentence}{'' if each.certainty == 'shown' else ' (possible)'}" for each in found.causes],
-        "What to do": found.next_steps,
-        "Missing": [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in found.missing],
-    }
-    return VerdictPanel(found.headline, TONES[found.verdict], {title: each for title, each in parts.items() if each})
-
-
 def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
     """Return a pooled mean with its interval, named if it is no 95 % interval; None if there is no mean."""
     if pooled is None:
@@ -216,7 +205,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         coverage=_coverage(viewing, run_id),
         changes=changes_in_words(viewing, run_id),
         out_of_date=OUT_OF_DATE if is_run_out_of_date(viewing.session, run_id) else None,
-        verdict=verdict_panel(found),
+        verdict=VerdictPanel(found.headline, TONES[found.verdict], found.parts()),
         grafana_address=run_dashboard(viewing.context.settings, run.id),
         rules_address=f"{address}/rules",
         tiles=tiles_of(viewing, run, found, advice, len(incomplete)),

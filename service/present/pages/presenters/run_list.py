@@ -60,7 +60,7 @@ from foreshock_service.runs.pooled import POOLED_STEPS, PooledMeasure, pooled_mi
 from foreshock_service.runs.runs import RunFilter, get_run, list_runs
 from foreshock_service.runs.steps import incomplete_counts
 from foreshock_service.watch.advice.service import states_of_runs
-from foreshock_service.watch.alerts.service import open_counts
+from foreshock_service.watch.alerts import open_counts
 from foreshock_service.watch.detection.states import observed_steps
 
 MOST_RUNS = 200

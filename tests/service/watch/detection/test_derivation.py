@@ -7,7 +7,7 @@ import random
 import pytest
 
 from foreshock_service.platform.security import UNRESTRICTED
-from foreshock_service.watch.alerts import service as alerts
+from foreshock_service.watch import alerts
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 

@@ -33,7 +33,7 @@ from foreshock_service.runs.steps import (
     missing_shards_of,
     shards_in_words,
 )
-from foreshock_service.watch.alerts import repository
+from foreshock_service.watch import alerts
 from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
 _AT_FIRST_STEP = frozenset({SPLIT_RANKS, INCOMPLETE_STEP})
@@ -46,7 +46,7 @@ _MOST_SHARDS = 64
 def alert_of_split(session: Session, compared: RanksCompared) -> None:
     """Keep the alert of ranks that log into two attempts at the first step that is split. The run is locked."""
     key = compared.key
-    alert = repository.standing_of_rule(session, key.run_id, key.attempt, SPLIT_RANKS)
+    alert = alerts.standing_of_rule(session, key.run_id, key.attempt, SPLIT_RANKS)
     if alert is not None and alert.step < key.step:
         # What comes later does not change which step is the first.
         return
@@ -81,7 +81,7 @@ def alert_of_incomplete_step(session: Session, closed: StepClosed) -> None:
         return
     if active_attempt_of(attempts_of_run(session, closed.run_id), closed.step) != closed.attempt:
         return
-    alert = repository.standing_of_rule(session, closed.run_id, closed.attempt, INCOMPLETE_STEP)
+    alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, INCOMPLETE_STEP)
     if incomplete:
         first = closed.step if alert is None else min(alert.step, closed.step)
     elif alert is None or alert.step > closed.step:
@@ -94,7 +94,7 @@ def alert_of_incomplete_step(session: Session, closed: StepClosed) -> None:
 def forget_superseded(session: Session, started: AttemptStarted) -> None:
     """Take steps that the new attempt superseded out of the alerts of missing shards. The run is locked."""
     for attempt in attempts_of_run(session, started.run_id):
-        alert = repository.standing_of_rule(session, started.run_id, attempt.attempt, INCOMPLETE_STEP)
+        alert = alerts.standing_of_rule(session, started.run_id, attempt.attempt, INCOMPLETE_STEP)
         if alert is not None and attempt.attempt < started.attempt:
             _alert_of_missing(session, StepKey(alert.run_id, alert.attempt, alert.step), alert)
 
@@ -166,7 +166,7 @@ def alert_of_silence(session: Session, stale: RunBecameStale) -> None:
 
 def retract_silence(session: Session, closed: StepClosed | ScalarsLogged) -> None:
     """Retract the alert of a silent run whose clients log again."""
-    alert = repository.standing_of_rule(session, closed.run_id, closed.attempt, STALE_RUN)
+    alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, STALE_RUN)
     if alert is not None:
         _change(session, alert, {"state": "retracted"})
 
@@ -174,8 +174,8 @@ def retract_silence(session: Session, closed: StepClosed | ScalarsLogged) -> Non
 def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> None:
     """Open the alert of a rule at its step, or update the one that stands and move it there."""
     run_id, attempt, step, rule = key
-    alert = repository.standing_of_rule(session, run_id, attempt, rule)
-    again = repository.at_step(session, run_id, attempt, rule, step)
+    alert = alerts.standing_of_rule(session, run_id, attempt, rule)
+    again = alerts.at_step(session, run_id, attempt, rule, step)
     if alert is not None and again is not None and again.id != alert.id:
         # A rule has one alert at a step: that one stands again.
         _change(session, alert, {"state": "retracted"})
@@ -201,7 +201,7 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
             state="open",
             cleared_step=None,
             changed_by="detector",
-            version=repository.version(session, run_id) + 1,
+            version=alerts.version(session, run_id) + 1,
             opened_at_us=now,
             changed_at_us=now,
             **values,
@@ -213,7 +213,7 @@ def _open(session: Session, key: tuple[str, int, int, str], **values: Any) -> No
 def _change(session: Session, alert: Alert, values: dict[str, Any]) -> None:
     for name, value in values.items():
         setattr(alert, name, value)
-    alert.version = repository.version(session, alert.run_id) + 1
+    alert.version = alerts.version(session, alert.run_id) + 1
     alert.changed_by = "detector"
     alert.changed_at_us = now_us()
     session.flush()

@@ -1,7 +1,6 @@
 """Alerts: list, acknowledge, resolve; and bring them in line with detection.
 
-New ones open, cleared ones resolve, those that no longer fire are retracted.
-"""
+New ones open, cleared ones resolve, those that no longer fire are retracted."""
 
 from __future__ import annotations
 
@@ -9,26 +8,38 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select, tuple_, union_all
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
 from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
 from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
+from foreshock.severity import Severity
 from foreshock_service.platform.audit import record
+from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
+from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import AttemptStarted
 from foreshock_service.runs.runs import get_run, lock_run
-from foreshock_service.watch.alerts import repository
-from foreshock_service.watch.alerts.schemas import AlertFilter
 from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.diagnosis import compute_before_commit
+from foreshock_service.watch.rules.service import DELIVERY_RULES
+
+
+class AlertFilter(NamedTuple):
+    """Which alerts of all runs; empty: no restriction. A run's project must equal all of `projects`."""
+
+    projects: tuple[str, ...] = ()
+    states: tuple[AlertState, ...] = ()
+    severities: tuple[Severity, ...] = ()
+    rules: tuple[str, ...] = ()
+
 
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
@@ -75,9 +86,15 @@ def list_alerts(
 def list_alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, limit: int) -> Page[AlertOfRun]:
     """Return one page of the alerts of all chosen runs, the last changed first."""
     after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    rows = repository.newest_of_runs(session, chosen, after, limit + 1)
+    rows = newest_of_runs(session, chosen, after, limit + 1)
     found = [from_attributes(AlertOfRun, alert, run=alert.run_id, run_key=key, project=of) for alert, key, of in rows]
     return page_of(found, limit, lambda alert: (alert.changed_at_us, alert.id))
+
+
+def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
+    """Return the run's open alerts, newest step first."""
+    query = select(Alert).where(Alert.run_id == run_id, Alert.state == "open")
+    return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
 
 
 def open_counts(session: Session, run_ids: Collection[str]) -> dict[str, Counter[str]]:
@@ -87,11 +104,6 @@ def open_counts(session: Session, run_ids: Collection[str]) -> dict[str, Counter
     for run_id, severity, count in session.execute(query.group_by(Alert.run_id, Alert.severity)):
         counts[run_id][severity] = count
     return counts
-
-
-def version(session: Session, run_id: str) -> int:
-    """Return the run's alert version: 0 before any alert, and higher with every change."""
-    return repository.version(session, run_id)
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
@@ -112,7 +124,7 @@ def resolve(session: Session, principal: Principal, run_id: str, alert_id: str) 
 
 def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
     run = lock_run(session, principal, run_id)
-    alert = repository.find(session, run_id, alert_id)
+    alert = _find(session, run_id, alert_id)
     if alert is None:
         raise AlertNotFound(f"the run has no alert {alert_id}")
     return run, alert
@@ -125,7 +137,7 @@ def _change(session: Session, principal: Principal, run: Run, alert: Alert, stat
             session, principal, _ACTIONS[state], alert.id,
             project=run.project, run_id=run.id, before=before, after={"state": state},
         )  # fmt: skip
-        alert.version = repository.version(session, alert.run_id) + 1
+        alert.version = version(session, alert.run_id) + 1
         alert.state = state
         alert.changed_by = "operator"
         alert.changed_at_us = now_us()
@@ -136,7 +148,7 @@ def _change(session: Session, principal: Principal, run: Run, alert: Alert, stat
 
 def _page(session: Session, key: PageKey) -> Page[AlertRecord]:
     after = cast("tuple[int, str]", decode_cursor(key.cursor, (int, str))) if key.cursor is not None else None
-    rows = repository.newest_first(session, key.run_id, key.states, after, key.limit + 1)
+    rows = newest_first(session, key.run_id, key.states, after, key.limit + 1)
     return page_of([from_attributes(AlertRecord, row) for row in rows], key.limit, _key_of)
 
 
@@ -150,12 +162,12 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     cleared = {(event.rule, event.fired_step): event.step for event, _ in derived.events if event.change == "cleared"}
     known = {
         (alert.rule, alert.step): alert
-        for alert in repository.active_touching(session, derived.run_id, derived.attempts, derived.from_step)
+        for alert in active_touching(session, derived.run_id, derived.attempts, derived.from_step)
     }
     for rule, step in cleared:
         # It may have fired before the first step that was derived.
         if (rule, step) not in known and (rule, step) not in fired:
-            alert = repository.standing(session, derived.run_id, derived.attempts, rule, step)
+            alert = standing(session, derived.run_id, derived.attempts, rule, step)
             if alert is not None:
                 known[rule, step] = alert
     changes = {
@@ -165,9 +177,9 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     changes = {key: values for key, values in changes.items() if values}
     if not changes:
         return
-    version = repository.version(session, derived.run_id)
+    newest = version(session, derived.run_id)
     for number, (key, values) in enumerate(changes.items(), start=1):
-        stamp = {"version": version + number, "changed_at_us": now_us(), "changed_by": "detector"}
+        stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "detector"}
         if key in known:
             _set(known[key], values | stamp)
         else:
@@ -178,10 +190,10 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
 def resolve_superseded(session: Session, started: AttemptStarted) -> None:
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
     run_id = started.run_id
-    alerts = repository.superseded(session, run_id, attempts_of_run(session, run_id))
-    version = repository.version(session, run_id)
+    alerts = superseded(session, run_id, attempts_of_run(session, run_id))
+    newest = version(session, run_id)
     for number, alert in enumerate(alerts, start=1):
-        stamp = {"version": version + number, "changed_at_us": now_us(), "changed_by": "rewind"}
+        stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "rewind"}
         _set(alert, {"state": "resolved", **stamp})
     session.flush()
 
@@ -233,3 +245,106 @@ def _set(alert: Alert, values: dict[str, Any]) -> None:
 
 def _add(session: Session, run_id: str, values: dict[str, Any]) -> None:
     session.add(Alert(id=new_identifier("alert"), run_id=run_id, opened_at_us=now_us(), **values))
+
+
+# Each half is a range of an index, so that the run's other alerts are not looked at,
+# however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
+_alerts = table_of(Alert).c
+_OF_RUN = _alerts.run_id == bindparam("run_id")
+_FIRED = select(_alerts.id).where(_OF_RUN, _alerts.step >= bindparam("from_step"))
+_CLEARED = select(_alerts.id).where(
+    _OF_RUN, _alerts.cleared_step >= bindparam("from_step"), _alerts.step + 0 < bindparam("from_step")
+)
+_TOUCHED = union_all(_FIRED, _CLEARED)
+
+
+def _find(session: Session, run_id: str, alert_id: str) -> Alert | None:
+    """Return the alert of this run with this id."""
+    return session.scalar(select(Alert).where(Alert.run_id == run_id, Alert.id == alert_id))
+
+
+def newest_first(
+    session: Session, run_id: str, states: Sequence[str], after: tuple[int, str] | None, limit: int
+) -> Sequence[Alert]:
+    """Return up to `limit` alerts by falling (step, id), before `after`; no states: all of them."""
+    query = select(Alert).where(Alert.run_id == run_id)
+    if states:
+        query = query.where(Alert.state.in_(states))
+    if after is not None:
+        query = query.where(tuple_(Alert.step, Alert.id) < after)
+    return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc()).limit(limit)).all()
+
+
+def newest_of_runs(
+    session: Session, chosen: AlertFilter, after: tuple[int, str] | None, limit: int
+) -> Sequence[tuple[Alert, str, str]]:
+    """Return up to `limit` alerts of runs that are not deleted, each with its run's key and project.
+
+    They come by falling (changed_at_us, id), before `after`.
+    """
+    query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
+    query = query.where(*(Run.project == project for project in chosen.projects))
+    for column, values in (
+        (Alert.state, chosen.states),
+        (Alert.severity, chosen.severities),
+        (Alert.rule, chosen.rules),
+    ):
+        if values:
+            query = query.where(column.in_(values))
+    if after is not None:
+        query = query.where(tuple_(Alert.changed_at_us, Alert.id) < after)
+    found = session.execute(query.order_by(Alert.changed_at_us.desc(), Alert.id.desc()).limit(limit))
+    return [(alert, key, project) for alert, key, project in found]
+
+
+def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
+    """Return the detectors' alerts of active steps that fired or cleared at `from_step` or later, by step and rule."""
+    ids = session.scalars(_TOUCHED, {"run_id": run_id, "from_step": from_step}).all()
+    if not ids:
+        return []
+    found = session.scalars(select(Alert).where(Alert.id.in_(ids), Alert.rule.not_in(DELIVERY_RULES))).all()
+    active = [alert for alert in found if active_attempt_of(attempts, alert.step) == alert.attempt]
+    return sorted(active, key=lambda alert: (alert.step, alert.rule))
+
+
+def standing(session: Session, run_id: str, attempts: Sequence[AttemptStart], rule: str, step: int) -> Alert | None:
+    """Return the alert of a rule that fired at `step` of the active history."""
+    query = select(Alert).where(
+        Alert.run_id == run_id,
+        Alert.attempt == active_attempt_of(attempts, step),
+        Alert.rule == rule,
+        Alert.step == step,
+    )
+    return session.scalar(query)
+
+
+def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
+    """Return the open or acknowledged alert of a rule in an attempt."""
+    query = select(Alert).where(
+        Alert.run_id == run_id,
+        Alert.attempt == attempt,
+        Alert.rule == rule,
+        Alert.state.in_(("open", "acknowledged")),
+    )
+    return session.scalar(query.order_by(Alert.step).limit(1))
+
+
+def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -> Alert | None:
+    """Return the alert of a rule at a step, in any state."""
+    query = select(Alert).where(Alert.run_id == run_id, Alert.attempt == attempt, Alert.rule == rule)
+    return session.scalar(query.where(Alert.step == step))
+
+
+def superseded(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> Sequence[Alert]:
+    """Open or acknowledged alerts of steps that are not active."""
+    query = select(Alert).where(
+        Alert.run_id == run_id,
+        Alert.state.in_(("open", "acknowledged")),
+        ~is_active(attempts, Alert.attempt, Alert.step),
+    )
+    return session.scalars(query).all()
+
+
+def version(session: Session, run_id: str) -> int:
+    """Return the run's alert version_repository: 0 before any alert, and higher with every change."""
+    return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0

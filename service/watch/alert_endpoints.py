@@ -14,8 +14,8 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.watch.alerts import service
-from foreshock_service.watch.alerts.schemas import AlertFilter
+from foreshock_service.watch import alerts as service
+from foreshock_service.watch.alerts import AlertFilter
 from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 
 router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])

@@ -1,1 +1,0 @@
-"""Alerts: the detectors run over every closed step, and what fires is kept until it is resolved or retracted."""
