@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.api.diagnosis import DiagnosisCause
+from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number
 
 __all__ = ["causes_of_course"]
@@ -40,16 +41,21 @@ def causes_of_course(steps: Sequence[int], k3: Sequence[float], named: Collectio
 
 def _jump(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | None:
     """Return a jump of k3 from one level to another between two neighbouring steps."""
+    if logs.max() < math.log(_LEAST_K3) or np.ptp(logs) < math.log(_LEAST_JUMP):
+        # No level can be high enough, or far enough from another: most steps of healthy runs end here.
+        return None
     best: tuple[float, int] | None = None
-    for split in range(_LEAST_SIDE, logs.size - _LEAST_SIDE + 1):
-        size = abs(float(np.median(logs[split:]) - np.median(logs[:split])))
-        if best is None or size - _scatter(logs, split) > best[0]:
-            best = size - _scatter(logs, split), split
+    values: list[float] = logs.tolist()
+    for split in range(_LEAST_SIDE, len(values) - _LEAST_SIDE + 1):
+        before, after, scatter = _levels(values, split)
+        clear = abs(after - before) - scatter
+        if best is None or clear > best[0]:
+            best = clear, split
     if best is None:
         return None
     split = best[1]
-    before, after = float(np.median(logs[:split])), float(np.median(logs[split:]))
-    size, scatter = after - before, _scatter(logs, split)
+    before, after, scatter = _levels(values, split)
+    size = after - before
     # The differences of neighbours, without that of the jump: a drift is no noise.
     noise = 1.4826 * float(np.median(np.abs(np.delete(np.diff(logs), split - 1)))) / math.sqrt(2.0)
     large = abs(size) >= max(math.log(_LEAST_JUMP), _DEVIATIONS * noise, 2.5 * scatter)
@@ -74,10 +80,13 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | N
     )
 
 
-def _scatter(logs: NDArray[np.float64], split: int) -> float:
-    """Return the mean distance of the values from the medians of their sides."""
-    sides = (logs[:split], logs[split:])
-    return float(np.mean(np.concatenate([np.abs(side - np.median(side)) for side in sides])))
+def _levels(values: list[float], split: int) -> tuple[float, float, float]:
+    """Return the medians before and from `split` on, and the mean distance of the values from that of their side."""
+    before, after = median(values[:split]), median(values[split:])
+    distance = sum(abs(value - before) for value in values[:split]) + sum(
+        abs(value - after) for value in values[split:]
+    )
+    return before, after, distance / len(values)
 
 
 def _drift(side: NDArray[np.float64]) -> float:
