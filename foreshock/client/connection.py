@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -134,7 +134,7 @@ class ServiceConnection(_Connection):
         *,
         query: Query = None,
         json_body: Any = None,
-        content: bytes | Iterable[bytes] | None = None,
+        content: bytes | Iterable[bytes | memoryview] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> httpx.Response:
@@ -147,7 +147,7 @@ class ServiceConnection(_Connection):
                 method,
                 path,
                 params=_parameters(query),
-                content=content,
+                content=cast("bytes | Iterable[bytes] | None", content),
                 headers=headers,
                 timeout=_timeout(timeout_seconds),
                 extensions={"trace": self._trace},

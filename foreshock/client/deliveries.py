@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
 from foreshock.diagnosis.quantities import check_declared
-from foreshock.digests import digest_of_bytes
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
@@ -33,7 +33,6 @@ __all__ = [
     "checkpoint",
     "registration",
     "scalars",
-    "short_digest",
     "state",
 ]
 
@@ -102,11 +101,11 @@ class Delivery:
     content_type: str = "application/json"
     body: bytes | memoryview = b""
 
-    def slices(self) -> Iterator[bytes]:
+    def slices(self) -> Iterator[memoryview]:
         """Yield the body in slices of 256 KiB, so that no step of sending holds the GIL for long."""
         view = memoryview(self.body)
         for start in range(0, len(view), _SLICE_BYTES):
-            yield bytes(view[start : start + _SLICE_BYTES])
+            yield view[start : start + _SLICE_BYTES]
 
     @property
     def needed(self) -> bool:
@@ -123,7 +122,7 @@ class Delivery:
         return f"{self.kind} ({self.method} {self.path})" if self.path else f"{self.kind} of the run"
 
     def metadata(self) -> dict[str, Any]:
-        """Return everything except the body as JSON values, with the body's digest."""
+        """Return everything except the body as JSON values, with the body's checksum."""
         return {
             "kind": self.kind,
             "method": self.method,
@@ -132,7 +131,7 @@ class Delivery:
             "content_type": self.content_type,
             "run": dict(self.registration.run),
             "attempt": dict(self.registration.attempt),
-            "digest": digest_of_bytes(self.body),
+            "crc32": zlib.crc32(self.body),
             "size": len(self.body),
         }
 
@@ -144,8 +143,8 @@ class Delivery:
         """
         try:
             values = json.loads(text)
-            if values["digest"] != digest_of_bytes(body):
-                raise ValueError("the digest of the bytes differs from the recorded one")
+            if values["crc32"] != zlib.crc32(body):
+                raise ValueError("the checksum of the bytes differs from the recorded one")
             delivery = cls(
                 kind=values["kind"],
                 registration=Registration(run=dict(values["run"]), attempt=dict(values["attempt"])),
@@ -170,11 +169,6 @@ class Delivery:
             or "key" not in self.registration.attempt
         ):
             raise ValueError(f"{request!r} is no request of this client")
-
-
-def short_digest(metadata: Mapping[str, Any]) -> str:
-    """Return the start of the body's digest, for the name of a file."""
-    return str(metadata["digest"]).removeprefix("sha256:")[:16]
 
 
 def registration(

@@ -27,7 +27,7 @@ from foreshock.client.registrar import Registrar
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.sender import Heartbeats, Sender
 from foreshock.client.settings import ClientSettings
-from foreshock.client.spool import Spool, SpoolOwner
+from foreshock.client.spool import Spool
 from foreshock.errors import RolloutsError, ServiceError, WeightsError
 from foreshock.page_addresses import run_page_path
 
@@ -55,7 +55,8 @@ class Pipeline:
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
         self._spool = Spool(
             settings.spool_directory,
-            owner=SpoolOwner.of(project, settings.api_key),
+            project=project,
+            api_key=settings.api_key,
             max_bytes=settings.max_spool_bytes,
             max_rejected_bytes=settings.max_rejected_bytes,
         )
@@ -77,9 +78,7 @@ class Pipeline:
         )
         self._encoder = threading.Thread(target=self._encode_all, name="foreshock-encoder", daemon=True)
         _open_pipelines.add(self)
-        recovered = self._outbox.recover()
-        if recovered:
-            counters.add(recovered=recovered)
+        self._outbox.recover()
         self._encoder.start()
         self._sender.start()
 
@@ -132,7 +131,7 @@ class Pipeline:
             dropped = self._counters.dropped_closed
             return DeliveryStatus(dropped=dropped, reason="the client belongs to the parent process")
         now = self._counters.snapshot()
-        undelivered = self._queue.items + len(self._outbox)
+        undelivered = len(self._queue) + len(self._outbox)
         reason = self._sender.reason if undelivered or now.rejected else None
         return DeliveryStatus(undelivered, now.rejected, now.dropped, now.invalid, reason)
 
@@ -164,7 +163,7 @@ class Pipeline:
         return status
 
     def _idle(self) -> bool:
-        return self._queue.empty and not len(self._outbox)
+        return not len(self._queue) and not len(self._outbox)
 
     def _stop(self, timeout_seconds: float) -> None:
         """Deliver until the timeout, write the rest to disk, end the threads."""
@@ -174,7 +173,7 @@ class Pipeline:
         def waiting_gains_nothing() -> bool:
             # An attempt since the call failed, or the service refused all that is left: the disk keeps the rest.
             failed = self._sender.failed_attempts > failed_before
-            return self._queue.empty and (failed or self._outbox.next_due(time.monotonic())[0] is None)
+            return not len(self._queue) and (failed or self._outbox.next_due(time.monotonic())[0] is None)
 
         self._sender.wait(lambda: self._idle() or waiting_gains_nothing(), timeout_seconds)
         self._sender.begin_stop()
@@ -197,7 +196,7 @@ class Pipeline:
             finally:
                 self._queue.release(work.size)
             # Several items that are logged at once are synced together.
-            if self._sender.failing and self._queue.empty:
+            if self._sender.failing and not len(self._queue):
                 self._outbox.sync()
             self._sender.wake()
 

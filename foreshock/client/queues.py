@@ -10,19 +10,20 @@ does not read them again (a step of 4 MB: 3 ms of CPU).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from foreshock.client.deliveries import Delivery
 from foreshock.client.reporting import Counters
-from foreshock.client.spool import Spool, SpooledEntry, SpoolFullError
+from foreshock.client.spool import Item, Spool, SpoolFullError
 from foreshock.errors import SpoolError
 from foreshock.retry import Backoff
 
-__all__ = ["BoundedQueue", "Outbox", "OutboxEntry", "Work"]
+__all__ = ["BoundedQueue", "Outbox", "Work"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,14 +47,8 @@ class BoundedQueue:
         self._changed = threading.Condition()
         self._closed = False
 
-    @property
-    def empty(self) -> bool:
-        """True if nothing is queued, being copied or being encoded."""
-        return self._reserved_items == 0
-
-    @property
-    def items(self) -> int:
-        """Number of items that are queued, being copied or being encoded."""
+    def __len__(self) -> int:
+        """Return the number of items that are queued, being copied or being encoded."""
         return self._reserved_items
 
     def reserve(self, size: int, *, needed: bool = False, wait_seconds: float = 0.0) -> bool:
@@ -113,18 +108,6 @@ class _SetBack:
     backoff: Backoff
 
 
-@dataclass(slots=True, eq=False)
-class OutboxEntry:
-    """One delivery, on disk (`spooled`), in memory (`delivery`) or both; `run` is its run's project and key."""
-
-    sequence: int
-    size: int
-    run: tuple[str, str]
-    delivery: Delivery | None = None
-    spooled: SpooledEntry | None = None
-    set_back: _SetBack | None = field(default=None, repr=False)
-
-
 class Outbox:
     """Encoded items in order: the encoder appends, the sender takes from the front. Safe from any thread.
 
@@ -138,23 +121,24 @@ class Outbox:
         self._max_memory_bytes = max_memory_bytes
         self._warn = warn
         self._lock = threading.Lock()
-        self._entries: deque[OutboxEntry] = deque()
-        self._runs_set_back: dict[tuple[str, str], _SetBack] = {}
-        self._unsynced: dict[OutboxEntry, None] = {}
-        self._unsynced_bytes = 0
-        self._next_sequence = 1
+        self._items: deque[Item] = deque()
+        self._set_back: dict[Item | tuple[str, str], _SetBack] = {}
+        # Items in memory: not on disk, or not synced.
+        self._in_memory: dict[Item, None] = {}
+        self._memory_bytes = 0
+        self._appended = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._items)
 
     @property
     def on_disk(self) -> int:
-        """Number of entries that survive the end of this process."""
+        """Number of items that survive the end of this process."""
         with self._lock:
-            return sum(entry.spooled is not None for entry in self._entries)
+            return sum(item.path is not None for item in self._items)
 
-    def recover(self, *, other_keys: bool = False) -> int:
-        """Put the entries that earlier processes left on disk in front; return their number.
+    def recover(self, *, other_keys: bool = False) -> None:
+        """Put the items that earlier processes left on disk in front.
 
         `other_keys`: also those of processes that used another API key of the project.
         """
@@ -163,117 +147,100 @@ class Outbox:
                 left = self._spool.adopt(other_keys=other_keys)
             except SpoolError as error:
                 self._warn("spool", f"{error}; data of earlier processes in it is not sent")
-                return 0
-            self._entries.extendleft(OutboxEntry(0, entry.size, entry.run, spooled=entry) for entry in reversed(left))
-            return len(left)
+                return
+            self._items.extendleft(reversed(left))
+            self._counters.add(recovered=len(left))
 
     def append(self, delivery: Delivery) -> None:
         """Add at the end, on disk; in memory if the disk does not take it, or dropped if there is no room either."""
         with self._lock:
-            entry = OutboxEntry(self._next_sequence, len(delivery.body), delivery.registration.run_identity)
-            self._next_sequence += 1
-            if not self._write(entry, delivery):
+            self._appended += 1
+            item = Item(len(delivery.body), delivery.registration.run_identity, self._appended, delivery=delivery)
+            if not self._write(item, delivery):
                 self._sync()
-                if self._unsynced_bytes + entry.size > self._max_memory_bytes and not delivery.needed:
-                    self._counters.add(dropped_spool_full=1, dropped_bytes=entry.size)
+                if self._memory_bytes + item.size > self._max_memory_bytes and not delivery.needed:
+                    self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
                     return
-            entry.delivery = delivery
-            self._entries.append(entry)
-            self._unsynced[entry] = None
-            self._unsynced_bytes += entry.size
-            if self._unsynced_bytes > self._max_memory_bytes:
+            self._items.append(item)
+            self._in_memory[item] = None
+            self._memory_bytes += item.size
+            if self._memory_bytes > self._max_memory_bytes:
                 self._sync()
 
     def sync(self) -> None:
-        """Make every entry survive the end of this process and a loss of power."""
+        """Make every item survive the end of this process and a loss of power."""
         with self._lock:
             self._sync()
 
-    def next_due(self, now: float) -> tuple[OutboxEntry | None, float | None]:
-        """Return the first entry that can be sent now; else None, and the seconds until one is due, None if empty."""
+    def next_due(self, now: float) -> tuple[Item | None, float | None]:
+        """Return the first item that can be sent now; else None, and the seconds until one is due, None if empty."""
         with self._lock:
-            earliest: float | None = None
-            for entry in self._entries:
-                run = self._runs_set_back.get(entry.run)
-                until = max(0.0 if run is None else run.until, 0.0 if entry.set_back is None else entry.set_back.until)
+            earliest = math.inf
+            for item in self._items:
+                until = max((each.until for key in (item, item.run) if (each := self._set_back.get(key))), default=0.0)
                 if until <= now:
-                    return entry, 0.0
-                earliest = until if earliest is None else min(earliest, until)
-            return None, None if earliest is None else earliest - now
+                    return item, 0.0
+                earliest = min(earliest, until)
+            return None, None if earliest == math.inf else earliest - now
 
-    def set_back(self, entry: OutboxEntry, now: float, backoff: Callable[[], Backoff], *, whole_run: bool) -> None:
-        """Send the entry, or every entry of its run, later: each time after a longer delay of `backoff()`."""
+    def set_back(self, item: Item, now: float, backoff: Backoff, *, whole_run: bool) -> None:
+        """Send the item, or every item of its run, later: each time after a longer delay. `backoff` is a new one."""
         with self._lock:
-            before = self._runs_set_back.get(entry.run) if whole_run else entry.set_back
-            later = before or _SetBack(0.0, backoff())
+            later = self._set_back.setdefault(item.run if whole_run else item, _SetBack(0.0, backoff))
             later.until = now + later.backoff.next_delay()
-            if whole_run:
-                self._runs_set_back[entry.run] = later
-            else:
-                entry.set_back = later
 
     def try_all_now(self) -> None:
-        """Make every entry due. The delays continue to grow with the next refusal."""
+        """Make every item due. The delays continue to grow with the next refusal."""
         with self._lock:
-            for run in self._runs_set_back.values():
-                run.until = 0.0
-            for entry in self._entries:
-                if entry.set_back is not None:
-                    entry.set_back.until = 0.0
+            for each in self._set_back.values():
+                each.until = 0.0
 
-    def accepts(self, entry: OutboxEntry) -> None:
-        """Note that the service accepts the entry's run."""
+    def accepts(self, item: Item) -> None:
+        """Note that the service accepts the item's run."""
         with self._lock:
-            self._runs_set_back.pop(entry.run, None)
+            self._set_back.pop(item.run, None)
 
-    def leave_to_others(self, entry: OutboxEntry) -> bool:
-        """Give back the adopted folder of a refused entry if another API key wrote it; return whether it did."""
-        with self._lock:
-            spooled = entry.spooled
-            if spooled is None or entry.sequence or self._spool.owner.owns(spooled.folder):
-                return False
-            left = [each for each in self._entries if each.spooled and each.spooled.folder == spooled.folder]
-            for each in left:
-                self._entries.remove(each)
-            self._spool.release(spooled.folder, [each.spooled for each in left if each.spooled])
-            self._counters.add(recovered=-len(left))
-            return True
-
-    def load(self, entry: OutboxEntry) -> Delivery | None:
-        """Return the entry's delivery; a damaged entry is moved to the folder `rejected` and None returned."""
-        delivery = entry.delivery
+    def load(self, item: Item) -> Delivery | None:
+        """Return the item's delivery; a damaged item is moved to the folder `rejected` and None returned."""
+        delivery = item.delivery
         if delivery is not None:
             return delivery
-        assert entry.spooled is not None
+        assert item.path is not None
         try:
-            return self._spool.load(entry.spooled)
+            return self._spool.load(item.path)
         except (ValueError, SpoolError) as error:
-            self._warn("damaged", f"{entry.spooled.path} is damaged ({error}); moved to the folder `rejected`")
+            self._warn("damaged", f"{item.path} is damaged ({error}); moved to the folder `rejected`")
             self._counters.add(rejected=1)
-            with self._lock:
-                self._try(lambda spooled: self._spool.set_aside(spooled), entry)
-                self._remove(entry)
+            self._remove(item, self._spool.set_aside)
             return None
 
-    def done(self, entry: OutboxEntry) -> None:
-        """Remove a delivered entry."""
-        with self._lock:
-            self._try(lambda spooled: self._spool.remove(spooled), entry)
-            self._remove(entry)
+    def done(self, item: Item) -> None:
+        """Remove a delivered item."""
+        self._remove(item, self._spool.remove)
 
-    def reject(self, entry: OutboxEntry, delivery: Delivery, problem: Mapping[str, object]) -> None:
-        """Remove a rejected entry, keeping its bytes in the spool's folder `rejected`."""
+    def reject(self, item: Item, delivery: Delivery, problem: Mapping[str, object]) -> None:
+        """Remove a rejected item, keeping its bytes in the spool's folder `rejected`."""
         try:
             path = self._spool.rejected.keep(delivery, problem)
             self._warn(f"kept {path.name}", f"the rejected bytes are kept in {path}")
         except SpoolError as error:
             self._warn("spool", str(error))
-        self.done(entry)
+        self.done(item)
 
-    def _write(self, entry: OutboxEntry, delivery: Delivery) -> bool:
-        """Write an entry to disk and return True on success. The caller holds the lock."""
+    def _remove(self, item: Item, from_disk: Callable[[Item], None]) -> None:
+        with self._lock:
+            try:
+                from_disk(item)
+            except SpoolError as error:
+                self._warn("spool", str(error))
+            self._items.remove(item)
+            self._set_back.pop(item, None)
+            self._forget(item)
+
+    def _write(self, item: Item, delivery: Delivery) -> bool:
+        """Write an item to disk and return True on success. The caller holds the lock."""
         try:
-            entry.spooled = self._spool.write(entry.sequence, delivery)
+            self._spool.write(item, delivery)
         except SpoolError as error:
             full = isinstance(error, SpoolFullError)
             until = "the service accepts some" if full else "the service is back"
@@ -285,33 +252,22 @@ class Outbox:
         return True
 
     def _sync(self) -> None:
-        """Write what is in memory, and sync what is on disk. The caller holds the lock."""
-        for entry in self._unsynced:
-            if entry.spooled is None and entry.delivery is not None and not self._write(entry, entry.delivery):
+        """Write what is in memory only, sync what is on disk, and free its memory. The caller holds the lock."""
+        for item in self._in_memory:
+            if item.path is None and item.delivery is not None and not self._write(item, item.delivery):
                 break
-        written = [entry for entry in self._unsynced if entry.spooled is not None]
+        written = [item for item in self._in_memory if item.path is not None]
         try:
-            self._spool.sync(entry.spooled for entry in written if entry.spooled is not None)
+            self._spool.sync(written)
         except SpoolError as error:
             self._warn("spool", str(error))
             return
-        for entry in written:
-            self._forget_unsynced(entry)
-            entry.delivery = None
-            self._counters.add(spooled=1, spooled_bytes=entry.size)
+        for item in written:
+            self._forget(item)
+            item.delivery = None
+            self._counters.add(spooled=1, spooled_bytes=item.size)
 
-    def _try(self, change: Callable[[SpooledEntry], None], entry: OutboxEntry) -> None:
-        if entry.spooled is not None:
-            try:
-                change(entry.spooled)
-            except SpoolError as error:
-                self._warn("spool", str(error))
-
-    def _remove(self, entry: OutboxEntry) -> None:
-        self._entries.remove(entry)
-        self._forget_unsynced(entry)
-
-    def _forget_unsynced(self, entry: OutboxEntry) -> None:
-        if entry in self._unsynced:
-            del self._unsynced[entry]
-            self._unsynced_bytes -= entry.size
+    def _forget(self, item: Item) -> None:
+        if item in self._in_memory:
+            del self._in_memory[item]
+            self._memory_bytes -= item.size

@@ -1,7 +1,7 @@
 """Items that the service rejected: kept in the spool's folder `rejected` until a person sends them again or drops them.
 
-rejected/1764000000000000-<digest>.body   the bytes of the request; missing beyond the size limit
-rejected/1764000000000000-<digest>.json   {"problem": the answer, "request": the rest of the request}
+rejected/1764000000000000-<crc32>.body   the bytes of the request; missing beyond the size limit
+rejected/1764000000000000-<crc32>.json   {"problem": the answer, "request": the rest of the request}
 rejected/damaged-…                        items that could not be read, as they were found
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreshock.client.deliveries import Delivery, short_digest
+from foreshock.client.deliveries import Delivery
 from foreshock.client.private_files import as_spool_error, is_private_folder, make_private, read_own, write_whole
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
@@ -90,7 +90,7 @@ class RejectedItems:
         with as_spool_error(self.folder.parent):
             folder = self.make_folder()
             metadata = delivery.metadata()
-            path = folder / f"{now_us()}-{short_digest(metadata)}.body"
+            path = folder / f"{now_us()}-{metadata['crc32']:08x}.body"
             kept = sum(file.stat().st_size for file in folder.glob("*.body"))
             if kept + len(delivery.body) <= self._max_bytes:
                 write_whole(path, delivery.body, durable=True)

@@ -6,19 +6,22 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import ParamSpec, Protocol, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import ParamSpec
 
 from foreshock.errors import ForeshockError
 
-__all__ = ["Counters", "CountersSnapshot", "DeliveryStatus", "Failures", "LogOnce", "never_raises"]
+__all__ = ["Counters", "DeliveryStatus", "Failures", "LogOnce", "never_raises"]
 
 Arguments = ParamSpec("Arguments")
 
 
-@dataclass(frozen=True, slots=True)
-class CountersSnapshot:
-    """Counts since the client was created. An item is one call: a shard, a set of scalars, a checkpoint, …"""
+@dataclass(slots=True, repr=False)
+class Counters:
+    """Counts since the client was created. An item is one call: a shard, a set of scalars, a checkpoint, …
+
+    Safe from any thread; `snapshot` returns all counts of one moment.
+    """
 
     accepted: int = 0
     """Items that entered the queue."""
@@ -48,45 +51,31 @@ class CountersSnapshot:
     """Requests that are retried: no connection, a timeout, 5xx, 429, 401, …"""
     internal_errors: int = 0
     """Unexpected exceptions in the client; each kind is logged once."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False)
 
     @property
     def dropped(self) -> int:
         """Dropped items, for any reason."""
         return self.dropped_queue_full + self.dropped_spool_full + self.dropped_closed
 
-
-class Counters:
-    """Thread-safe counters. Read them as attributes, or all at one moment with `snapshot()`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._now = CountersSnapshot()
-
     def add(self, **amounts: int) -> None:
         """Add to the named counters."""
         with self._lock:
-            self._now = replace(
-                self._now, **{name: getattr(self._now, name) + amount for name, amount in amounts.items()}
-            )
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def snapshot(self) -> Counters:
+        """Return a copy: all counts of one moment."""
+        with self._lock:
+            return replace(self)
 
     def replace_lock(self) -> None:
         """Replace the lock in a forked child: a lock that another thread held is never released there."""
         self._lock = threading.Lock()
 
-    def snapshot(self) -> CountersSnapshot:
-        """Return all counters at one moment."""
-        return self._now
-
-    def __getattr__(self, name: str) -> int:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        value: int = getattr(self._now, name)
-        return value
-
     def __repr__(self) -> str:
-        now = self._now
-        shown = [f"{item.name}={getattr(now, item.name)}" for item in fields(now) if getattr(now, item.name)]
-        return f"Counters({', '.join(shown)})"
+        counts = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return f"Counters({', '.join(f'{name}={count}' for name, count in counts.items() if count)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +165,6 @@ class Failures:
             self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, nothing is sent", error)
 
 
-class _HasFailures(Protocol):
-    failures: Failures
-
-
 def never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Give the exceptions of a method to its object's `failures` instead of raising them."""
 
@@ -188,6 +173,7 @@ def never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]
         try:
             method(*arguments, **keywords)
         except Exception as error:
-            cast(_HasFailures, arguments[0]).failures.note(method.__name__, error)
+            failures: Failures = getattr(arguments[0], "failures")  # noqa: B009 - its type is not known here
+            failures.note(method.__name__, error)
 
     return call

@@ -19,9 +19,10 @@ from collections.abc import Callable
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.queues import Outbox, OutboxEntry
+from foreshock.client.queues import Outbox
 from foreshock.client.registrar import Registrar, scope_of
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
+from foreshock.client.spool import Item
 from foreshock.errors import Rejected, ServiceError, Unauthorized
 from foreshock.retry import Backoff
 
@@ -62,9 +63,9 @@ class Heartbeats:
         # The registration itself is the first sign of life.
         self._next = time.monotonic() + self._interval
 
-    def seconds_until_due(self, now: float) -> float | None:
-        """Return the seconds until the next heartbeat; None if there is no run to send it for."""
-        return self._next - now if self._is_registered() and not self._finished else None
+    def due_at(self) -> float:
+        """Return the `time.monotonic` of the next heartbeat; infinity if there is no run to send it for."""
+        return self._next if self._is_registered() and not self._finished else float("inf")
 
     def note_delivery(self, delivery: Delivery) -> None:
         """Stop when the end of the run was delivered."""
@@ -83,22 +84,14 @@ class Heartbeats:
         assert registration is not None
         self._next = time.monotonic() + self._interval
         run, attempt = self._registrar.run_id(registration), self._registrar.attempt_number(registration)
-        undelivered, rejected, dropped, invalid = status.counts
         body = {
             "shard": self._shard,
-            "undelivered": undelivered,
-            "rejected": rejected,
-            "dropped": dropped,
-            "invalid": invalid,
+            **dict(zip(("undelivered", "rejected", "dropped", "invalid"), status.counts, strict=True)),
             "reason": None if status.reason is None else status.reason[:500],
         }
+        path = f"/v1/runs/{run}/attempts/{attempt}/clients/{self._client}"
         try:
-            self._connection.request(
-                "PUT",
-                f"/v1/runs/{run}/attempts/{attempt}/clients/{self._client}",
-                json_body=body,
-                timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS,
-            )
+            self._connection.request("PUT", path, json_body=body, timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS)
             self._reported = status
         except Rejected as error:
             if error.status in _NOT_THERE:
@@ -113,7 +106,10 @@ class Heartbeats:
 
 
 class Sender:
-    """Delivers the entries of an outbox in order. All methods are safe from any thread."""
+    """Delivers the items of an outbox in order. All methods are safe from any thread.
+
+    `status` returns what is missing; `after_delivery` is called in this thread with each delivery that was accepted.
+    """
 
     def __init__(
         self,
@@ -157,7 +153,7 @@ class Sender:
         return self._backoff.failures > 0 or self._stopping
 
     def wake(self) -> None:
-        """Look for entries now."""
+        """Look for items now."""
         with self._changed:
             self._changed.notify_all()
 
@@ -188,6 +184,8 @@ class Sender:
     def _send_all(self) -> None:
         while self._wait_for_work():
             try:
+                if self._heartbeats.due_at() <= time.monotonic():
+                    self._heartbeats.send(self._status())
                 self._send_next()
             except Exception as error:
                 self._counters.add(internal_errors=1)
@@ -198,15 +196,14 @@ class Sender:
             self._heartbeats.send_last(self._status())
 
     def _wait_for_work(self) -> bool:
-        """Wait until an entry or a heartbeat is due; False when stopping."""
+        """Wait until an item or a heartbeat is due; False when stopping."""
         with self._changed:
             while not self._stopping:
                 now = time.monotonic()
+                left = min(self._heartbeats.due_at() - now, _LONGEST_WAIT_SECONDS)
                 _, wait = self._outbox.next_due(now)
                 if wait is not None:
-                    wait = max(wait, self._next_attempt - now)
-                beat = self._heartbeats.seconds_until_due(now)
-                left = min(each for each in (wait, beat, _LONGEST_WAIT_SECONDS) if each is not None)
+                    left = min(left, max(wait, self._next_attempt - now))
                 if left <= 0.0:
                     return True
                 self._changed.wait(left)
@@ -214,26 +211,25 @@ class Sender:
 
     def _send_next(self) -> None:
         now = time.monotonic()
-        if (self._heartbeats.seconds_until_due(now) or 1.0) <= 0.0:
-            self._heartbeats.send(self._status())
-        entry = self._outbox.next_due(now)[0] if self._next_attempt <= now else None
-        delivery = None if entry is None else self._outbox.load(entry)
-        if entry is None or delivery is None:
+        item = self._outbox.next_due(now)[0] if self._next_attempt <= now else None
+        delivery = None if item is None else self._outbox.load(item)
+        if item is None or delivery is None:
             return
         try:
             response = self._registrar.send(delivery)
         except ServiceError as error:
-            self._refused(entry, delivery, error)
+            self._refused(item, delivery, error)
             return
-        self._note_success(entry)
-        duplicate = response is not None and _reports_duplicate(response.content)
-        self._counters.add(delivered=1, delivered_bytes=entry.size, duplicates=int(duplicate))
-        self._outbox.done(entry)
+        self._note_success(item)
+        # No JSON parsing: this only feeds a counter.
+        duplicate = response is not None and len(response.content) < 4096 and b'"duplicate"' in response.content
+        self._counters.add(delivered=1, delivered_bytes=item.size, duplicates=int(duplicate))
+        self._outbox.done(item)
         self._heartbeats.note_delivery(delivery)
         if not self._stopping:
             self._after_delivery(delivery)
 
-    def _refused(self, entry: OutboxEntry, delivery: Delivery, error: ServiceError) -> None:
+    def _refused(self, item: Item, delivery: Delivery, error: ServiceError) -> None:
         scope = scope_of(error, registering=self._registrar.registering)
         self.reason = str(error)
         if scope == "final":
@@ -241,7 +237,7 @@ class Sender:
             self._counters.add(rejected=1)
             key = f"rejected {delivery.kind} {error.status}"
             self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
-            self._outbox.reject(entry, delivery, {"status": error.status, **error.problem})
+            self._outbox.reject(item, delivery, {"status": error.status, **error.problem})
             return
         self._counters.add(failed_requests=1)
         if self._stopping:
@@ -249,10 +245,9 @@ class Sender:
         self._warn(error)
         if scope == "service" or (error.status is not None and error.status >= 500):
             self._schedule_retry(error)
-        if scope == "run" and self._outbox.leave_to_others(entry):
-            return
         if scope != "service":
-            self._outbox.set_back(entry, time.monotonic(), _refused_backoff, whole_run=scope == "run")
+            backoff = Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+            self._outbox.set_back(item, time.monotonic(), backoff, whole_run=scope == "run")
         self._outbox.sync()
 
     def _warn(self, error: ServiceError) -> None:
@@ -264,28 +259,19 @@ class Sender:
             text = f"{error}; the data is kept and sent again when the configuration is corrected"
             self._log.warning(f"refused {error.status}", text)
 
-    def _note_success(self, entry: OutboxEntry) -> None:
+    def _note_success(self, item: Item) -> None:
         if self._backoff.failures:
             self._log.info("the service is back; sending the kept data")
             self._log.forget("away")
         self._backoff.reset()
-        self._outbox.accepts(entry)
+        self._outbox.accepts(item)
         if self._may_adopt_other_keys:
             # The service accepts this client's key: what the project's other keys left behind can be sent with it.
             self._may_adopt_other_keys = False
-            self._counters.add(recovered=self._outbox.recover(other_keys=True))
+            self._outbox.recover(other_keys=True)
 
     def _schedule_retry(self, error: ServiceError | None) -> None:
         delay = self._backoff.next_delay(error.retry_after_seconds if error is not None else None)
         with self._changed:
             self.failed_attempts += 1
             self._next_attempt = time.monotonic() + delay
-
-
-def _refused_backoff() -> Backoff:
-    return Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
-
-
-def _reports_duplicate(body: bytes) -> bool:
-    # No JSON parsing: this only feeds a counter.
-    return len(body) < 4096 and b'"duplicate"' in body

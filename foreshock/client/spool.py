@@ -1,16 +1,15 @@
 """The spool: undelivered items on disk.
 
-    <directory>/<process>/lock                        held while its process lives
-    <directory>/<process>/000000000012-<digest>.item  a line of JSON, then the bytes of the request
-    <directory>/rejected/…                            items that the service rejected (`rejected.py`)
+    <directory>/<process>/lock               held while its process lives
+    <directory>/<process>/000000000012.item  a line of JSON, then the bytes of the request
+    <directory>/rejected/…                   items that the service rejected (`rejected.py`)
 
 A file is written under a temporary name and renamed, so that a killed process leaves complete items or none. `sync`
-makes items survive a loss of power. The numbers give the order of sending. Releases up to 0.1.0 wrote an item as two
-files, `….body` and `….json`; these are still read.
+makes items survive a loss of power. The numbers give the order of sending.
 
-The name of a folder ends with digests of the project and the API key of its process (`SpoolOwner`). A folder whose lock
-is free belonged to a process that has ended: the next client of the same project and key adopts it, those of the
-project's other keys once the service has accepted something from that client. Use one spool directory per service.
+The name of a folder ends with digests of the project and the API key of its process. A folder whose lock is free
+belonged to a process that has ended: the next client of the same project and key adopts it, and those of the project's
+other keys once the service has accepted something from that client. Use one spool directory per service.
 
 Files in it are sent with the API key, so only folders and files of this user that no one else may write are read.
 """
@@ -28,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreshock.client.deliveries import Delivery, short_digest
+from foreshock.client.deliveries import Delivery
 from foreshock.client.private_files import (
     as_spool_error,
     is_private_folder,
@@ -43,68 +42,33 @@ from foreshock.client.rejected import DAMAGED, ITEM, REJECTED_FOLDER, RejectedIt
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
 
-__all__ = [
-    "Spool",
-    "SpoolFullError",
-    "SpoolOwner",
-    "SpooledEntry",
-    "WaitingFolder",
-    "waiting_folders",
-]
+__all__ = ["Item", "Spool", "SpoolFullError", "WaitingFolder", "waiting_folders"]
 
 _LOCK = "lock"
-_TEMPORARY = ".new-"
 
 
 class SpoolFullError(SpoolError):
     """The spool has reached its size limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolOwner:
-    """The project and API key of a client, as digests that end the names of its folders."""
+@dataclass(slots=True, eq=False)
+class Item:
+    """An undelivered item: on disk at `path`, in memory as `delivery`, or both.
 
-    project: str
-    key: str
+    `size` is the size of its body in bytes, `run` its run's project and key, `number` its place in the order of this
+    process (0: an earlier process wrote it).
+    """
 
-    @classmethod
-    def of(cls, project: str, api_key: str | None) -> SpoolOwner:
-        """Return the owner of a client's folders."""
-        return cls(*(hashlib.sha256(text.encode()).hexdigest()[:8] for text in (project, api_key or "")))
-
-    def owns(self, folder: Path) -> bool:
-        """Return whether the folder is of the same project and key."""
-        return folder.name.endswith(f"-{self.project}-{self.key}")
-
-    def may_adopt(self, folder: Path) -> bool:
-        """Return whether the folder is of the same project, or of a release that did not write the owner."""
-        parts = folder.name.split("-")
-        return len(parts) < 5 or parts[3] == self.project
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledEntry:
-    """One delivery on disk. `size` is the size of its body in bytes, `run` its run's project and key."""
-
-    path: Path
     size: int
-    kind: str
     run: tuple[str, str]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files that hold it; the first one makes it valid."""
-        return (self.path,) if self.path.suffix == ITEM else (self.path, self.path.with_suffix(".body"))
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the process that wrote it."""
-        return self.path.parent
+    number: int = 0
+    path: Path | None = None
+    delivery: Delivery | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingFolder:
-    """Undelivered entries of one process; `in_use`: it is still running."""
+    """Undelivered items of one process; `in_use`: it is still running."""
 
     path: Path
     items: int
@@ -113,126 +77,104 @@ class WaitingFolder:
 
 
 def waiting_folders(directory: Path) -> list[WaitingFolder]:
-    """Return the folders with undelivered entries, oldest first, whoever wrote them. Raises SpoolError."""
+    """Return the folders with undelivered items, oldest first, whoever wrote them. Raises SpoolError."""
     found: list[WaitingFolder] = []
     with as_spool_error(directory):
         for folder in _process_folders(directory):
-            entries = list(_entries_of(folder))
-            if entries:
+            items = list(_items_of(folder))
+            if items:
                 lock = _lock_of(folder)
                 if lock is not None:
                     os.close(lock)
-                size = sum(entry.size for entry in entries)
-                found.append(WaitingFolder(folder, len(entries), size, in_use=lock is None))
+                found.append(WaitingFolder(folder, len(items), sum(item.size for item in items), in_use=lock is None))
     return found
 
 
 class Spool:
     """A spool directory as used by one process, by one thread at a time."""
 
-    def __init__(self, directory: Path, *, owner: SpoolOwner, max_bytes: int, max_rejected_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, *, project: str, api_key: str | None, max_bytes: int, max_rejected_bytes: int
+    ) -> None:
         """Set the limits in bytes. The directory is created by the first write."""
         self.directory = directory
-        self.owner = owner
         self.rejected = RejectedItems(directory, max_bytes=max_rejected_bytes)
+        self.size = 0
+        """Size of the bodies on disk that this process has written or adopted, in bytes."""
+        self._project = f"-{_short_digest(project)}-"
+        self._owner = f"{self._project}{_short_digest(api_key or '')}"
         self._max_bytes = max_bytes
-        self._bytes = 0
         self._own: Path | None = None
         self._locks: dict[Path, int] = {}
-        self._released: set[Path] = set()
 
-    @property
-    def size(self) -> int:
-        """Size of the bodies on disk that this process has written or adopted, in bytes."""
-        return self._bytes
-
-    def adopt(self, *, other_keys: bool = False) -> list[SpooledEntry]:
-        """Take over the entries of processes of this owner that have ended, oldest first. Raises SpoolError.
+    def adopt(self, *, other_keys: bool = False) -> list[Item]:
+        """Take over the items of processes of this project and key that have ended, oldest first. Raises SpoolError.
 
         `other_keys`: also those of other keys of the project.
         """
-        entries: list[SpooledEntry] = []
+        items: list[Item] = []
         with as_spool_error(self.directory):
             if not self.directory.is_dir():
                 return []
             require_private(self.directory)
             for folder in _process_folders(self.directory):
-                wanted = self.owner.owns(folder) or (other_keys and self.owner.may_adopt(folder))
-                if not wanted or folder in self._released or folder in self._locks:
-                    continue
-                lock = _lock_of(folder)
+                wanted = folder.name.endswith(self._owner) or (other_keys and self._project in folder.name)
+                lock = _lock_of(folder) if wanted and folder not in self._locks else None
                 if lock is not None:
                     self._locks[folder] = lock
-                    _remove_incomplete(folder)
-                    entries += _entries_of(folder)
-        self._bytes += sum(entry.size for entry in entries)
-        return entries
+                    for path in folder.glob("*.partial"):
+                        path.unlink()
+                    items += _items_of(folder)
+        self.size += sum(item.size for item in items)
+        return items
 
-    def release(self, folder: Path, entries: list[SpooledEntry]) -> None:
-        """Leave an adopted folder, and `entries` of it, to another client."""
-        self._released.add(folder)
-        self._bytes -= sum(entry.size for entry in entries)
-        lock = self._locks.pop(folder, None)
-        if lock is not None:
-            os.close(lock)
-
-    def write(self, sequence: int, delivery: Delivery) -> SpooledEntry:
+    def write(self, item: Item, delivery: Delivery) -> None:
         """Write a delivery, which then survives this process; `sync` makes it survive a loss of power.
 
         Raises SpoolFullError at the size limit, SpoolError if the disk fails.
         """
-        size = len(delivery.body)
-        if self._bytes + size > self._max_bytes and not delivery.needed:
+        if self.size + item.size > self._max_bytes and not delivery.needed:
             raise SpoolFullError(
-                f"the spool {self.directory} is full: it holds {self._bytes:,} of at most {self._max_bytes:,} bytes"
+                f"the spool {self.directory} is full: it holds {self.size:,} of at most {self._max_bytes:,} bytes"
             )
         with as_spool_error(self.directory):
-            metadata = delivery.metadata()
-            path = self._own_folder() / f"{sequence:012d}-{short_digest(metadata)}{ITEM}"
-            write_whole(path, json.dumps(metadata).encode() + b"\n", delivery.body)
-        self._bytes += size
-        return SpooledEntry(path, size, delivery.kind, delivery.registration.run_identity)
+            path = self._own_folder() / f"{item.number:012d}{ITEM}"
+            write_whole(path, json.dumps(delivery.metadata()).encode() + b"\n", delivery.body)
+        self.size += item.size
+        item.path = path
 
-    def sync(self, entries: Iterable[SpooledEntry]) -> None:
-        """Make written entries survive a loss of power: one sync an entry, one a folder. Raises SpoolError."""
+    def sync(self, items: Iterable[Item]) -> None:
+        """Make written items survive a loss of power: one sync an item, one a folder. Raises SpoolError."""
         with as_spool_error(self.directory):
-            folders = set()
-            for entry in entries:
-                sync(entry.path)
-                folders.add(entry.folder)
-            for folder in folders:
-                sync(folder)
+            paths = [item.path for item in items if item.path is not None]
+            for path in [*paths, *{path.parent for path in paths}]:
+                sync(path)
 
-    def load(self, entry: SpooledEntry) -> Delivery:
+    def load(self, path: Path) -> Delivery:
         """Read a delivery. Raises ValueError if it is damaged or no request of a client, SpoolError if unreadable."""
         with as_spool_error(self.directory):
-            if entry.path.suffix != ITEM:
-                metadata, body = entry.files
-                return Delivery.from_metadata(read_own(metadata), read_own(body))
-            data = read_own(entry.path)
-            end = data.find(b"\n")
-            return Delivery.from_metadata(data[: max(end, 0)], memoryview(data)[end + 1 :])
+            data = read_own(path)
+        end = data.find(b"\n")
+        return Delivery.from_metadata(data[: max(end, 0)], memoryview(data)[end + 1 :])
 
-    def remove(self, entry: SpooledEntry) -> None:
-        """Delete a delivered entry. Raises SpoolError."""
-        with as_spool_error(self.directory):
-            for path in entry.files:
-                path.unlink(missing_ok=True)
-        self._bytes -= entry.size
+    def remove(self, item: Item) -> None:
+        """Delete a delivered item. Raises SpoolError."""
+        if item.path is not None:
+            with as_spool_error(self.directory):
+                item.path.unlink(missing_ok=True)
+            self.size -= item.size
 
-    def set_aside(self, entry: SpooledEntry) -> None:
-        """Move a damaged entry into the folder `rejected`. Raises SpoolError."""
+    def set_aside(self, item: Item) -> None:
+        """Move a damaged item into the folder `rejected`. Raises SpoolError."""
+        assert item.path is not None
         with as_spool_error(self.directory):
-            folder = self.rejected.make_folder()
-            for path in entry.files:
-                if path.exists() or path.is_symlink():
-                    path.replace(folder / f"{DAMAGED}{path.name}")
-        self._bytes -= entry.size
+            item.path.replace(self.rejected.make_folder() / f"{DAMAGED}{now_us()}-{item.path.name}")
+        self.size -= item.size
 
     def close(self) -> None:
-        """Unlock the folders and remove the empty ones; the next client adopts the remaining entries."""
+        """Unlock the folders and remove the empty ones; the next client adopts the remaining items."""
         for folder, lock in self._locks.items():
-            if not any(_valid_paths(folder)):
+            if not any(folder.glob(f"*{ITEM}")):
                 shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
         self._locks.clear()
@@ -250,8 +192,8 @@ class Spool:
         """Return this process's folder, which is locked before it gets its visible name."""
         if self._own is None:
             make_private(self.directory)
-            name = f"{now_us()}-{os.getpid()}-{uuid.uuid4().hex[:8]}-{self.owner.project}-{self.owner.key}"
-            temporary = self.directory / f"{_TEMPORARY}{name}"
+            name = f"{now_us()}-{os.getpid()}-{uuid.uuid4().hex[:8]}{self._owner}"
+            temporary = self.directory / f".new-{name}"
             temporary.mkdir(mode=0o700)
             lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,6 +203,10 @@ class Spool:
         return self._own
 
 
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def _process_folders(directory: Path) -> Iterator[Path]:
     """Yield the folders of processes, oldest first, that are this user's alone."""
     for folder in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -268,28 +214,16 @@ def _process_folders(directory: Path) -> Iterator[Path]:
             yield folder
 
 
-def _valid_paths(folder: Path) -> Iterator[Path]:
-    """Yield the files that make an entry valid."""
-    return (path for path in folder.iterdir() if path.suffix in (ITEM, ".json"))
-
-
-def _entries_of(folder: Path) -> Iterator[SpooledEntry]:
-    """Yield the entries of a folder in the order of sending; damaged ones have the kind "unreadable"."""
-    for path in sorted(_valid_paths(folder)):
-        size, kind, run = 0, "unreadable", ("", "")
+def _items_of(folder: Path) -> Iterator[Item]:
+    """Yield the items of a folder in the order of sending; one that cannot be read has no size and no run."""
+    for path in sorted(folder.glob(f"*{ITEM}")):
+        item = Item(0, ("", ""), path=path)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open_own(path) as file:
-                values = json.loads(file.readline() if path.suffix == ITEM else file.read())
-            size = int(values["size"])
-            kind, run = str(values["kind"]), (str(values["run"]["project"]), str(values["run"]["key"]))
-        yield SpooledEntry(path, size, kind, run)
-
-
-def _remove_incomplete(folder: Path) -> None:
-    """Remove what a killed process left of items that it had not written, or had delivered."""
-    for path in list(folder.iterdir()):
-        if path.suffix == ".partial" or (path.suffix == ".body" and not path.with_suffix(".json").exists()):
-            path.unlink()
+                values = json.loads(file.readline())
+            item.run = str(values["run"]["project"]), str(values["run"]["key"])
+            item.size = int(values["size"])
+        yield item
 
 
 def _lock_of(folder: Path) -> int | None:

@@ -231,7 +231,7 @@ def test_slow_service_delays_neither_trainer_nor_encoder(make: Any, service: Fau
     client = make(max_outbox_bytes=4000, timeout_seconds=60.0)
     for step in range(12):
         client.log_rollouts(step, rollouts(step))
-    wait_until(lambda: client.counters.spooled > 0 and client._pipeline._queue.empty)
+    wait_until(lambda: client.counters.spooled > 0 and not len(client._pipeline._queue))
     assert service.received == []
     service.released.set()
     assert client.flush(60)
@@ -292,7 +292,7 @@ def test_full_spool_drops_the_newest_and_counts_them(make: Any, tmp_path: Path) 
     client = make(url=f"http://127.0.0.1:{port}", max_spool_bytes=4000, max_outbox_bytes=2000)
     for step in range(10):
         client.log_rollouts(step, rollouts(step))
-    wait_until(lambda: client.counters.dropped_spool_full > 0 and client._pipeline._queue.empty)
+    wait_until(lambda: client.counters.dropped_spool_full > 0 and not len(client._pipeline._queue))
     lost = client.counters.dropped
     with faulty_service(port=port) as service:
         assert client.flush(60).undelivered == 0

@@ -40,7 +40,7 @@ def test_reserved_room_stays_within_bounds(max_items: int, max_bytes: int, actio
             taken.append(waiting.pop(0))
         elif action == "release" and taken:
             queue.release(taken.pop().size)
-        assert queue.empty == (not waiting and not taken)
+        assert len(queue) == len(waiting) + len(taken)
 
 
 def test_needed_item_exceeds_bounds() -> None:
@@ -54,7 +54,7 @@ def test_cancelled_room_is_free_again() -> None:
     queue = BoundedQueue(max_items=1, max_bytes=10)
     assert queue.reserve(10)
     queue.release(10)
-    assert queue.empty
+    assert not len(queue)
     assert queue.reserve(10)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from foreshock.client.deliveries import Delivery, Registration, short_digest
-from foreshock.client.spool import Spool, SpoolFullError, SpoolOwner, WaitingFolder, waiting_folders
+from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.spool import Item, Spool, SpoolFullError, WaitingFolder, waiting_folders
 from foreshock.errors import SpoolError
 from tests.paths import REPOSITORY
 
@@ -34,11 +34,27 @@ def delivery(body: bytes, kind: str = "scalars") -> Delivery:
 
 
 def spool_in(folder: Path, max_bytes: int = 1000, project: str = "default", key: str | None = None) -> Spool:
-    return Spool(folder, owner=SpoolOwner.of(project, key), max_bytes=max_bytes, max_rejected_bytes=100)
+    return Spool(folder, project=project, api_key=key, max_bytes=max_bytes, max_rejected_bytes=100)
+
+
+def written(spool: Spool, number: int, what: Delivery) -> Path:
+    """Write a delivery and return its file."""
+    return item_of(spool, number, what).path or Path()
+
+
+def item_of(spool: Spool, number: int, what: Delivery) -> Item:
+    item = Item(len(what.body), what.registration.run_identity, number)
+    spool.write(item, what)
+    return item
+
+
+def loaded(spool: Spool, item: Item) -> Delivery:
+    assert item.path is not None
+    return spool.load(item.path)
 
 
 def bodies(spool: Spool) -> list[bytes]:
-    return [bytes(spool.load(entry).body) for entry in spool.adopt()]
+    return [bytes(loaded(spool, item).body) for item in spool.adopt()]
 
 
 def test_unused_spool_creates_nothing(tmp_path: Path) -> None:
@@ -50,13 +66,13 @@ def test_unused_spool_creates_nothing(tmp_path: Path) -> None:
 
 def test_written_entries_are_read_back_by_the_next_process(tmp_path: Path) -> None:
     first = spool_in(tmp_path)
-    written = [delivery(b"\x00\xff" * n) for n in (3, 1, 2)]
-    for sequence, item in enumerate(written):
-        first.write(sequence, item)
+    sent = [delivery(b"\x00\xff" * n) for n in (3, 1, 2)]
+    for number, each in enumerate(sent):
+        written(first, number, each)
     first.close()
     second = spool_in(tmp_path)
     entries = second.adopt()
-    assert [second.load(entry) for entry in entries] == written
+    assert [loaded(second, entry) for entry in entries] == sent
     assert second.size == 12
     for entry in entries:
         second.remove(entry)
@@ -65,45 +81,33 @@ def test_written_entries_are_read_back_by_the_next_process(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_items_of_an_older_release_are_sent_in_order(tmp_path: Path) -> None:
+def test_waiting_folders_are_listed(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
-    folder = spool.write(3, delivery(b"new")).folder
-    for sequence in (1, 2):
-        old = delivery(f"old {sequence}".encode())
-        path = folder / f"{sequence:012d}-{short_digest(old.metadata())}.body"
-        path.write_bytes(old.body)
-        path.with_suffix(".json").write_text(json.dumps(old.metadata(), indent=1))
+    folder = written(spool, 1, delivery(b"x")).parent
+    written(spool, 2, delivery(b"xx"))
+    assert waiting_folders(tmp_path) == [WaitingFolder(folder, 2, 3, in_use=True)]
     spool.close()
-    again = spool_in(tmp_path)
-    entries = again.adopt()
-    assert [bytes(again.load(entry).body) for entry in entries] == [b"old 1", b"old 2", b"new"]
-    assert again.size == 13
-    assert waiting_folders(tmp_path) == [WaitingFolder(folder, 3, 13, in_use=True)]
-    again.remove(entries[0])
-    again.set_aside(entries[1])
-    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".item"]
-    assert sorted(path.suffix for path in (tmp_path / "rejected").iterdir()) == [".body", ".json"]
+    assert waiting_folders(tmp_path) == [WaitingFolder(folder, 2, 3, in_use=False)]
 
 
 def test_sync_is_one_call_an_item_and_one_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = spool_in(tmp_path)
-    entries = [spool.write(sequence, delivery(b"x")) for sequence in range(5)]
+    entries = [item_of(spool, number, delivery(b"x")) for number in range(5)]
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     spool.sync(entries)
     assert len(synced) == 6
 
 
-def test_file_name_holds_the_digest(tmp_path: Path) -> None:
-    spool = spool_in(tmp_path)
-    entry = spool.write(7, delivery(b"abc"))
-    assert entry.path.name == "000000000007-ba7816bf8f01cfea.item"
-    assert entry.path.read_bytes().endswith(b"\nabc")
+def test_file_is_a_line_of_metadata_and_the_bytes(tmp_path: Path) -> None:
+    path = written(spool_in(tmp_path), 7, delivery(b"abc"))
+    assert path.name == "000000000007.item"
+    assert path.read_bytes().endswith(b"\nabc")
 
 
 def test_locked_folder_is_not_adopted(tmp_path: Path) -> None:
     first = spool_in(tmp_path)
-    first.write(1, delivery(b"x"))
+    written(first, 1, delivery(b"x"))
     assert bodies(spool_in(tmp_path)) == []
     first.close()
     assert bodies(spool_in(tmp_path)) == [b"x"]
@@ -113,10 +117,10 @@ def test_entries_of_killed_processes_are_adopted_oldest_first(tmp_path: Path) ->
     program = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
-        from tests.foreshock.client.test_spool import delivery, spool_in
+        from tests.foreshock.client.test_spool import delivery, spool_in, written
         spool = spool_in(Path(sys.argv[1]))
         for sequence in range(1, 12):
-            spool.write(sequence, delivery(f"{sys.argv[2]}{sequence}".encode()))
+            written(spool, sequence, delivery(f"{sys.argv[2]}{sequence}".encode()))
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     for name in "ab":
@@ -127,45 +131,44 @@ def test_entries_of_killed_processes_are_adopted_oldest_first(tmp_path: Path) ->
 
 def test_incomplete_entry_is_ignored(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
-    whole = spool.write(1, delivery(b"whole"))
-    (whole.folder / "000000000002-x.body").write_bytes(b"without metadata, of an older release")
-    (whole.folder / "000000000003-x.item.partial").write_bytes(b"half")
+    whole = written(spool, 1, delivery(b"whole"))
+    (whole.parent / "000000000003.item.partial").write_bytes(b"half")
     spool.close()
     again = spool_in(tmp_path)
     assert bodies(again) == [b"whole"]
-    assert {path.suffix for path in whole.folder.iterdir()} == {".item", ""}
+    assert {path.suffix for path in whole.parent.iterdir()} == {".item", ""}
 
 
 @pytest.mark.parametrize("damage", ["body", "metadata", "empty"])
 def test_damaged_entry_raises_and_can_be_set_aside(tmp_path: Path, damage: str) -> None:
     spool = spool_in(tmp_path)
-    entry = spool.write(1, delivery(b"abc"))
+    entry = written(spool, 1, delivery(b"abc"))
     spool.close()
     if damage == "body":
-        entry.path.write_bytes(entry.path.read_bytes()[:-1] + b"d")
+        entry.write_bytes(entry.read_bytes()[:-1] + b"d")
     elif damage == "metadata":
-        entry.path.write_bytes(b"{" + entry.path.read_bytes())
+        entry.write_bytes(b"{" + entry.read_bytes())
     else:
-        entry.path.write_bytes(b"")
+        entry.write_bytes(b"")
     again = spool_in(tmp_path)
     (found,) = again.adopt()
     with pytest.raises((ValueError, SpoolError)):
-        again.load(found)
+        loaded(again, found)
     again.set_aside(found)
     again.close()
-    assert not entry.path.exists()
+    assert not entry.exists()
     assert any(path.name.startswith("damaged-") for path in (tmp_path / "rejected").iterdir())
     assert spool_in(tmp_path).adopt() == []
 
 
 def test_size_limit_applies_except_to_needed_deliveries(tmp_path: Path) -> None:
     spool = spool_in(tmp_path, max_bytes=10)
-    entry = spool.write(1, delivery(b"x" * 8))
+    item = item_of(spool, 1, delivery(b"x" * 8))
     with pytest.raises(SpoolFullError):
-        spool.write(2, delivery(b"y" * 3))
-    spool.write(3, delivery(b"y" * 3, "state"))
-    spool.remove(entry)
-    spool.write(4, delivery(b"y" * 3))
+        written(spool, 2, delivery(b"y" * 3))
+    written(spool, 3, delivery(b"y" * 3, "state"))
+    spool.remove(item)
+    written(spool, 4, delivery(b"y" * 3))
 
 
 def test_rejected_delivery_is_kept_with_its_problem_within_the_limit(tmp_path: Path) -> None:
@@ -182,41 +185,30 @@ def test_rejected_delivery_is_kept_with_its_problem_within_the_limit(tmp_path: P
 def test_file_in_place_of_the_folder_is_a_spool_error(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("not a folder")
     with pytest.raises(SpoolError, match="cannot be used"):
-        spool_in(tmp_path / "spool").write(1, delivery(b"x"))
+        written(spool_in(tmp_path / "spool"), 1, delivery(b"x"))
 
 
 def test_only_the_same_project_and_key_adopt_at_once(tmp_path: Path) -> None:
     for project, key in (("a", "1"), ("a", "2"), ("b", "1")):
-        written = spool_in(tmp_path, project=project, key=key)
-        written.write(1, delivery(f"{project}{key}".encode()))
-        written.close()
+        spool = spool_in(tmp_path, project=project, key=key)
+        written(spool, 1, delivery(f"{project}{key}".encode()))
+        spool.close()
     spool = spool_in(tmp_path, project="a", key="1")
     assert bodies(spool) == [b"a1"]
     (other,) = spool.adopt(other_keys=True)
-    assert spool.load(other).body == b"a2"
-    spool.release(other.folder, [other])
+    assert loaded(spool, other).body == b"a2"
     assert spool.adopt(other_keys=True) == []
-    assert bodies(spool_in(tmp_path, project="a", key="2")) == [b"a2"]
-
-
-def test_folder_of_an_older_release_is_adopted_with_other_keys(tmp_path: Path) -> None:
-    spool = spool_in(tmp_path)
-    folder = spool.write(1, delivery(b"x")).folder
-    spool.close()
-    folder.rename(tmp_path / "-".join(folder.name.split("-")[:3]))
-    again = spool_in(tmp_path)
-    assert again.adopt() == []
-    assert [again.load(entry).body for entry in again.adopt(other_keys=True)] == [b"x"]
+    assert bodies(spool_in(tmp_path, project="b", key="1")) == [b"b1"]
 
 
 def test_files_are_readable_by_their_user_only(tmp_path: Path) -> None:
-    entry = spool_in(tmp_path / "spool").write(1, delivery(b"x"))
-    for path in (tmp_path / "spool", entry.folder, entry.path):
+    entry = written(spool_in(tmp_path / "spool"), 1, delivery(b"x"))
+    for path in (tmp_path / "spool", entry.parent, entry):
         assert path.stat().st_mode & 0o077 == 0
     opened = tmp_path / "opened"
     opened.mkdir()
     opened.chmod(0o777)
-    spool_in(opened).write(1, delivery(b"x"))
+    written(spool_in(opened), 1, delivery(b"x"))
     assert opened.stat().st_mode & 0o777 == 0o700
 
 
@@ -238,34 +230,34 @@ PLANTED = [
 @pytest.mark.parametrize("change", PLANTED, ids=str)
 def test_request_that_no_client_makes_is_set_aside(tmp_path: Path, change: dict[str, object]) -> None:
     spool = spool_in(tmp_path)
-    entry = spool.write(1, delivery(b"x"))
+    entry = written(spool, 1, delivery(b"x"))
     spool.close()
-    head, _, body = entry.path.read_bytes().partition(b"\n")
-    entry.path.write_bytes(json.dumps(json.loads(head) | change).encode() + b"\n" + body)
+    head, _, body = entry.read_bytes().partition(b"\n")
+    entry.write_bytes(json.dumps(json.loads(head) | change).encode() + b"\n" + body)
     (found,) = spool_in(tmp_path).adopt()
     with pytest.raises(ValueError):
-        spool.load(found)
+        loaded(spool, found)
 
 
 def test_link_in_the_spool_is_not_followed(tmp_path: Path) -> None:
     spool = spool_in(tmp_path / "spool")
-    entry = spool.write(1, delivery(b"secret"))
+    entry = written(spool, 1, delivery(b"secret"))
     spool.close()
-    entry.path.rename(tmp_path / "elsewhere")
-    entry.path.symlink_to(tmp_path / "elsewhere")
+    entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(tmp_path / "elsewhere")
     (found,) = spool_in(tmp_path / "spool").adopt()
     with pytest.raises(SpoolError):
-        spool.load(found)
+        loaded(spool, found)
     linked = tmp_path / "linked"
     linked.mkdir()
-    (linked / entry.folder.name).symlink_to(entry.folder)
+    (linked / entry.parent.name).symlink_to(entry.parent)
     assert spool_in(linked).adopt() == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
-    folder = spool.write(1, delivery(b"planted")).folder
+    folder = written(spool, 1, delivery(b"planted")).parent
     spool.close()
     os.chown(folder, 12345, 12345)
     assert spool_in(tmp_path).adopt() == []
@@ -277,9 +269,9 @@ def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> Non
     program = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        from tests.foreshock.client.test_spool import delivery, spool_in
+        from tests.foreshock.client.test_spool import delivery, spool_in, written
         os.setuid(23456)
-        for use in (lambda spool: spool.adopt(), lambda spool: spool.write(1, delivery(b"x"))):
+        for use in (lambda spool: spool.adopt(), lambda spool: written(spool, 1, delivery(b"x"))):
             try:
                 use(spool_in(Path(sys.argv[1])))
             except OSError as error:

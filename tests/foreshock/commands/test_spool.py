@@ -12,7 +12,7 @@ import pytest
 
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.rejected import RejectedItems
-from foreshock.client.spool import Spool, SpoolOwner
+from foreshock.client.spool import Item, Spool
 from foreshock.commands.spool import command
 from foreshock.errors import ConfigurationError, ServiceUnavailable, SpoolError
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
@@ -64,8 +64,8 @@ def test_list_shows_reason_and_run_and_what_waits(
     assert spool("list") == 0
     assert "nothing was rejected" in capsys.readouterr().out
     (name,) = reject(tmp_path, scalars(7))
-    waiting = Spool(tmp_path, owner=SpoolOwner.of("team", None), max_bytes=1000, max_rejected_bytes=0)
-    waiting.write(1, scalars(8))
+    waiting = Spool(tmp_path, project="team", api_key=None, max_bytes=1000, max_rejected_bytes=0)
+    waiting.write(Item(8, ("team", "run"), 1), scalars(8))
     assert spool("list") == 0
     shown = capsys.readouterr().out
     for part in (name, "team/run", "PUT /v1/runs/{run}/steps/7/scalars", "422: row 3", "waiting: 1 items", "running"):
