@@ -23,9 +23,8 @@ from collections.abc import Callable
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.queues import BoundedQueue, Outbox, Work
-from foreshock.client.registrar import Registrar
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
-from foreshock.client.sender import Heartbeats, Sender
+from foreshock.client.sender import Heartbeats, Registrar, Sender
 from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import Spool
 from foreshock.errors import RolloutsError, ServiceError, WeightsError

@@ -1,6 +1,7 @@
 """The thread that sends: each item of the outbox in order, and heartbeats between them.
 
-The answer to a delivery decides what follows (`registrar.scope_of`):
+Runs and attempts are registered when something of theirs is first sent. The answer to a delivery decides what follows
+(`scope_of`):
 
     2xx             delivered
     service         everything waits and is sent again, with backoff
@@ -16,17 +17,142 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any, Literal
 
-from foreshock.client.connection import ServiceConnection
+import httpx
+
+from foreshock.client.connection import ServiceConnection, wrong_service
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.queues import Outbox
-from foreshock.client.registrar import Registrar, scope_of
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.spool import Item
-from foreshock.errors import Rejected, ServiceError, Unauthorized
+from foreshock.errors import (
+    HOST_NOT_ALLOWED,
+    PROBLEM_TYPE_PREFIX,
+    Rejected,
+    ServiceError,
+    ServiceUnavailable,
+    Unauthorized,
+)
 from foreshock.retry import Backoff
 
-__all__ = ["Heartbeats", "Sender"]
+__all__ = ["Heartbeats", "Registrar", "Scope", "Sender", "scope_of"]
+
+Scope = Literal["service", "run", "item", "final"]
+
+_HOST_NOT_ALLOWED = PROBLEM_TYPE_PREFIX + HOST_NOT_ALLOWED
+
+
+class Registrar:
+    """Sends deliveries over one connection, and registers their runs and attempts: both calls are get-or-create.
+
+    Used by one thread, except `run_id` and `attempt_number`.
+    """
+
+    def __init__(self, connection: ServiceConnection, log: LogOnce) -> None:
+        self.registering = False
+        """True while, or if the last request failed while, run and attempt were registered."""
+        self._connection = connection
+        self._log = log
+        self._runs: dict[tuple[str, str], str] = {}
+        self._attempts: dict[tuple[str, str, str], int] = {}
+
+    def run_id(self, registration: Registration) -> str | None:
+        """Return the run's id at the service, None until it is registered."""
+        return self._runs.get(registration.run_identity)
+
+    def attempt_number(self, registration: Registration) -> int | None:
+        """Return the attempt's number, None until it is registered."""
+        return self._attempts.get(registration.attempt_identity)
+
+    def send(self, delivery: Delivery) -> httpx.Response | None:
+        """Send a delivery and return the answer, None for a registration. Raises ServiceError."""
+        registration = delivery.registration
+        known_before = self.run_id(registration) is not None
+        try:
+            return self._send_once(delivery)
+        except Rejected as error:
+            if error.status != httpx.codes.NOT_FOUND or not known_before:
+                raise
+        # The service does not know the run: its database may have been replaced.
+        self._runs.pop(registration.run_identity, None)
+        self._attempts.pop(registration.attempt_identity, None)
+        return self._send_once(delivery)
+
+    def _send_once(self, delivery: Delivery) -> httpx.Response | None:
+        self.registering = True
+        run, attempt = self._register(delivery.registration)
+        self.registering = False
+        if not delivery.path:
+            return None
+        return self._connection.request(
+            delivery.method,
+            delivery.path.format(run=run, attempt=attempt),
+            query={name: value.format(run=run, attempt=attempt) for name, value in delivery.query.items()},
+            content=delivery.slices(),
+            headers={"Content-Type": delivery.content_type, "Content-Length": str(len(delivery.body))},
+        )
+
+    def _register(self, registration: Registration) -> tuple[str, int]:
+        """Return the run's id and the attempt's number, registering them if needed. Raises ServiceError."""
+        run = self.run_id(registration)
+        if run is None:
+            run = str(self._post("/v1/runs", registration.run, registration.identified.run, "id"))
+            self._runs[registration.run_identity] = run
+        attempt = self.attempt_number(registration)
+        if attempt is None:
+            path = f"/v1/runs/{run}/attempts"
+            attempt = int(self._post(path, registration.attempt, registration.identified.attempt, "attempt"))
+            self._attempts[registration.attempt_identity] = attempt
+        return run, attempt
+
+    def _post(self, path: str, body: Any, identity: Any, field: str) -> Any:
+        """Get or create by `body`; by `identity` alone if the service finds the description in `body` invalid."""
+        try:
+            return self._created(path, body, field)
+        except Rejected as error:
+            if path == "/v1/runs" and error.status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+                # Every Foreshock service has POST /v1/runs.
+                raise wrong_service(self._connection.url) from error
+            if error.status != httpx.codes.UNPROCESSABLE_ENTITY or body == identity:
+                raise
+            self._log.warning(
+                f"description {path}", f"the service refused the run's description, which is left out: {error}"
+            )
+        return self._created(path, identity, field)
+
+    def _created(self, path: str, body: Any, field: str) -> Any:
+        answer = self._connection.decoded(self._connection.request("POST", path, json_body=dict(body)))
+        if not isinstance(answer, dict) or field not in answer:
+            raise wrong_service(self._connection.url)
+        return answer[field]
+
+
+def scope_of(error: ServiceError, *, registering: bool) -> Scope:
+    """Return what a failed request concerns, which decides when it is retried; only "final" rejects the item.
+
+        service   no answer, 408, 425, 429, 502 to 504, a redirect; and refusals of every request of this client that a
+                  change of configuration corrects: 400 for its Host, 401, 421
+        run       403 (the key lacks the scope or the project), 404 (no such run or attempt, or another service), and
+                  whatever else is refused when the run is registered
+        item      413 (a limit of the service), other 5xx, and anything else that is no proof of an invalid item
+        final     409 (other bytes are stored), 410 (the run was deleted), 422 (invalid): the same bytes fail again
+
+    `registering`: the request was that of the run or attempt, not of the item.
+    """
+    status = error.status
+    if status is None or status in (401, 421, 502, 503, 504) or error.problem.get("type") == _HOST_NOT_ALLOWED:
+        return "service"
+    if status in (403, 404):
+        return "run"
+    if status in (409, 410):
+        return "final"
+    if isinstance(error, ServiceUnavailable) and status < 500:
+        return "service"
+    if registering and status < 500:
+        return "run"
+    return "final" if status == 422 else "item"
+
 
 _FIRST_RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
@@ -36,14 +162,10 @@ _LONGEST_REFUSED_SECONDS = 300.0
 _LONGEST_WAIT_SECONDS = 60.0
 
 _HEARTBEAT_TIMEOUT_SECONDS = 10.0
-_NOT_THERE = frozenset({404, 405, 410})
 
 
 class Heartbeats:
-    """Tells the service that a trainer lives, and what its client could not deliver, while its run is not finished.
-
-    Used by one thread, except `start`.
-    """
+    """Tells the service that a trainer lives, and what its client could not deliver, while its run is not finished."""
 
     def __init__(self, connection: ServiceConnection, registrar: Registrar, *, interval_seconds: float) -> None:
         self._connection = connection
@@ -94,7 +216,7 @@ class Heartbeats:
             self._connection.request("PUT", path, json_body=body, timeout_seconds=_HEARTBEAT_TIMEOUT_SECONDS)
             self._reported = status
         except Rejected as error:
-            if error.status in _NOT_THERE:
+            if error.status in (404, 405, 410):
                 # An older service, or a run that was deleted.
                 self._registration = None
         except ServiceError:

@@ -157,7 +157,7 @@ def measurements(
 
     `max_points` is the largest number of steps of a comparison; the extremes of each measure are among them.
     """
-    query = _measurements_query(measures, comparisons, from_step, to_step, attempt, max_points)
+    query = _curves({"measure": measures, "comparison": comparisons}, from_step, to_step, attempt, max_points)
     return get(columns.measurements, run_path(run, "measurements"), query)
 
 
@@ -173,7 +173,7 @@ def export_measurements(
     max_points: int | None = None,
 ) -> Request[bytes]:
     """Return the bytes of a CSV or Parquet file of what `measurements` returns."""
-    query = _measurements_query(measures, comparisons, from_step, to_step, attempt, max_points)
+    query = _curves({"measure": measures, "comparison": comparisons}, from_step, to_step, attempt, max_points)
     return _export(run_path(run, "measurements"), format, query)
 
 
@@ -191,7 +191,7 @@ def scalars(
 
     `max_points` is the largest number of steps of a curve, which is one name of one source; its extremes are kept.
     """
-    query = _scalars_query(names, sources, from_step, to_step, attempt, max_points)
+    query = _curves({"name": names, "source": sources}, from_step, to_step, attempt, max_points)
     return get(columns.scalars, run_path(run, "scalars"), query)
 
 
@@ -207,36 +207,20 @@ def export_scalars(
     max_points: int | None = None,
 ) -> Request[bytes]:
     """Return the bytes of a CSV or Parquet file of what `scalars` returns."""
-    query = _scalars_query(names, sources, from_step, to_step, attempt, max_points)
+    query = _curves({"name": names, "source": sources}, from_step, to_step, attempt, max_points)
     return _export(run_path(run, "scalars"), format, query)
 
 
-def _measurements_query(
-    measures: Sequence[str],
-    comparisons: Sequence[str],
+def _curves(
+    names: Mapping[str, Sequence[str]],
     from_step: int,
     to_step: int | None,
     attempt: int | None,
     max_points: int | None,
 ) -> Query:
-    names = [*several("measure", measures), *several("comparison", comparisons)]
-    return [*names, *_range(from_step, to_step, attempt, max_points)]
-
-
-def _scalars_query(
-    names: Sequence[str],
-    sources: Sequence[str],
-    from_step: int,
-    to_step: int | None,
-    attempt: int | None,
-    max_points: int | None,
-) -> Query:
-    chosen = [*several("name", names), *several("source", sources)]
-    return [*chosen, *_range(from_step, to_step, attempt, max_points)]
-
-
-def _range(from_step: int, to_step: int | None, attempt: int | None, max_points: int | None) -> Query:
-    return [("from_step", from_step), ("to_step", to_step), ("attempt", attempt), ("max_points", max_points)]
+    chosen = [pair for name, values in names.items() for pair in several(name, values)]
+    limits: Query = [("from_step", from_step), ("to_step", to_step), ("attempt", attempt), ("max_points", max_points)]
+    return [*chosen, *limits]
 
 
 def _export(path: str, format_name: ExportFormat, query: Query) -> Request[bytes]:
