@@ -73,8 +73,7 @@ def set_rules(run: str, toml: str) -> Request[RulesVersionRecord]:
     `toml` is the text of a file of rules; one without rules brings the defaults back. Raises Rejected (422) if it is
     invalid. Each call is a version: it is sent again only if the service has not received it.
     """
-    read = RulesVersionRecord
-    return change("PUT", run_path(run, "rules"), read, {"toml": toml}, is_repeatable=False)
+    return change("PUT", run_path(run, "rules"), RulesVersionRecord, {"toml": toml}, is_repeatable=False)
 
 
 ProbeKind = Literal["exact", "weights", "matrix", "layers", "routing"]
@@ -123,8 +122,7 @@ def retry_probe(probe: str) -> Request[ProbeRecord]:
 
     It is sent again only if the service has not received it: the second time the probe would not have ended.
     """
-    read = ProbeRecord
-    return change("POST", probe_path(probe, "retry"), read, in_project=False, is_repeatable=False)
+    return change("POST", probe_path(probe, "retry"), ProbeRecord, in_project=False, is_repeatable=False)
 
 
 def cancel_probe(probe: str) -> Request[ProbeRecord]:
@@ -204,12 +202,8 @@ def delete_rollouts(
     At most 10,000 ids of each kind. `Reader.deletions` says how far it is. Each call is a deletion of its own: it is
     sent again only if the service has not received it. The key needs `admin`.
     """
-    body = {
-        "sample_ids": names_of("sample_ids", sample_ids),
-        "group_ids": names_of("group_ids", group_ids),
-    }
-    path = run_path(run, "deletions")
-    return change("POST", path, DeletionRecord, body, is_repeatable=False)
+    body = {"sample_ids": names_of("sample_ids", sample_ids), "group_ids": names_of("group_ids", group_ids)}
+    return change("POST", run_path(run, "deletions"), DeletionRecord, body, is_repeatable=False)
 
 
 def set_retention(
@@ -245,8 +239,7 @@ def announce_change(
     the step. A trainer calls `Client.log_change`.
     """
     body = given({"note": note, "before": before, "after": after})
-    path, read = run_path(run, "changes", step, kind), ChangeRecord
-    return change("PUT", path, read, body, query=[("attempt", attempt)])
+    return change("PUT", run_path(run, "changes", step, kind), ChangeRecord, body, query=[("attempt", attempt)])
 
 
 def announce_checkpoint(
@@ -277,8 +270,7 @@ def announce_checkpoint(
         "weights_version": weights_version,
         "expires_at_us": expires_at_us,
     })  # fmt: skip
-    read = CheckpointRecord
-    return change("PUT", run_path(run, "checkpoints", step), read, body, query=[("attempt", attempt)])
+    return change("PUT", run_path(run, "checkpoints", step), CheckpointRecord, body, query=[("attempt", attempt)])
 
 
 def _nothing(body: bytes) -> None:

@@ -185,8 +185,7 @@ def layers(
 
 def weights_search(run: str, step: int, *, attempt: int | None = None) -> Request[WeightsSearchRecord]:
     """Return the newest weights search of a step. Raises Rejected (404) if none is done."""
-    path = step_path(run, step, "weights-search")
-    return get(WeightsSearchRecord, path, [("attempt", attempt)])
+    return get(WeightsSearchRecord, step_path(run, step, "weights-search"), [("attempt", attempt)])
 
 
 def matrix(run: str, step: int, *, attempt: int | None = None) -> Request[MatrixRecord]:
