@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -156,7 +157,8 @@ def test_fields_of_a_run_are_changed_and_removed(run: Sender, operator: Any, rea
     )
     assert (changed.state, changed.name, changed.advice_mode) == ("failed", "A name", "apply")
     assert (changed.model_kind, changed.model_kind_source, changed.scalar_names) == ("moe", "declared", names)
-    assert reader.run(run.run) == changed
+    # The diagnosis is judged again in the background.
+    assert replace(reader.run(run.run), diagnosis=changed.diagnosis) == changed
     running = operator.update_run(run.run, state="running")
     assert (running.state, running.name, running.model_kind, running.scalar_names) == (
         "running",
