@@ -13,6 +13,7 @@ import pickle
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -143,18 +144,22 @@ class RankProcesses:
                     raise RankError(f"rank {number} failed with {value}")
         return [results[number] for number in sorted(results)]
 
-    def _reply(self, number: int, seconds: float = 0.0) -> Any:
-        """Return the next reply of a rank, None if there is none within `seconds`. Raises RankError if it died."""
+    def _reply(self, number: int) -> tuple[str, Any]:
+        """Return the reply that a rank has sent. Raises RankError if it died."""
         try:
-            message = self._children[number].receive(seconds)
+            message = self._children[number].receive(_SECONDS_TO_SEE_A_DEATH)
         except ChildEndedError as error:
             raise self._death(number, error) from error
-        return None if message is None else pickle.loads(message)
+        assert message is not None  # the connection was ready
+        kind, value = pickle.loads(message)
+        return kind, value
 
     def _raise_first_death(self, failed: int) -> None:
-        for number in range(len(self._children)):
-            while number != failed and self._reply(number, _SECONDS_TO_SEE_A_DEATH) is not None:
-                pass
+        others = {child.connection: number for number, child in enumerate(self._children) if number != failed}
+        deadline = time.monotonic() + _SECONDS_TO_SEE_A_DEATH
+        while (left := deadline - time.monotonic()) > 0.0:
+            for number in [others[each] for each in wait(list(others), left) if each in others]:
+                self._reply(number)
 
     def _death(self, number: int, error: ChildEndedError) -> RankError:
         return RankError(f"rank {number} of {len(self._children)} {error}\nall ranks were ended")
