@@ -4,7 +4,8 @@ Whatever is wrong becomes a ConfigurationError that says what was found and whic
 
 A new table or column: change the classes in `tables`, then write the next migration with
 `python -m foreshock_service.platform.database.opening draft "what changes"`, from the difference between an empty,
-migrated SQLite database and the classes. A test compares the migrated database with these classes.
+migrated SQLite database and the classes. A test compares the migrated database with these classes. The column of a new
+measure needs no migration: `upgrade` adds it.
 
 Until release 0.1 the first migration (0040) is changed instead. Databases of the schemas before it (0003 to 0039) are
 converted by `migrations/earlier_schemas.py`, whose docstring says what to add there.
@@ -27,11 +28,12 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import load_python_file
-from sqlalchemy import Connection, Engine, event, inspect, text
+from sqlalchemy import Connection, Double, Engine, event, inspect, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, OperationalError
 
 from foreshock.errors import ConfigurationError
+from foreshock.measures.registry import MEASURES
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
@@ -68,8 +70,18 @@ def upgrade(database_url: str, revision: str = "head") -> None:
                 has = newest_revision()
             newer = has is not None and revision != "head" and revision in _revisions_before(has)
             (command.downgrade if newer else command.upgrade)(_configuration(connection), revision)
+            if current_revision(connection) == newest_revision():
+                kind = Double().compile(connection.dialect)
+                for column in _missing_measures(connection):
+                    connection.execute(text(f"ALTER TABLE measurements ADD COLUMN {column} {kind}"))
     finally:
         engine.dispose()
+
+
+def _missing_measures(connection: Connection) -> list[str]:
+    """Return the measures that have no column yet: `upgrade` adds those of a release without a migration."""
+    found = {column["name"] for column in inspect(connection).get_columns("measurements")}
+    return [measure.column for measure in MEASURES if measure.column not in found]
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -221,7 +233,10 @@ def _lock(descriptor: int, database: str) -> None:
 
 
 def _check(database_url: str) -> str | None:
-    """Return the revision of a database that can be written, None if it is empty; raises ConfigurationError."""
+    """Return the revision of a database that can be written, None if it is empty; raises ConfigurationError.
+
+    The text differs from every revision if the newest lacks the column of a measure.
+    """
     engine = make_engine(_impatient(database_url), connections=2)
     try:
         with engine.begin() as connection:
@@ -238,6 +253,8 @@ def _check(database_url: str) -> str | None:
                     f"back, run `foreshock upgrade --to {newest_revision()}` with that release, or restore a backup of "
                     "before the upgrade"
                 )
+            elif revision == newest_revision() and (missing := _missing_measures(connection)):
+                revision = f"{revision} without the measure {missing[0]}"
     finally:
         engine.dispose()
     return revision

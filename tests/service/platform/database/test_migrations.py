@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import text
 
+from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.engine import make_engine
-from foreshock_service.platform.database.opening import MIGRATIONS, current_revision, newest_revision, upgrade
+from foreshock_service.platform.database.opening import (
+    MIGRATIONS,
+    current_revision,
+    newest_revision,
+    prepare_database,
+    upgrade,
+)
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Base
 
@@ -45,3 +54,16 @@ def test_revisions_are_one_chain() -> None:
     assert scripts.get_heads() == [chain[0]]
     assert chain == sorted(chain, reverse=True)
     assert len(chain) == len(list(Path(MIGRATIONS, "versions").glob("0*.py")))
+
+
+def test_upgrade_adds_the_column_of_a_new_measure(database_url: str) -> None:
+    engine = make_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE measurements DROP COLUMN k3_kl"))
+    with pytest.raises(ConfigurationError, match=r"without the measure k3_kl.*run `foreshock upgrade`"):
+        prepare_database(database_url, upgrade_older=False)
+    prepare_database(database_url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
