@@ -187,6 +187,12 @@ _ALL = (
         "sampling was sharper than log μ shows (a low temperature), declare it: then this check does not apply.",
     ),
     Check(
+        "clipped_before_update",
+        "the mismatch alone puts tokens outside the clip range",
+        "If the trainer's ratio is taken against log μ, PPO drops the gradient of these tokens at equal weights.",
+        "Take PPO's ratio against recomputed log-probs, and correct the mismatch by an importance weight of its own.",
+    ),
+    Check(
         "sampling_not_declared",
         "it cannot be told if the logged μ sampled the tokens",
         "If log μ is taken before temperature or truncation, every ratio looks perfect.",

@@ -19,7 +19,7 @@ from foreshock.lint.duplicates import check_duplicates
 from foreshock.lint.evidence import LintEvidence
 from foreshock.lint.learning_signal import check_responses, check_reward_spread
 from foreshock.lint.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
-from foreshock.lint.pairs import check_identical, check_k3_per_entropy, check_mean_ratio
+from foreshock.lint.pairs import check_clipping, check_identical, check_k3_per_entropy, check_mean_ratio
 from foreshock.lint.places import check_evenness, check_places
 from foreshock.lint.report import CheckResult, Clean, Finding, LintReport, LintWarning, NotChecked, Outcome
 from foreshock.lint.sampling import check_declaration, check_sampling
@@ -103,7 +103,7 @@ def run_checks(
     record(*_yielding(evidence, outcomes, why, model_kind))
     found = [name for name, outcome in outcomes.items() if isinstance(outcome, Finding)]
     record(*check_sampling(evidence, unreliable=unreliable_surprisal(evidence, found), covered=_covered(outcomes)))
-    record(check_declaration(evidence, outcomes["raw_log_probs"]))
+    record(check_clipping(evidence), check_declaration(evidence, outcomes["raw_log_probs"]))
     record(check_masked_values(evidence, outcomes["pad_id_sampled"]))
     record(check_reward_spread(evidence), *check_responses(evidence))
     unknown = any(isinstance(outcomes[name], Finding) for name in ("raw_log_probs", "wrong_log_base"))

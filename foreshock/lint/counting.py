@@ -64,6 +64,8 @@ COUNTS = (
     "below_zero",  # d clearly below 0
     "far_below_zero",  # d below that of any usual truncation
     "large",  # |d| of LARGE_D or more
+    "clip_known",  # of `paired`: with a declared clip range
+    "clipped",  # of these: with a ratio outside it
     "shift_tokens",
     "shift_rollouts",
     "shift_prefer_earlier",
@@ -143,6 +145,8 @@ EXTREMES = (
     "minus_min_top_p",
     "minus_min_top_k",
     "max_min_p",
+    "max_clip_low",
+    "max_clip_high",
 )
 
 

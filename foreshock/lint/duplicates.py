@@ -146,23 +146,24 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
         return NotChecked(check, why)
     if hashes.are_distinct():
         return Clean(check)
+    of_levels = hashes.repeats(*_LEVELS)
+    in_all = of_levels[0][0]
     log_chance, level, repeated, expected = min(
-        (_log_chance(*repeats), level, *repeats)
-        for level, repeats in zip(_LEVELS, hashes.repeats(*_LEVELS), strict=True)
+        (_log_chance(*repeats), level, *repeats) for level, repeats in zip(_LEVELS, of_levels, strict=True)
     )
     if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
         return Clean(check)
     # A batch logged twice and sampling at temperature 0 look the same.
     one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < hashes.prompts.size
     greedy = "; no prompt has two different responses: if sampling was greedy, declare temperature 0" if one else ""
-    counted = f", counting responses with a probability of at most {format_number(math.exp(level))}" if level else ""
+    probability = format_number(math.exp(level))
+    counted = f"; {repeated:,} of these responses have a probability of at most {probability}, where" if level else ";"
     seen = (
-        f"{repeated:,} of {hashes.prompts.size:,} rollouts equal another one of their prompt in every token and in "
-        f"every bit of log μ{counted}; {format_number(expected)} are expected by chance{greedy}."
+        f"{in_all:,} of {hashes.prompts.size:,} rollouts equal another one of their prompt in every token and in "
+        f"every bit of log μ{counted} {format_number(expected)} are expected by chance{greedy}."
     )
-    return Finding(
-        check, "warning", seen, {"repeated": repeated, "expected": expected, "rollouts": hashes.prompts.size}
-    )
+    numbers = {"repeated": repeated, "expected": expected, "repeated_in_all": in_all}
+    return Finding(check, "warning", seen, {**numbers, "rollouts": hashes.prompts.size})
 
 
 def _log_chance(repeated: int, expected: float) -> float:

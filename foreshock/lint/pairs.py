@@ -74,6 +74,7 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
     if found:
         _count_without_behaviour(batch, piece, below, builder)
     builder.count(large=_count_large(d))
+    _count_clipped(batch, d, builder)
     np.minimum(d, np.float32(_LARGEST_D), out=d)
     of_d = row_sums(d, piece.offsets)
     np.expm1(d, out=d)
@@ -83,6 +84,19 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
         weighted = float((d * target).sum(dtype=np.float64)) + float(target.sum(dtype=np.float64))
         builder.add(target_surprisal=-weighted, target_entropy=float(piece.entropy.sum(dtype=np.float64)))
     return of_ratio, of_ratio - of_d
+
+
+def _count_clipped(batch: RolloutBatch, d: NDArray[np.float32], builder: EvidenceBuilder) -> None:
+    """Count the tokens with ρ outside the declared clip range."""
+    low, high = batch.attributes.clip_low, batch.attributes.clip_high
+    if low is None and high is None:
+        return
+    low, high = (float(high or 0.0) if low is None else low), (float(low or 0.0) if high is None else high)
+    outside = d > np.float32(math.log1p(high))
+    if low < 1.0:
+        outside |= d < np.float32(math.log1p(-low))
+    builder.count(clip_known=d.size, clipped=int(np.count_nonzero(outside)))
+    builder.raise_extremes({"max_clip_low": low, "max_clip_high": high})
 
 
 def _count_large(d: NDArray[np.float32]) -> int:
@@ -233,6 +247,26 @@ def _interval(mean: float, t: float, groups: int) -> str:
     reach = student_t_quantile(0.975, groups - 1) * abs(mean / t)
     low, high = format_number(1.0 + mean - reach), format_number(1.0 + mean + reach)
     return f" (Student's t: {low} to {high} over {groups:,} prompt groups)"
+
+
+# PPO clips a few tokens in a thousand after its updates; before them, at equal weights, it should clip none.
+_LEAST_CLIPPED = 0.01
+
+
+def check_clipping(evidence: LintEvidence) -> Outcome:
+    """Check for tokens that are outside the clip range before any update, because of the mismatch alone."""
+    check, known = "clipped_before_update", evidence.count("clip_known")
+    if not known:
+        return NotChecked(check, "needs both log-probs, and clip_low or clip_high among the batch attributes")
+    clipped = evidence.count("clipped")
+    if clipped < _LEAST_CLIPPED * known:
+        return Clean(check)
+    low, high = 1.0 - evidence.extreme("max_clip_low"), 1.0 + evidence.extreme("max_clip_high")
+    seen = (
+        f"{clipped:,} of {known:,} tokens ({format_percent(clipped, known)}) have a ρ outside the clip range "
+        f"{format_number(low)} to {format_number(high)} before any update."
+    )
+    return Finding(check, "info", seen, {"clipped": clipped, "tokens": known, "share": clipped / known})
 
 
 _CHECK, _MEASURE = "k3_per_entropy", "k3_kl_per_entropy"

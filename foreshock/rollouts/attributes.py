@@ -31,8 +31,9 @@ class BatchAttributes:
     kind of `trainer_log_probs`: recomputed with the old weights before the update ("recomputed_old"), of the current
     policy ("current"), or a copy of the engine's ("bypass"). `length_cap` is the largest number of response tokens that
     generation allowed. `engine_fingerprint` describes what sampled, `trainer_fingerprint` what computed
-    `trainer_log_probs`: with them a replay is asked for in the same environment, and compared with it. Raises
-    ConfigurationError for an invalid value.
+    `trainer_log_probs`: with them a replay is asked for in the same environment, and compared with it. `clip_low` and
+    `clip_high` are the ε of the trainer's clip range, 1 − clip_low to 1 + clip_high. Raises ConfigurationError for an
+    invalid value.
     """
 
     temperature: float | None = None
@@ -45,9 +46,11 @@ class BatchAttributes:
     length_cap: int | None = None
     engine_fingerprint: Fingerprint | None = None
     trainer_fingerprint: Fingerprint | None = None
+    clip_low: float | None = None
+    clip_high: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "clip_low", "clip_high"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
         for name, least in (("top_k", -1), ("trainer_weights_version", 0), ("length_cap", 1)):
             _check_integer(name, getattr(self, name), least)

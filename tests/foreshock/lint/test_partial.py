@@ -156,3 +156,13 @@ def test_equal_responses_of_every_prompt_suggest_temperature_0() -> None:
     again = batch.select(np.repeat(np.arange(8), 4))
     greedy = replace(again, sample_ids=[f"row-{row}" for row in range(32)], attributes=BatchAttributes())
     assert "declare temperature 0" in only(lint_batch(greedy), "duplicated_rollouts").seen
+
+
+def test_tokens_outside_the_declared_clip_range_are_counted() -> None:
+    batch = healthy_batch(7, Policy(noise=0.3), attributes=BatchAttributes(clip_low=0.2, clip_high=0.28))
+    info = next(each for each in lint_batch(batch).warnings if each.name == "clipped_before_update")
+    assert batch.trainer_log_probs is not None
+    assert batch.rollout_log_probs is not None
+    ratio = np.exp(batch.trainer_log_probs - batch.rollout_log_probs)
+    assert info.evidence["clipped"] == ((ratio < 0.8) | (ratio > 1.28)).sum()
+    assert "0.8 to 1.28" in info.seen
