@@ -40,8 +40,10 @@ LEGEND = """
 lists of one rollout must have equal lengths. A padded batch (`RolloutBatch.from_padded`) may give one value per rollout
 for these columns of tokens: {repeatable}.
 
-**Valid values.** Another value is refused with its row and column. NaN and infinite log-probs are accepted, and counted
-apart when they are measured. A null is NaN in a column of floats per rollout, and an error in a list.
+**Valid values.** Another value is refused with its row and column. Log-probs that are NaN, infinite or single
+placeholders such as −9999 are accepted, and counted apart when they are measured; a column is refused only if more than
+half of it is above 0.13, or nearly all of it above 0. A null is NaN in a column of floats per rollout, and an
+error in a list.
 
 This page is generated from `foreshock/rollouts/schema.py` by `python -m scripts.rollout_table_page`.
 """

@@ -271,7 +271,8 @@ def _data_rules() -> tuple[ThresholdRule, ...]:
             severity="warning",
             cause="data",
             minimum_duration=1,
-            why="Some log-probs are NaN or infinite. They are counted and left out of every mean.",
+            why="Some log-probs are NaN, infinite or placeholders such as −9999. They are counted and left out of "
+            "every mean.",
             what_to_do="Find the sampler or mask that produces them: top-p gives -inf to a removed token.",
             source="a healthy batch has none",
         ),

@@ -209,7 +209,10 @@ def _placeholders(evidence: LintEvidence) -> Outcome:
     if not parts:
         hidden = evidence.count("masked_placeholders")
         return Clean(check, f"{hidden:,} at masked tokens are ignored" if hidden else "")
-    seen = "; ".join(parts) + ": no sampled token has such a log-prob. They are set apart, all others are measured."
+    where = next((f", such as token {each.token} of {each.sample_id}" for each in evidence.where(check)), "")
+    seen = (
+        f"{'; '.join(parts)}: no sampled token has such a log-prob. They are set apart{where}; all others are measured."
+    )
     return Finding(check, "warning", seen, numbers)
 
 
