@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 from fastapi import APIRouter, Response, status
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
@@ -21,7 +20,6 @@ from foreshock_service.platform.database.tables import Checkpoint
 from foreshock_service.platform.parameters import (
     AttemptQuery,
     Cursor,
-    CursorKey,
     Limit,
     Page,
     StepPath,
@@ -35,7 +33,6 @@ from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.runs.runs import get_run, lock_run, note_derived_model_kind
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
-_KEY = ("run_id", "attempt", "step")
 
 
 def inside_its_root(path: str) -> str:
@@ -95,7 +92,12 @@ def list_checkpoints(
 ) -> Page[CheckpointRecord]:
     """List announced checkpoints, by step."""
     with context.database.read() as session:
-        return checkpoints_of_run(session, principal, run, cursor, limit)
+        get_run(session, principal, run)
+        after = decode_cursor(cursor, (int, int)) if cursor is not None else (-1, -1)
+        position = (Checkpoint.step, Checkpoint.attempt)
+        query = select(Checkpoint).where(Checkpoint.run_id == run, tuple_(*position) > after).order_by(*position)
+        rows = [from_attributes(CheckpointRecord, row) for row in session.scalars(query.limit(limit + 1))]
+    return page_of(rows, limit, lambda row: (row.step, row.attempt))
 
 
 def announce_checkpoint(
@@ -112,35 +114,8 @@ def announce_checkpoint(
     run = lock_run(session, principal, key.run_id)
     check_attempt(session, key.run_id, key.attempt)
     row = {**key._asdict(), "announced_at_us": now_us(), **body.model_dump()}
-    created = _put(session, row)
+    created = insert_if_absent(session, Checkpoint, row)
+    if not created:
+        upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
     note_derived_model_kind(session, events, run, body.model_kind)
     return parse(CheckpointRecord, row), created
-
-
-def checkpoints_of_run(
-    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[CheckpointRecord]:
-    """Return one page of a run's checkpoints, by step."""
-    get_run(session, principal, run_id)
-    after = cast("tuple[int, int]", decode_cursor(cursor, (int, int))) if cursor is not None else (-1, -1)
-    rows = _page_of_run(session, run_id, after, limit + 1)
-    return page_of([from_attributes(CheckpointRecord, row) for row in rows], limit, _key_of)
-
-
-def _key_of(checkpoint: CheckpointRecord) -> CursorKey:
-    return (checkpoint.step, checkpoint.attempt)
-
-
-def _put(session: Session, row: dict[str, Any]) -> bool:
-    """Insert or overwrite a checkpoint; return True if it is new."""
-    if insert_if_absent(session, Checkpoint, row):
-        return True
-    upsert(session, Checkpoint, [row], _KEY)
-    return False
-
-
-def _page_of_run(session: Session, run_id: str, after: tuple[int, int], limit: int) -> Sequence[Checkpoint]:
-    """Return up to `limit` checkpoints beyond `after` (step, attempt), in order."""
-    position = tuple_(Checkpoint.step, Checkpoint.attempt)
-    query = select(Checkpoint).where(Checkpoint.run_id == run_id, position > after)
-    return session.scalars(query.order_by(Checkpoint.step, Checkpoint.attempt).limit(limit)).all()

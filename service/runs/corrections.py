@@ -61,42 +61,47 @@ def read_corrections(
     attempt: ActiveOrAttempt = None,
 ) -> CorrectionsRecord:
     """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
-    query = CorrectionQuery(run, step, attempt, comparison, correction or (), threshold or ())
+    try:
+        requested = list(_requested(correction or (), threshold or ()))
+    except InvalidArgumentError as error:
+        raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
     with context.database.read() as session:
-        evaluated = _record(evaluate_corrections(session, principal, query))
-        return with_shards(session, run, step, attempt, evaluated)
+        pair = read_pair(session, principal, run, step, attempt, comparison)
+        evaluator = Evaluator(pair.statistics, pair.summaries)
+        record = CorrectionsRecord(
+            comparison=comparison,
+            step=step,
+            attempt=pair.attempt,
+            tokens=pair.statistics.tokens,
+            rollouts=pair.statistics.rollouts,
+            coverage=pair.coverage,
+            items=tuple(_evaluation_record(evaluator.evaluate(*each)) for each in requested),
+        )
+        return with_shards(session, run, step, attempt, record)
 
 
-@dataclass(frozen=True, slots=True)
-class CorrectionQuery:
-    """Request for corrections and thresholds; none named: all corrections, at the thresholds in use."""
-
-    run_id: str
-    step: int
-    attempt: int | None
-    comparison: str
-    corrections: Sequence[str] = ()
-    thresholds: Sequence[str] = ()
+def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterator[tuple[str, Threshold | None]]:
+    """Yield the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
+    if thresholds and len(corrections) != 1:
+        raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
+    for name in corrections or CORRECTIONS:
+        correction = correction_named(name)
+        named = tuple(correction.threshold(text) for text in thresholds)
+        for threshold in named or correction.usual or (None,):
+            yield name, threshold
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
     """Stored statistics and summaries of one comparison of a step."""
 
-    comparison: str
-    step: int
+    run_id: str
     attempt: int
+    step: int
+    comparison: str
     statistics: ComparisonStatistics
     summaries: RolloutSummaries
     coverage: Coverage
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluatedCorrections:
-    """Evaluations of corrections, and the pair that they were computed from."""
-
-    pair: MeasuredPair
-    evaluations: tuple[Evaluation, ...]
 
 
 def read_pair(
@@ -107,48 +112,20 @@ def read_pair(
     assert found.summaries is not None, "every comparison of two scores has summaries"
     statistics = ComparisonStatistics.from_bytes(found.statistics)
     return MeasuredPair(
-        comparison,
-        step,
+        run_id,
         found.attempt,
+        step,
+        comparison,
         statistics,
         RolloutSummaries.from_bytes(found.summaries),
         coverage_of_step(session, StepKey(found.run_id, found.attempt, step), statistics.rollouts),
     )
 
 
-def evaluate_corrections(session: Session, principal: Principal, query: CorrectionQuery) -> EvaluatedCorrections:
-    """Evaluate the corrections; raise InvalidRequest naming the invalid value, and the errors of `read_pair`."""
-    try:
-        requested = list(_requested(query))
-    except InvalidArgumentError as error:
-        raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
-    pair = read_pair(session, principal, query.run_id, query.step, query.attempt, query.comparison)
+def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
+    """Evaluate every correction at its first threshold in use; the API has every other one."""
     evaluator = Evaluator(pair.statistics, pair.summaries)
-    return EvaluatedCorrections(pair, tuple(evaluator.evaluate(name, threshold) for name, threshold in requested))
-
-
-def _requested(query: CorrectionQuery) -> Iterator[tuple[str, Threshold | None]]:
-    """Return the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
-    if query.thresholds and len(query.corrections) != 1:
-        raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
-    for name in query.corrections or CORRECTIONS:
-        correction = correction_named(name)
-        named = tuple(correction.threshold(text) for text in query.thresholds)
-        for threshold in named or correction.usual or (None,):
-            yield name, threshold
-
-
-def _record(evaluated: EvaluatedCorrections) -> CorrectionsRecord:
-    pair = evaluated.pair
-    return CorrectionsRecord(
-        comparison=pair.comparison,
-        step=pair.step,
-        attempt=pair.attempt,
-        tokens=pair.statistics.tokens,
-        rollouts=pair.statistics.rollouts,
-        coverage=pair.coverage,
-        items=tuple(map(_evaluation_record, evaluated.evaluations)),
-    )
+    return [evaluator.evaluate(name, next(iter(each.usual), None)) for name, each in CORRECTIONS.items()]
 
 
 def _evaluation_record(found: Evaluation) -> CorrectionRecord:

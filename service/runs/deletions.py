@@ -59,7 +59,13 @@ def list_deletions(
 ) -> Page[DeletionRecord]:
     """List the deletions of the run, newest first, and how far they are."""
     with context.database.read() as session:
-        return deletions_of_run(session, principal, run, cursor, limit)
+        get_run(session, principal, run)
+        keys = (Deletion.requested_at_us, Deletion.id)
+        query = select(Deletion).where(Deletion.run_id == run).order_by(*(key.desc() for key in keys))
+        if cursor is not None:
+            query = query.where(tuple_(*keys) < tuple_(*decode_cursor(cursor, (int, str))))
+        found = [deletion_record(row) for row in session.scalars(query.limit(limit + 1))]
+    return page_of(found, limit, lambda each: (each.requested_at_us, each.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +120,6 @@ def store_deletion(session: Session, principal: Principal, run_id: str, body: De
     record(session, principal, "rollouts.delete", deletion.id, project=run.project, run_id=run_id, after=asked)
     session.flush()
     return deletion
-
-
-def deletions_of_run(
-    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[DeletionRecord]:
-    """Return one page of a run's deletions, newest first. Raises RunNotFound, RunDeleted, InvalidCursor."""
-    get_run(session, principal, run_id)
-    keys = (Deletion.requested_at_us, Deletion.id)
-    query = select(Deletion).where(Deletion.run_id == run_id).order_by(*(key.desc() for key in keys))
-    if cursor is not None:
-        query = query.where(tuple_(*keys) < tuple_(*decode_cursor(cursor, (int, str))))
-    found = [deletion_record(row) for row in session.scalars(query.limit(limit + 1))]
-    return page_of(found, limit, lambda each: (each.requested_at_us, each.id))
 
 
 def deletion_record(row: Deletion) -> DeletionRecord:

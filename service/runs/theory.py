@@ -30,12 +30,11 @@ from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_no
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
-from foreshock_service.platform.security import Principal, Reader
+from foreshock_service.platform.security import Reader
 from foreshock_service.runs.corrections import TOO_LARGE, MeasuredPair, read_pair
 from foreshock_service.runs.curves import Comparison
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run
 from foreshock_service.runs.scalars import scalars_of_step
 from foreshock_service.runs.steps import with_shards
 
@@ -65,27 +64,15 @@ def read_theory(
     scalar `learning_rate` or `lr`, else the newest rate that the trainer acknowledged up to this step,
     else the run's initial learning rate.
     """
-    query = TheoryQuery(run, step, attempt, comparison, delta_max, gradient_bound)
     with context.database.read() as session:
-        found = _record(find_theory(session, principal, query))
-        return with_shards(session, run, step, attempt, found)
+        pair = read_pair(session, principal, run, step, attempt, comparison)
+        found = theory_of_pair(session, pair, delta_max, gradient_bound)
+        return with_shards(session, run, step, attempt, _record(found))
 
 
 # Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
 GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")
 LEARNING_RATE_SCALARS = ("learning_rate", "lr")
-
-
-@dataclass(frozen=True, slots=True)
-class TheoryQuery:
-    """Request for the theory of a comparison; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
-
-    run_id: str
-    step: int
-    attempt: int | None
-    comparison: str
-    delta_max: float | None = None
-    gradient_bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,46 +82,40 @@ class FoundTheory:
     pair: MeasuredPair
     theory: Theory
     delta_max: float | None
-    gradient_bound: float | None
     learning_rate: float | None
     learning_rate_source: str | None
     gradient_missing: str | None
 
 
-def find_theory(session: Session, principal: Principal, query: TheoryQuery) -> FoundTheory:
-    """Evaluate the theory of the step; raise MeasurementNotFound, StatisticsOutOfDate."""
-    pair = read_pair(session, principal, query.run_id, query.step, query.attempt, query.comparison)
-    return theory_of_pair(session, principal, query, pair)
-
-
-def theory_of_pair(session: Session, principal: Principal, query: TheoryQuery, pair: MeasuredPair) -> FoundTheory:
-    """Evaluate the theory of a pair that was read already."""
-    run = get_run(session, principal, query.run_id)
-    scalars = scalars_of_step(session, StepKey(query.run_id, pair.attempt, query.step))
-    rate, source = _learning_rate(session, run, pair, scalars)
+def theory_of_pair(
+    session: Session, pair: MeasuredPair, delta_max: float | None = None, gradient_bound: float | None = None
+) -> FoundTheory:
+    """Evaluate the theory of a pair; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
+    scalars = scalars_of_step(session, StepKey(pair.run_id, pair.attempt, pair.step))
+    rate, source = _learning_rate(session, pair, scalars)
     norms, missing = _norms(scalars)
     theory = evaluate_theory(
         pair.statistics,
         pair.summaries,
-        delta_max=query.delta_max,
+        delta_max=delta_max,
         norms=norms,
         learning_rate=rate,
-        gradient_bound=query.gradient_bound,
+        gradient_bound=gradient_bound,
     )
-    return FoundTheory(pair, theory, query.delta_max, query.gradient_bound, rate, source, missing)
+    return FoundTheory(pair, theory, delta_max, rate, source, missing)
 
 
 def _learning_rate(
-    session: Session, run: Run, pair: MeasuredPair, scalars: Mapping[str, float]
+    session: Session, pair: MeasuredPair, scalars: Mapping[str, float]
 ) -> tuple[float | None, str | None]:
     """Return η of the step and its source: a rate that the trainer reported precedes the run's initial rate."""
     for name in LEARNING_RATE_SCALARS:
         if scalars.get(name, -1.0) >= 0.0:
             return scalars[name], f"the step's scalar {name}"
-    applied = _applied_learning_rate(session, run.id, pair.attempt, pair.step)
+    applied = _applied_learning_rate(session, pair)
     if applied is not None:
         return applied[1], f"what the trainer applied at step {applied[0]}"
-    initial = run.initial_learning_rate
+    initial = session.get_one(Run, pair.run_id).initial_learning_rate
     return initial, None if initial is None else "the run's initial learning rate, because the step has none of its own"
 
 
@@ -152,12 +133,12 @@ def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | No
     return norms, None
 
 
-def _applied_learning_rate(session: Session, run_id: str, attempt: int, step: int) -> tuple[int, float | None] | None:
+def _applied_learning_rate(session: Session, pair: MeasuredPair) -> tuple[int, float | None] | None:
     """Return the newest step up to this one, and its rate, that the attempt's trainer acknowledged; None without."""
     query = select(AdviceAcknowledgement.step, AdviceAcknowledgement.applied_learning_rate).where(
-        AdviceAcknowledgement.run_id == run_id,
-        AdviceAcknowledgement.attempt == attempt,
-        AdviceAcknowledgement.step <= step,
+        AdviceAcknowledgement.run_id == pair.run_id,
+        AdviceAcknowledgement.attempt == pair.attempt,
+        AdviceAcknowledgement.step <= pair.step,
     )
     row = session.execute(query.order_by(AdviceAcknowledgement.step.desc()).limit(1)).first()
     return None if row is None else (row[0], row[1])

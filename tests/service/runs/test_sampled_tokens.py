@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.security import UNRESTRICTED
-from foreshock_service.runs import sampled_tokens
+from foreshock_service.runs import chosen_tokens
+from foreshock_service.runs.chosen_tokens import MOST_GROUPS_READ, TokenSample, sample_tokens
 from foreshock_service.runs.measurements import MeasurementNotFound
-from foreshock_service.runs.sampled_tokens import MOST_GROUPS_READ, TokenSample, sample_tokens
 from tests.service.sending import Sender, make_batch, start_run
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -91,14 +91,14 @@ def test_every_token_is_as_likely_as_any_other(app: FastAPI, http: httpx.Client)
 
 
 def test_enough_tokens_end_the_reading(app: FastAPI, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampled_tokens, "ENOUGH_TOKENS", 600)
+    monkeypatch.setattr(chosen_tokens, "ENOUGH_TOKENS", 600)
     sender = start_run(http)
     sender.put_shard(1, numbered(ROLLOUTS)).raise_for_status()
     assert sample(app, sender).groups_read == 2
 
 
 def test_step_of_many_files_opens_few(app: FastAPI, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampled_tokens, "MOST_GROUPS_READ", 3)
+    monkeypatch.setattr(chosen_tokens, "MOST_GROUPS_READ", 3)
     sender = start_run(http)
     for shard in range(6):
         sender.put_shard(1, numbered(8, prefix=f"{shard}-"), shard, 6).raise_for_status()

@@ -36,9 +36,9 @@ from foreshock_service.replay.attribution.service import (
     attribution_of_step,
     newest_replayed_steps,
 )
-from foreshock_service.runs.corrections import CorrectionQuery, evaluate_corrections
+from foreshock_service.runs.corrections import read_pair, usual_evaluations
 from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
-from foreshock_service.runs.theory import FoundTheory, TheoryQuery, theory_of_pair
+from foreshock_service.runs.theory import FoundTheory, theory_of_pair
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5
@@ -264,14 +264,11 @@ def _ratios_reach_e(largest_d: float | None) -> bool:
 def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
-        query = CorrectionQuery(run_id, step, None, TRAINER_ROLLOUT)
-        evaluated = evaluate_corrections(viewing.session, viewing.principal, query)
+        pair = read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
         return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
-    theory_query = TheoryQuery(run_id, step, None, TRAINER_ROLLOUT)
-    theory = theory_of_pair(viewing.session, viewing.principal, theory_query, evaluated.pair)
-    # The first threshold in use of each correction; the API has every other one.
-    evaluations = list({found.correction.name: found for found in reversed(evaluated.evaluations)}.values())[::-1]
+    theory = theory_of_pair(viewing.session, pair)
+    evaluations = usual_evaluations(pair)
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
     reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
     missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]

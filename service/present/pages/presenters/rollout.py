@@ -26,6 +26,7 @@ from foreshock_service.present.pages.presenters.viewing import Viewing, curves_o
 from foreshock_service.present.pages.rendering import DASH, announced_names, count, number, texts_of
 from foreshock_service.present.pages.step_models import RolloutPage, ScoredBy, StepMeasure
 from foreshock_service.runs.attempts import fingerprints_of_attempts
+from foreshock_service.runs.chosen_tokens import TokenSample, sample_tokens
 from foreshock_service.runs.curves import CurveQuery, read_curves
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.measurements import (
@@ -35,7 +36,6 @@ from foreshock_service.runs.measurements import (
     statistics_of_steps,
 )
 from foreshock_service.runs.runs import get_run
-from foreshock_service.runs.sampled_tokens import TokenSample, sample_tokens
 from foreshock_service.runs.tokens import WholeRollout, read_whole_rollout
 
 MOST_STEPS = 48

@@ -14,7 +14,7 @@ from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.figures.attribution import TokenPoints, token_figure
 from foreshock_service.present.pages.figures.buckets import HeatMapColumns, heat_map_figure
 from foreshock_service.present.pages.presenters.rollout import MOST_STEPS
-from foreshock_service.runs.sampled_tokens import MOST_SAMPLED
+from foreshock_service.runs.chosen_tokens import MOST_SAMPLED
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Fleet, SentRun, Site, rollouts
 from tests.service.sending import Sender, make_batch, start_run
