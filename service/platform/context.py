@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
@@ -86,10 +86,6 @@ class ServiceContext:
     ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()
-
-    def replacing(self, **parts: Any) -> ServiceContext:
-        """Return a copy of the context with some of its parts replaced."""
-        return replace(self, **parts)
 
 
 async def context_of(request: Request) -> ServiceContext:

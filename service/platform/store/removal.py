@@ -3,8 +3,10 @@
 A row of `file_removals` names a file that retention or a deletion has given up, in the transaction that gave it up. It
 is removed after a grace, so that a backup that began with a database snapshot of before still finds it.
 
-A file that no row names is an orphan: what a crash leaves between publishing a file and committing its row. Files with
-other names than the service makes are never removed.
+A file that no row names is an orphan: what a crash leaves between publishing a file and committing its row. It is
+removed once it is older than the grace, unless this process has it in flight: marked before it is published, until its
+row is committed. The sweep looks for the mark before it reads the catalogue, so it sees the mark or the row. The grace
+covers other processes. Files with other names than the service makes are never removed.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenS
 RemovalReason = Literal["retention", "deletion"]
 
 _FILES_AT_ONCE = 200
+_FILES_LISTED_AT_ONCE = 5_000
 # A round of the periodic task; the next one continues.
 _FILES_PER_ROUND = 5_000
 _logger = logging.getLogger(__name__)
@@ -75,13 +78,9 @@ def _forget(files: Sequence[str], session: Session) -> None:
     session.execute(delete(FileRemoval).where(FileRemoval.file.in_(files)))
 
 
-_logger_orphans = logging.getLogger(__name__)
-_FILES_AT_ONCE_ORPHANS = 5_000
-
-
 def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
     """Yield the files that no row names, older than the grace and not in flight."""
-    for batch in batches(store.list_files(), _FILES_AT_ONCE_ORPHANS):
+    for batch in batches(store.list_files(), _FILES_LISTED_AT_ONCE):
         parsed = {}
         for file in batch:
             name = parse_name(file.name)
@@ -107,7 +106,7 @@ def remove_orphans(
         store.remove(file.name)
         removed, size = removed + 1, size + file.size
     if removed:
-        _logger_orphans.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
+        _logger.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
     return removed
 
 

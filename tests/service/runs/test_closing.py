@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -55,7 +56,7 @@ def close_overdue(app: FastAPI) -> int:
     """Sweep as if the grace time were over for every step."""
     context = app.state.context
     settings = context.settings.model_copy(update={"step_grace_seconds": 1e-6})
-    return close_waiting_steps(context.replacing(settings=settings))
+    return close_waiting_steps(replace(context, settings=settings))
 
 
 @pytest.fixture

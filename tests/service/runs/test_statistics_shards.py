@@ -120,7 +120,7 @@ def test_shards_of_both_kinds_are_one_step_and_counted_once(http: httpx.Client, 
 
 def test_late_shard_of_statistics_folds_a_closed_step_again(http: httpx.Client, app: FastAPI) -> None:
     context = app.state.context
-    impatient = context.replacing(settings=context.settings.model_copy(update={"step_grace_seconds": 1e-6}))
+    impatient = replace(context, settings=context.settings.model_copy(update={"step_grace_seconds": 1e-6}))
     late, whole = start_run(http, "late"), start_run(http, "whole")
     parts = [make_batch(20, seed) for seed in range(2)]
     for shard, part in enumerate(parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -25,7 +26,7 @@ from tests.service.server import RunningServer
 def close_now(context: ServiceContext) -> int:
     """Close the open steps, as the sweeper does after the grace time."""
     return close_waiting_steps(
-        context.replacing(settings=context.settings.model_copy(update={"step_grace_seconds": -1.0}))
+        replace(context, settings=context.settings.model_copy(update={"step_grace_seconds": -1.0}))
     )
 
 

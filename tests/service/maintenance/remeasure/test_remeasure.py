@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ def test_shard_that_arrives_during_the_command_is_kept(http: httpx.Client, app: 
     put_step(sender, 3, [0])
     make_old(beside, sender, 3, [0])
     context: ServiceContext = app.state.context
-    slow = context.replacing(decoders=Meanwhile(context, lambda: put_step(sender, 3, [1])))
+    meanwhile: Any = Meanwhile(context, lambda: put_step(sender, 3, [1]))
+    slow = replace(context, decoders=meanwhile)
     assert remeasure_step(slow, StepKey(sender.run, 1, 3)).left is None
     put_step(twin, 3)
     assert values(sender) == values(twin)
@@ -213,7 +215,8 @@ def test_run_deleted_during_the_command_is_left_unchanged(http: httpx.Client, ap
     make_old(beside, sender, 3)
     old = stored_bytes(beside)
     context: ServiceContext = app.state.context
-    slow = context.replacing(decoders=Meanwhile(context, lambda: http.delete(f"/v1/runs/{sender.run}")))
+    meanwhile: Any = Meanwhile(context, lambda: http.delete(f"/v1/runs/{sender.run}"))
+    slow = replace(context, decoders=meanwhile)
     remeasure_step(slow, StepKey(sender.run, 1, 3))
     assert stored_bytes(beside) == old
 
@@ -304,5 +307,5 @@ def test_a_step_that_is_open_stays_open_and_closes_later(http: httpx.Client, app
     assert remeasure_step(app.state.context, StepKey(sender.run, 1, 3)).left is None
     assert values(sender)["step"] == []
     settings = app.state.context.settings.model_copy(update={"step_grace_seconds": -1.0})
-    assert close_waiting_steps(app.state.context.replacing(settings=settings)) == 2
+    assert close_waiting_steps(replace(app.state.context, settings=settings)) == 2
     assert values(sender) == values(twin)

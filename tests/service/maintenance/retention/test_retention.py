@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 from sqlalchemy import update
@@ -162,7 +164,7 @@ def test_rules_of_a_run_replace_those_of_the_settings(
 ) -> None:
     first, second = log(http, 4, "first"), log(http, 4, "second")
     assert list(purge(context)) == []
-    of_settings = context.replacing(settings=settings.model_copy(update={"retention_last_steps": 1}))
+    of_settings = replace(context, settings=settings.model_copy(update={"retention_last_steps": 1}))
     http.put(f"/v1/runs/{second.run}/retention", json={"last_steps": None}).raise_for_status()
     assert {report.run.id: report.steps for report in purge(of_settings)} == {first.run: 3}
     assert second.get("retention").json()["source"] == "run"

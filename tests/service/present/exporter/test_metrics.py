@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_the_scrape_configuration_is_valid(promtool: str, tmp_path: Path) -> Non
 def test_number_of_queries_does_not_depend_on_the_number_of_runs(
     http: httpx.Client, app: FastAPI, settings: Settings
 ) -> None:
-    context = app.state.context.replacing(settings=settings.model_copy(update={"exporter_max_runs": 100}))
+    context = replace(app.state.context, settings=settings.model_copy(update={"exporter_max_runs": 100}))
     counts = []
     for number in range(2):
         for each in range(1 + 3 * number):

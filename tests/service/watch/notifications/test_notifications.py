@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_a_deleted_run_sends_nothing(alerting: Alerting, target: Make, receiver:
 
 def test_the_service_sends_by_itself(alerting: Alerting, target: Make, receiver: Receiver) -> None:
     settings = alerting.context.settings.model_copy(update={"notifications": (target(), target(name="b"))})
-    notifier = Notifier(alerting.context.replacing(settings=settings))
+    notifier = Notifier(replace(alerting.context, settings=settings))
     alerting.open()
     notifier.start()
     deadline = time.monotonic() + 60
