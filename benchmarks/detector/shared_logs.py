@@ -11,8 +11,8 @@ from functools import cache
 
 from benchmarks.detector.curves import watch
 from benchmarks.early_warning import SHARED, Curve
+from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, hit_window
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
-from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, collapse_step, hit_window
 from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.statistics import median
 

@@ -130,7 +130,7 @@ when it was started. At every {settings.fixed_every}th step responses to 48 fixe
 torch in float32, with the trainer's weights (the frozen scorer) and with the weights that the engine was given.{error}
 
 **Labels.** A collapse is the first step from which the median of the newest five rewards is below half of the best for
-ten observations (`foreshock/diagnosis/reward.py`; floor {REWARD_FLOOR:g}). It is one *of mismatch* only if the
+ten observations (`foreshock/diagnosis/collapse.py`; floor {REWARD_FLOOR:g}). It is one *of mismatch* only if the
 run with the same learning rate and seed and no mismatch did not collapse. That twin is one sample: its problems are the
 same, but its sampled tokens are others, so near the learning rate at which runs without mismatch begin to collapse the
 kind is partly chance.

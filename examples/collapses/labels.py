@@ -1,6 +1,6 @@
 """The labels of a run: whether and when it collapsed, and what kind of collapse it was.
 
-Committed before the first run of the grid. The collapse is defined by `foreshock.diagnosis.reward`.
+Committed before the first run of the grid. The collapse is defined by `foreshock.diagnosis.collapse`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from foreshock.diagnosis.reward import collapse_step
+from foreshock.diagnosis.collapse import collapse_step
 
 REWARD_FLOOR: Final = 0.0
 """The reward of a policy that learned nothing: random characters end with the right sum in no case that was seen."""

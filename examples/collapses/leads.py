@@ -14,8 +14,8 @@ from typing import Final
 
 from foreshock.backtest.replay import Episode, RecordedRun
 from foreshock.backtest.scoring import Score, score
+from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.detectors import ClosedStep
-from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.statistics import median
 
 RATIOS: Final = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)

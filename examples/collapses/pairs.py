@@ -14,9 +14,9 @@ from typing import Final
 from examples.collapses.leads import SIGNALS, Signal, episodes, false_rate, rises
 from foreshock.backtest.replay import RecordedRun
 from foreshock.backtest.scoring import Score, score
+from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.quantities import REWARD_KEY
-from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, TRAILING_VALUES
 from foreshock.diagnosis.statistics import median
 
 DROPS: Final = (0.0, 0.1, 0.2, 0.3)

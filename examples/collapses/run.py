@@ -22,8 +22,8 @@ from examples.tiny_rl.rollouts import StepRollouts, sample_step
 from examples.tiny_rl.task import draw_problem
 from examples.tiny_rl.trainer import Correction, Trainer, TrainerOptions, Update
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.collapse import HELD_OBSERVATIONS
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
-from foreshock.diagnosis.reward import HELD_OBSERVATIONS
 from foreshock.fingerprint import Fingerprint
 from foreshock.learning_rate import applied_learning_rates, apply_scale
 from foreshock.measures import measure_step

@@ -10,10 +10,10 @@ import numpy as np
 from examples.collapses.grid import DOSES, Part, RunSettings, part_of
 from examples.collapses.labels import Kind, kind_of, label
 from examples.collapses.results import Result
+from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS
 from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY
-from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS
 
 FIRST_STEP, LAST_STEP = 9, 20
 """Steps over which the mismatch of a run is taken: from the first with the full lag of every dose, as few as give a

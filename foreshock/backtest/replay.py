@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance, open_signals
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
-from foreshock.diagnosis.reward import BASELINE_OBSERVATIONS, collapse_step, floor_of
 from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
 from foreshock.severity import Severity
 

@@ -1,6 +1,6 @@
 """What a rule's alarms were worth on recorded runs: hits, misses, lead times and false alarms, with exact intervals.
 
-Definitions are those of `foreshock.diagnosis.reward`. An alarm from three steps before a collapse on is neither a
+Definitions are those of `foreshock.diagnosis.collapse`. An alarm from three steps before a collapse on is neither a
 hit nor false: it is late. Runs whose collapse leaves no baseline count for nothing after it, and are no miss.
 
 Rules are compared with alarms that look at nothing, at an equal number of alarms: a clock, circularly shifted alarms,
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from foreshock.backtest.replay import Episode, RecordedRun, lost_learning_rate, replay_run, scales_under_apply
+from foreshock.diagnosis.collapse import HitWindow, hit_window
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import LENGTH_KEY
-from foreshock.diagnosis.reward import HitWindow, hit_window
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.diagnosis.statistics import median, poisson_interval, proportion_interval
 

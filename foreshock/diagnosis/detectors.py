@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
 from foreshock.diagnosis.rule import Effect, Event, ThresholdRule
@@ -34,7 +35,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 
-DETECTOR_VERSION = 6
+DETECTOR_VERSION = 7
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -104,7 +105,7 @@ class WarningConfiguration:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the detectors read, as ``comparison:measure``."""
-        own = {LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, LAG_KEY}
+        own = {LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, LAG_KEY, K3}
         return tuple(sorted(own | {key for rules in self._all_rules() for rule in rules for key in rule.keys}))
 
 
@@ -196,11 +197,11 @@ def advance(
             state.step,
             forget_lengths(state.surge),
             forget_baselines(state.rules),
-            RewardState(fired_step=state.reward.fired_step),
+            state.reward.forgotten(),
             state.rate_units,
         )
     values, of_step = closed_step.values, configuration.rules_at(step)
-    reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward)
+    reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3))
     learning = cache(partial(is_rising, reward, configuration.reward))
     rules, events = advance_rules(state.rules, step, values, of_step, learning)
     corroborated = _corroborates(rules, reward, of_step)
@@ -232,9 +233,7 @@ def is_corroborated(state: WarningState, configuration: WarningConfiguration) ->
 
 
 def _corroborates(state: RulesState, reward: RewardState, rules: Sequence[ThresholdRule]) -> bool:
-    return reward.fired_step is not None or any(
-        rule.corroborates_surge and state.firing(rule) is not None for rule in rules
-    )
+    return reward.is_low or any(rule.corroborates_surge and state.firing(rule) is not None for rule in rules)
 
 
 def open_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:

@@ -1,12 +1,20 @@
-"""The detector of a falling reward, and the definition of a collapse.
+"""The online detectors of a collapsed reward (`reward_collapse`, critical) and of a falling one (`reward_fall`).
 
-A reward falls if the smoothed reward is a quarter of the way from its best to the floor. The level is the median of the
-newest five rewards, the best the highest median of ten in a row. The fall must also be many standard deviations of the
-noise, which is autocorrelated: the best of many noisy levels is high by chance.
+A collapse passes one of two tests.
 
-A run has collapsed at the first observation from which, for at least ten observations, the median of the trailing five
-rewards is below half of (running best + floor): halfway from the best to the reward of a policy that learned nothing.
-An alarm episode is a hit if it starts in [t_c − min(200, t_c / 2), t_c − 3]. Backtests and benchmarks use it.
+- *A fall beyond the noise.* Every kept step is tried as the onset, of a sudden fall or of a ramp; the one that explains
+  most is taken. The reward must be below half of its best and of its level before the onset, and the fall many
+  standard deviations. The level of a ramp is extrapolated by a step and a half and allowed two standard errors: steep
+  ramps are found before two thirds of the fall, slow ones wait for certainty.
+- *The definition of a collapse (`collapse.py`) has held for ten observations*, in a series too noisy for the first
+  test. A best of many noisy levels is high by chance, so the reward must also be below its level before by a little,
+  and, unless the fall is three standard deviations, no higher than where the run started.
+
+The noise is that of differences of neighbouring values up to eight apart, so that a ramp is not noise and slow swings
+are. The same first test at a quarter of the way is the earlier stage (`reward_fall`, warning).
+
+Constants were chosen on generated curves, on the tuning part of `examples/collapses` and on the 13 labelled logs;
+`make bench-diagnosis` measures the locked part and other seeds.
 """
 
 from __future__ import annotations
@@ -14,12 +22,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
+from foreshock.diagnosis.collapse import HELD_OBSERVATIONS, TRAILING_VALUES, floor_of
+from foreshock.diagnosis.mismatch_order import mismatch_at_fall
 from foreshock.diagnosis.rule import Event
-from foreshock.diagnosis.statistics import autocorrelated_noise, median, step_noise
+from foreshock.diagnosis.statistics import Noise, median, neighbour_noise, step_noise
+from foreshock.diagnosis.wording import number
+from foreshock.severity import Severity
 
-RULE = "reward_fall"
+FALL_RULE = "reward_fall"
+COLLAPSE_RULE = "reward_collapse"
 
 MEDIAN_TO_MEAN = 1.25
 """Standard deviation of a median / of a mean, of normal values: √(π / 2)."""
@@ -27,161 +40,341 @@ MEDIAN_TO_MEAN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
-    """The constants of the detector."""
+    """The constants of the detectors. Falls are fractions of best − floor, deviations are of the noise."""
 
     fall: float = 0.25
-    """Fall / (best − floor). A collapse is a fall by half; an alert at half of that leaves time to act."""
+    """A warning: half of the fall that is a collapse."""
+    collapse: float = 0.5
+    """By the definition."""
     clearing_fall: float = 0.125
-    """The alert clears once the fall is this small."""
+    """The warning clears once the fall is this small."""
+    clearing_collapse: float = 0.4
+    clearing_values: int = 3
     z: float = 5.0
-    """The fall in standard deviations of the difference of level and best; five, because the best is a maximum of many
-    and the level may be at its lowest of many."""
-    smoothing_values: int = 5
-    """Rewards of a level, as in the definition of a collapse."""
-    best_values: int = 10
-    """Rewards of a level that may be the best: twice as many, so that noise hardly makes a best."""
-    baseline_values: int = 10
-    """Rewards before the first fall can be seen; the noise needs some."""
-    clearing_values: int = 5
-    noise_values: int = 64
+    """Standard deviations of a fall with a known floor, whose onset is chosen among many."""
+    z_without_floor: float = 6.0
+    """The same for rewards below −1: how far they can fall is not known."""
+    z_of_definition: float = 0.3
+    """Standard deviations by which the level is below that before, where the definition holds."""
+    z_above_start: float = 3.0
+    """The same if the reward is still above where the run started."""
+    least_reach: float = 2.8
+    """best − floor in standard deviations of one value: a smaller one is noise around the floor."""
+    start_values: int = 10
+    """Rewards whose median is where the run started."""
+    before_values: int = 20
+    """Rewards before the onset that its level is taken from: more would be below the best of a rising run."""
+    least_before: int = 5
+    least_after: int = 3
+    """Rewards before and since the onset."""
+    ahead: float = 1.5
+    """Steps by which a ramp is extrapolated."""
+    allowance: float = 2.0
+    """Standard errors of the level that must be below the threshold too."""
+    noise_values: int = 24
+    """Rewards before the onset that the noise is taken from, if there are as many; else from all."""
+    kept_values: int = 128
+    most_recoveries: int = 2
+    """After so many collapses that recovered the reward swings: only the definition counts."""
     rise_z: float = 3.0
     """The reward rises if the newest values are so many standard deviations above those `rise_values` before."""
     rise_values: int = 20
     """Values between the two levels of a rise: a run that learned some time ago does not rise any more."""
     floor: float | None = None
     """The reward of a policy that learned nothing. None: 0 if no reward was negative, −1 if none was below −1, else
-    the lowest level so far."""
+    best − the larger of |best| and best − lowest level."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardState:
-    """The newest rewards, the best and lowest level, and since when the reward is low."""
+    """The newest rewards with their steps and k3, the levels of the run, and since when the alerts are open."""
 
+    steps: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
+    mismatch: tuple[float | None, ...] = ()
     best: float | None = None
     lowest: float | None = None
-    back: int = 0
-    fired_step: int | None = None
+    lowest_level: float | None = None
+    first: tuple[float, ...] = ()
+    held: int = 0
+    fall_step: int | None = None
+    fall_back: int = 0
+    collapse_step: int | None = None
+    collapse_back: int = 0
+    recoveries: int = 0
+
+    @property
+    def is_low(self) -> bool:
+        """Whether an alert is open."""
+        return self.fall_step is not None or self.collapse_step is not None
+
+    def forgotten(self) -> RewardState:
+        """Return the state without any reward; open alerts stay open until the reward is back."""
+        return RewardState(fall_step=self.fall_step, collapse_step=self.collapse_step)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__} | {"values": list(self.values)}
+        value = {name: getattr(self, name) for name in self.__slots__}
+        return {name: list(each) if isinstance(each, tuple) else each for name, each in value.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RewardState:
-        return cls(**{**value, "values": tuple(value["values"])})
+        fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items()}
+        return cls(**fields)
 
 
 def advance_reward(
-    state: RewardState, step: int, reward: float | None, settings: RewardSettings
+    state: RewardState, step: int, reward: float | None, settings: RewardSettings, mismatch: float | None = None
 ) -> tuple[RewardState, tuple[Event, ...]]:
-    """Return the state after ``step`` and the events at it; a reward that is None or not finite is not measured."""
+    """Return the state after ``step`` and the events at it. ``mismatch`` is k3 of the step, for the evidence.
+
+    A reward that is None or not finite is not measured.
+    """
     if reward is None or not math.isfinite(reward):
         return state, ()
-    values = (*state.values, reward)[-settings.noise_values :]
-    lowest = reward if state.lowest is None else min(state.lowest, reward)
-    state = replace(state, values=values, lowest=lowest)
-    if len(values) < settings.smoothing_values:
-        return state, ()
-    level = median(values[-settings.smoothing_values :])
-    best = state.best
-    if len(values) >= settings.best_values:
-        high = median(values[-settings.best_values :])
-        best = high if best is None else max(best, high)
-        state = replace(state, best=best)
-    if best is None:
-        return state, ()
-    reach = best - (floor_of(lowest) if settings.floor is None else settings.floor)
-    fallen = best - level
-    if state.fired_step is not None:
-        back = state.back + 1 if fallen <= settings.clearing_fall * reach else 0
-        if back < settings.clearing_values:
-            return replace(state, back=back), ()
-        event = replace(_event(step, level, best, reach, settings), change="cleared", fired_step=state.fired_step)
-        return replace(state, back=0, fired_step=None), (event,)
-    if len(values) < settings.baseline_values or reach <= 0.0 or fallen < settings.fall * reach:
-        return state, ()
-    before, newest = values[: -settings.smoothing_values], values[-settings.smoothing_values :]
-    noise = autocorrelated_noise([before, newest])
-    error = MEDIAN_TO_MEAN * math.hypot(
-        noise.deviation_of_mean(settings.smoothing_values), noise.deviation_of_mean(settings.best_values)
+    if mismatch is not None and not math.isfinite(mismatch):
+        mismatch = None
+    keep = settings.kept_values
+    values = (*state.values, reward)[-keep:]
+    level = median(values[-TRAILING_VALUES:])
+    state = replace(
+        state,
+        steps=(*state.steps, step)[-keep:],
+        values=values,
+        mismatch=(*state.mismatch, mismatch)[-keep:],
+        best=level if state.best is None else max(state.best, level),
+        lowest=reward if state.lowest is None else min(state.lowest, reward),
+        first=(*state.first, reward) if len(state.first) < settings.start_values else state.first,
     )
-    if fallen < settings.z * error:
+    if not state.held and state.collapse_step is None:
+        lowest = level if state.lowest_level is None else min(state.lowest_level, level)
+        state = replace(state, lowest_level=lowest)
+    reach = _reach(state, settings)
+    is_below = reach > 0.0 and level < _at(state, settings, settings.collapse)
+    state = replace(state, held=min(state.held + 1, keep) if is_below else 0)
+    state, collapsed = _advance_collapse(state, step, level, settings)
+    state, fallen = _advance_fall(state, step, level, settings)
+    return state, fallen + collapsed
+
+
+def _reach(state: RewardState, settings: RewardSettings) -> float:
+    """Return best − floor."""
+    assert state.best is not None
+    assert state.lowest is not None
+    assert state.lowest_level is not None
+    floor = settings.floor if settings.floor is not None else _known_floor(state.lowest)
+    if floor is not None:
+        return state.best - floor
+    return max(abs(state.best), state.best - state.lowest_level)
+
+
+def _known_floor(lowest: float) -> float | None:
+    """Return the floor of rewards whose lowest is ``lowest``; None below −1."""
+    return floor_of(lowest) if lowest >= -1.0 else None
+
+
+def _has_floor(state: RewardState, settings: RewardSettings) -> bool:
+    return settings.floor is not None or _known_floor(state.lowest or 0.0) is not None
+
+
+def _at(state: RewardState, settings: RewardSettings, fall: float) -> float:
+    """Return the reward after a fall from the best."""
+    assert state.best is not None
+    return state.best - fall * _reach(state, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A fall: the place of its first value among the kept ones, the level before it and now, its deviations."""
+
+    onset: int
+    before: float
+    now: float
+    z: float
+
+
+def _advance_collapse(
+    state: RewardState, step: int, level: float, settings: RewardSettings
+) -> tuple[RewardState, tuple[Event, ...]]:
+    if state.collapse_step is not None:
+        back = state.collapse_back + 1 if level >= _at(state, settings, settings.clearing_collapse) else 0
+        if back < settings.clearing_values:
+            return replace(state, collapse_back=back), ()
+        event = replace(_event(state, None, "collapse", settings), change="cleared", fired_step=state.collapse_step)
+        recoveries = min(state.recoveries + 1, settings.most_recoveries)
+        return replace(state, collapse_back=0, collapse_step=None, held=0, recoveries=recoveries), (event,)
+    fall = None
+    if state.recoveries < settings.most_recoveries:
+        fall = _sharp_fall(state, settings, settings.collapse)
+    if fall is None:
+        fall = _held_fall(state, settings)
+    if fall is None:
         return state, ()
-    return replace(state, back=0, fired_step=step), (_event(step, level, best, reach, settings),)
+    return replace(state, collapse_step=step), (_event(state, fall, "collapse", settings),)
+
+
+def _advance_fall(
+    state: RewardState, step: int, level: float, settings: RewardSettings
+) -> tuple[RewardState, tuple[Event, ...]]:
+    if state.fall_step is not None:
+        back = state.fall_back + 1 if level >= _at(state, settings, settings.clearing_fall) else 0
+        if back < settings.clearing_values:
+            return replace(state, fall_back=back), ()
+        event = replace(_event(state, None, "fall", settings), change="cleared", fired_step=state.fall_step)
+        return replace(state, fall_back=0, fall_step=None), (event,)
+    fall = None if state.collapse_step is not None else _sharp_fall(state, settings, settings.fall)
+    if fall is None:
+        return state, ()
+    return replace(state, fall_step=step), (_event(state, fall, "fall", settings),)
+
+
+def _sharp_fall(state: RewardState, settings: RewardSettings, fraction: float) -> Fall | None:
+    """Return a fall by ``fraction`` that is beyond the noise, whatever its shape; None without one."""
+    values, threshold = state.values, _at(state, settings, fraction)
+    if len(values) < settings.least_before + settings.least_after or min(values[-2:]) >= threshold:
+        return None
+    best = _best_shape(values, settings)
+    if best is None:
+        return None
+    onset, before, slope = best
+    after = values[onset:]
+    noise = _noise_before(values, onset, settings)
+    reach = _reach(state, settings)
+    if reach < settings.least_reach * noise.of_neighbours:
+        return None
+    mean = sum(after) / len(after)
+    if slope is None:
+        if len(after) < settings.least_after:
+            return None
+        now = mean
+        bound = now + settings.allowance * noise.deviation_of_mean(len(after))
+    else:
+        newest = after[-4:]
+        # The line alone would go on falling after a ramp has ended.
+        now = max(before + slope * len(after), sum(newest) / len(newest) + slope * (len(newest) - 1) / 2)
+        bound = now + settings.ahead * slope + settings.allowance * noise.deviation_of_mean(len(newest))
+    assert state.best is not None
+    floor = state.best - reach
+    if bound >= min(threshold, before - fraction * (before - floor)):
+        return None
+    z = _deviations(before - mean, noise, len(after), min(onset, settings.before_values))
+    needed = settings.z if _has_floor(state, settings) else settings.z_without_floor
+    return Fall(onset, before, now, z) if z >= needed else None
+
+
+def _best_shape(values: Sequence[float], settings: RewardSettings) -> tuple[int, float, float | None] | None:
+    """Return onset, level before and slope (None: sudden) of the fall that explains most; None if nothing falls.
+
+    Explained is the sum of squares about the level before, corrected for the error of that level.
+    """
+    count = len(values)
+    sums, weighted = [0.0], [0.0]
+    for place, value in enumerate(values):
+        sums.append(sums[-1] + value)
+        weighted.append(weighted[-1] + place * value)
+    best: tuple[float, int, float, float | None] | None = None
+    for onset in range(settings.least_before, count):
+        width = min(onset, settings.before_values)
+        before = (sums[onset] - sums[onset - width]) / width
+        after = count - onset
+        fallen = before - (sums[count] - sums[onset]) / after
+        if fallen <= 0.0:
+            continue
+        explained = after * fallen**2 / (1.0 + after / width)
+        if best is None or explained > best[0]:
+            best = (explained, onset, before, None)
+        if after >= settings.least_after:
+            # A line from the last value before the onset down: x = 1 … after.
+            squares = after * (after + 1) * (2 * after + 1) / 6.0
+            total = after * (after + 1) / 2.0
+            products = weighted[count] - weighted[onset] - (onset - 1) * (sums[count] - sums[onset]) - before * total
+            explained = products**2 / squares / (1.0 + total**2 / squares / width)
+            if explained > best[0]:
+                best = (explained, onset, before, products / squares)
+    return None if best is None else best[1:]
+
+
+def _held_fall(state: RewardState, settings: RewardSettings) -> Fall | None:
+    """Return the fall if the definition of a collapse has held long enough, and noise alone is no explanation."""
+    if state.held < HELD_OBSERVATIONS or not _has_floor(state, settings):
+        return None
+    values = state.values
+    # A median of five is below two values after the reward is.
+    onset = max(len(values) - state.held - TRAILING_VALUES // 2, 1)
+    earlier, after = values[max(onset - settings.before_values, 0) : onset], values[onset:]
+    noise = _noise_before(values, onset, settings)
+    if _reach(state, settings) < settings.least_reach * noise.of_neighbours:
+        return None
+    before, now = sum(earlier) / len(earlier), sum(after) / len(after)
+    z = _deviations(before - now, noise, len(after), len(earlier))
+    least = settings.z_of_definition if now <= median(state.first) else settings.z_above_start
+    return Fall(onset, before, now, z) if z >= least else None
+
+
+def _noise_before(values: Sequence[float], onset: int, settings: RewardSettings) -> Noise:
+    return neighbour_noise(values[:onset] if onset >= settings.noise_values else values)
+
+
+def _deviations(fallen: float, noise: Noise, after: int, before: int) -> float:
+    error = math.hypot(noise.deviation_of_mean(after), noise.deviation_of_mean(before))
+    return fallen / error if error > 0.0 else math.copysign(math.inf, fallen)
 
 
 def is_rising(state: RewardState, settings: RewardSettings) -> bool:
     """Return whether the newest rewards are above those of some steps before, beyond their step-to-step noise."""
-    values = state.values[-settings.rise_values - settings.best_values :]
-    if state.fired_step is not None or len(values) < settings.rise_values + settings.smoothing_values:
+    values = state.values[-settings.rise_values - settings.start_values :]
+    if state.is_low or len(values) < settings.rise_values + TRAILING_VALUES:
         return False
-    before, newest = values[: settings.best_values], values[-settings.smoothing_values :]
+    before, newest = values[: settings.start_values], values[-TRAILING_VALUES:]
     # Of successive differences: the residuals of a line would take the rise itself for noise.
     noise = MEDIAN_TO_MEAN * step_noise(values)
     error = noise * math.sqrt(1.0 / len(before) + 1.0 / len(newest))
     return median(newest) - median(before) > settings.rise_z * error
 
 
-def _event(step: int, level: float, best: float, reach: float, settings: RewardSettings) -> Event:
+Kind = Literal["fall", "collapse"]
+
+_SEVERITY: Mapping[Kind, Severity] = {"fall": "warning", "collapse": "critical"}
+_WHAT_TO_DO: Mapping[Kind, str] = {
+    "fall": "Compare with the length, the entropy and the mismatch of the same steps. If the data did not change, "
+    "lower the learning rate or go back to a checkpoint before the fall.",
+    "collapse": "Stop the run, or go back to a checkpoint from before the onset. Look at what came first: a mismatch "
+    "that rose before the reward fell points to the engine or to stale weights, one that did not to the learning rate "
+    "or the data.",
+}
+
+
+def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSettings) -> Event:
+    """Return the event of a fall; without one, that of a reward that is back."""
+    assert state.best is not None
+    reach = _reach(state, settings)
+    level = median(state.values[-TRAILING_VALUES:])
+    now = level if fall is None else fall.now
+    before = state.best if fall is None else fall.before
+    share = "a quarter" if kind == "fall" else "half"
+    evidence: dict[str, float | int | str] = {
+        "key": "rollout:reward_mean",
+        "cause": "reward",
+        "source": "the definition of a collapse" if kind == "collapse" else "half of the fall that is a collapse",
+        "best": state.best,
+        "floor": state.best - reach,
+        "fall": (state.best - now) / reach if reach > 0.0 else 0.0,
+        "before": before,
+        "now": now,
+    }
+    if fall is not None:
+        evidence["onset_step"] = state.steps[fall.onset]
+        if math.isfinite(fall.z):
+            evidence["deviations"] = fall.z
+        evidence |= mismatch_at_fall(state.steps, state.mismatch, fall.onset)
+    fallen = settings.fall if kind == "fall" else settings.collapse
     return Event(
-        rule=RULE,
-        step=step,
-        value=level,
-        threshold=best - settings.fall * reach,
-        severity="warning",
-        why="The smoothed reward has fallen from its best by at least a quarter of what was reached above its floor.",
-        what_to_do="Compare with the length, the entropy and the mismatch of the same steps. If the data did not "
-        "change, lower the learning rate or go back to a checkpoint before the fall.",
-        evidence={
-            "key": "rollout:reward_mean",
-            "source": "half of the fall by which a collapse is defined, and five standard deviations",
-            "best": best,
-            "fall": (best - level) / reach if reach > 0.0 else 0.0,
-        },
+        rule=FALL_RULE if kind == "fall" else COLLAPSE_RULE,
+        step=state.steps[-1],
+        value=now,
+        threshold=_at(state, settings, fallen),
+        severity=_SEVERITY[kind],
+        why=f"The reward has fallen from {number(before)} to {number(now)}: by more than {share} of what its best, "
+        f"{number(state.best)}, was above the floor, {number(state.best - reach)}.",
+        what_to_do=_WHAT_TO_DO[kind],
+        evidence=evidence,
     )
-
-
-TRAILING_VALUES = 5
-HELD_OBSERVATIONS = 10
-LONGEST_LEAD = 200
-SHORTEST_LEAD = 3
-
-BASELINE_OBSERVATIONS = 10
-"""A run that collapses within so many observations has no baseline: its collapse is unusable for a lead time."""
-
-
-@dataclass(frozen=True, slots=True)
-class HitWindow:
-    """The steps, both included, at which an episode may start to be a hit."""
-
-    first: float
-    last: int
-
-    def holds(self, step: int) -> bool:
-        """Return whether an episode that starts at ``step`` is a hit."""
-        return self.first <= step <= self.last
-
-
-def collapse_step(steps: Sequence[int], rewards: Sequence[float], floor: float) -> int | None:
-    """Return the step t_c of the collapse, None if the run did not collapse. ``steps`` and ``rewards`` have one length;
-    ``floor`` is the reward of a policy that learned nothing."""
-    best, held = None, 0
-    for index in range(len(rewards)):
-        level = median(rewards[max(index - TRAILING_VALUES + 1, 0) : index + 1])
-        best = level if best is None else max(best, level)
-        held = held + 1 if level < 0.5 * (best + floor) else 0
-        if held == HELD_OBSERVATIONS:
-            return steps[index - HELD_OBSERVATIONS + 1]
-    return None
-
-
-def floor_of(lowest: float) -> float:
-    """Return the floor of rewards whose lowest is ``lowest`` if none is documented: 0, −1, or the lowest one."""
-    if lowest >= 0.0:
-        return 0.0
-    return -1.0 if lowest >= -1.0 else lowest
-
-
-def hit_window(collapse: int) -> HitWindow:
-    """Return the steps at which an alarm is a hit of a collapse at step ``collapse``."""
-    return HitWindow(collapse - min(LONGEST_LEAD, collapse / 2), collapse - SHORTEST_LEAD)

@@ -65,6 +65,9 @@ LARGEST_AUTOCORRELATION = 0.98
 CLIP = 3.0
 """Residuals count at most so many robust standard deviations: one outlier must not hide the autocorrelation."""
 
+LEAST_DISTANCES = 6
+"""Differences of values so far apart are read from series that are so many times as long."""
+
 TREND_VALUES = 9
 """Values from which a trend is removed; a line through fewer follows the noise."""
 
@@ -81,6 +84,11 @@ class Noise:
     def deviation(self) -> float:
         """The standard deviation of a value."""
         return self.innovation / math.sqrt(1.0 - self.autocorrelation**2)
+
+    @property
+    def of_neighbours(self) -> float:
+        """The standard deviation of the difference of two neighbours, divided by √2."""
+        return self.innovation / math.sqrt(1.0 + self.autocorrelation)
 
     def deviation_of_mean(self, values: int) -> float:
         """Return the standard deviation of a mean over `values` values in a row, from the long-run variance."""
@@ -110,6 +118,34 @@ def autocorrelated_noise(segments: Sequence[Sequence[float]], least: float = 0.0
     # One standard error of a robust scale, so that a small one by chance is no evidence.
     innovation = _scale(innovations) * (1.0 + 1.0 / math.sqrt(len(innovations)))
     return Noise(phi, max(innovation, least), count)
+
+
+def neighbour_noise(values: Sequence[float]) -> Noise:
+    """Return the noise of values from differences of neighbours, so that a ramp or a step among them is not noise.
+
+    Differences between values 1, 2, 4 and 8 apart are centred and clipped; half of the largest variance is that of a
+    value, and what neighbours have less of it is their autocorrelation.
+    """
+    if len(values) < 3:
+        return Noise(LARGEST_AUTOCORRELATION, 0.0, len(values))
+    nearest = _variance([later - earlier for earlier, later in pairwise(values)])
+    far = [
+        _variance([values[i] - values[i - apart] for i in range(apart, len(values))])
+        for apart in (2, 4, 8)
+        if LEAST_DISTANCES * apart <= len(values)
+    ]
+    largest = max([nearest, *far])
+    phi = min(1.0 - nearest / largest, LARGEST_AUTOCORRELATION) if largest > 0.0 else 0.0
+    return Noise(phi, math.sqrt(0.5 * largest * (1.0 - phi**2)), len(values))
+
+
+def _variance(differences: Sequence[float]) -> float:
+    """Return the variance of differences about their median, which is the slope of a ramp; outliers are clipped."""
+    centre = median(differences) if len(differences) >= TREND_VALUES - 1 else 0.0
+    centred = [each - centre for each in differences]
+    robust = MAD_TO_SIGMA * median([abs(each) for each in centred])
+    bound = CLIP * robust if robust > 0.0 else math.inf
+    return max(robust**2, sum(min(each * each, bound * bound) for each in centred) / len(centred))
 
 
 def residuals_of(values: Sequence[float]) -> list[float]:

@@ -26,9 +26,9 @@ from foreshock.backtest.scoring import (
     warnings_of,
 )
 from foreshock.commands.backtest import command
+from foreshock.diagnosis.collapse import collapse_step, hit_window
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
-from foreshock.diagnosis.reward import collapse_step, hit_window
 from foreshock.diagnosis.statistics import poisson_interval, proportion_interval
 from foreshock.errors import ConfigurationError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from foreshock.diagnosis.reward import RULE as REWARD_FALL
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.learning_rate.advice import Applied, effect_in_words
@@ -191,7 +191,9 @@ def rules_page(viewing: Viewing, run_id: str) -> RulesPage:
         toml=found.toml,
         severities=get_args(Severity),
         effects=get_args(Effect),
-        detectors=[_title(name) for name in (*sorted(set(SURGE_RULES.values())), REWARD_FALL, *DELIVERY_RULES)],
+        detectors=[
+            _title(name) for name in (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
+        ],
     )
 
 

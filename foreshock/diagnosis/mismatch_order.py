@@ -1,0 +1,62 @@
+"""Which came first, a rise of k3 or a fall of the reward, and k3 before, at and after the fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foreshock.diagnosis.statistics import median
+
+MISMATCH_VALUES = 3
+"""k3 is compared as the median of so many values: single steps of a healthy run reach ten times their neighbours."""
+
+LEAST_REFERENCE = 10
+"""Values of k3 before the onset that its own baseline needs."""
+
+CLEAR_ORDER = 3
+"""Steps between two onsets that can be told apart: each is dated to one or two."""
+
+
+def mismatch_at_fall(
+    steps: Sequence[int], mismatch: Sequence[float | None], onset: int
+) -> dict[str, float | int | str]:
+    """Return k3 before, at and after the onset of a fall, the run's own baseline and range, and which came first.
+
+    The baseline is the median of the first half of the values before the onset (at least ten), the range that of
+    medians of three of them. k3 rises at the first such median that is twice the baseline and above the range, and
+    whose successors stay so. ``first`` is "mismatch", "reward", "together", "no rise" or "unknown".
+    """
+    known = [(place, each) for place, each in enumerate(mismatch) if each is not None]
+    before = [value for place, value in known if place < onset]
+    after = [value for place, value in known if place >= onset]
+    if len(before) < LEAST_REFERENCE or not after:
+        return {"first": "unknown"}
+    reference = before[: max(LEAST_REFERENCE, len(before) // 2)]
+    levels = _levels(reference)
+    baseline, low, high = median(reference), min(levels), max(levels)
+    found: dict[str, float | int | str] = {
+        "k3_baseline": baseline,
+        "k3_baseline_low": low,
+        "k3_baseline_high": high,
+        "k3_before": median(before[-LEAST_REFERENCE:]),
+        "k3_at": median([value for place, value in known if abs(place - onset) <= 1] or after[:1]),
+        "k3_after": median(after[-LEAST_REFERENCE:]),
+    }
+    above = max(2.0 * baseline, high)
+    values = [value for _, value in known]
+    risen = _levels(values)[len(levels) :]
+    lasting = len(risen)
+    while lasting and risen[lasting - 1] > above:
+        lasting -= 1
+    if lasting == len(risen):
+        return found | {"first": "no rise"}
+    # The first of the three values that is above: the median is above one value after k3 is.
+    place = known[lasting + len(levels)][0]
+    place = next(at for at, value in known if at >= place and value > above)
+    found["k3_onset_step"] = steps[place]
+    if place <= onset - CLEAR_ORDER:
+        return found | {"first": "mismatch"}
+    return found | {"first": "reward" if place >= onset + CLEAR_ORDER else "together"}
+
+
+def _levels(values: Sequence[float]) -> list[float]:
+    return [median(values[place : place + MISMATCH_VALUES]) for place in range(len(values) - MISMATCH_VALUES + 1)]
