@@ -49,7 +49,7 @@ class RewardSettings:
     clearing_fall: float = 0.125
     """The warning clears once the fall is this small."""
     clearing_collapse: float = 0.4
-    clearing_values: int = 3
+    clearing_values: int = 2
     z: float = 5.0
     """Standard deviations of a fall with a known floor, whose onset is chosen among many."""
     z_without_floor: float = 6.0
