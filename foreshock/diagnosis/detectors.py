@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+from foreshock.diagnosis.border import RefusedValues, refuse_values
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
@@ -130,6 +131,9 @@ class WarningState:
     rules: RulesState = field(default_factory=RulesState.initial)
     reward: RewardState = field(default_factory=RewardState)
     rate_units: int | None = None
+    refused: RefusedValues = field(default_factory=RefusedValues)
+    stopped_step: int | None = None
+    """The step at which a detector raised: from there on nothing is detected."""
 
     @property
     def learning_rate_sum(self) -> float | None:
@@ -156,6 +160,8 @@ class WarningState:
             "rules": self.rules.to_json(),
             "reward": self.reward.to_json(),
             "rate_units": self.rate_units,
+            "refused": self.refused.to_json(),
+            "stopped_step": self.stopped_step,
         }
 
     @classmethod
@@ -166,6 +172,8 @@ class WarningState:
             RulesState.from_json(value["rules"]),
             RewardState.from_json(value["reward"]),
             value["rate_units"],
+            RefusedValues.from_json(value["refused"]),
+            value["stopped_step"],
         )
 
     def to_bytes(self) -> bytes:
@@ -192,15 +200,17 @@ def advance(
     step = closed_step.step
     if state.step is not None and step <= state.step:
         raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
+    if state.stopped_step is not None:
+        return replace(state, step=step), ()
     if closed_step.rebaseline:
-        state = WarningState(
-            state.step,
-            forget_lengths(state.surge),
-            forget_baselines(state.rules),
-            state.reward.forgotten(),
-            state.rate_units,
+        state = replace(
+            state,
+            surge=forget_lengths(state.surge),
+            rules=forget_baselines(state.rules),
+            reward=state.reward.forgotten(),
         )
-    values, of_step = closed_step.values, configuration.rules_at(step)
+    of_step = configuration.rules_at(step)
+    refused, values, refusals = refuse_values(state.refused, step, closed_step.values)
     reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3))
     learning = cache(partial(is_rising, reward, configuration.reward))
     rules, events = advance_rules(state.rules, step, values, of_step, learning)
@@ -216,7 +226,23 @@ def advance(
         event_of(each, configuration.surge, configuration.schedule_at(each.surge_step), total, rate)
         for each in detections
     )
-    return WarningState(step, surge, rules, reward, units), events + falls + found
+    return WarningState(step, surge, rules, reward, units, refused), refusals + events + falls + found
+
+
+def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState, tuple[Event, ...]]:
+    """Return the state of a run whose detectors raised at ``step``, and the event that says so."""
+    event = Event(
+        rule="detection_stopped",
+        step=step,
+        value=float(step),
+        threshold=float(step),
+        severity="warning",
+        why=f"Detection stopped at step {step}: {type(error).__name__}: {error}. Uploads go on; no later step of this "
+        "run is judged.",
+        what_to_do="Report this error. Detection starts again with the next release, or when rules or ranges change.",
+        evidence={"cause": "data", "source": "an error in a detector"},
+    )
+    return replace(state, step=step, stopped_step=step), (event,)
 
 
 def rate_units_after(units: int | None, steps: int, rate: float | None) -> int | None:

@@ -16,10 +16,12 @@ from typing import Any, Final
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
-from foreshock.diagnosis.reward import floor_of
+from foreshock.diagnosis.mismatch_order import order_in_words
+from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.statistics import median
-from foreshock.diagnosis.wording import number, plural
+from foreshock.diagnosis.wording import number, plural, reward_number
 from foreshock.severity import Severity, severity_rank
 
 JUDGE_VERSION: Final = "1"
@@ -43,7 +45,7 @@ LEAST_REWARDS: Final = 15
 LITTLE_FALL: Final = 0.1
 """A reward this part of the way from its best to the floor "has not fallen"."""
 
-REWARD_RULES: Final = frozenset({"reward_fall", "reward_collapse"})
+REWARD_RULES: Final = frozenset({FALL_RULE, COLLAPSE_RULE})
 _MOST_EVENTS = 50
 
 
@@ -119,6 +121,9 @@ def diagnose(history: History) -> Diagnosis:
     """Return the diagnosis; its revision and time are those of storing it."""
     alerts = sorted(history.alerts, key=lambda each: (each.onset, each.step, severity_rank(each.severity), each.rule))
     grave = [each for each in alerts if each.is_open and each.severity in ("critical", "warning")]
+    if any(each.rule == COLLAPSE_RULE for each in grave):
+        # One fall, one story.
+        grave = [each for each in grave if each.rule != FALL_RULE]
     blocking, lesser = _missing(history, alerts)
     named = {each.name for each in history.causes}
     causes = _causes((*history.causes, *causes_of_course(history.k3.steps, history.k3.values, named)))
@@ -132,7 +137,7 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "critical" if worst == "critical" else "warning"
         of_worst = sorted((each for each in grave if each.severity == worst), key=lambda each: (each.step, each.onset))
         since = of_worst[0].step
-        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, alerts)}."
+        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history)}."
     elif blocking:
         verdict = "unknown"
         headline = f"Unknown: {'; '.join(filter(None, (blocking[0].sentence, _reward_clause(history, alerts))))}."
@@ -155,18 +160,27 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
-def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], alerts: Sequence[PastAlert]) -> str:
+def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History) -> str:
     """Return what the oldest open alert of the worst severity says, and what belongs to it."""
-    clauses = [_clause(first)]
+    clauses = [_clause(first, history)]
     fall = next((each for each in grave if each.rule in REWARD_RULES and each is not first), None)
     if fall is not None and first.rule not in REWARD_RULES:
-        clauses.append(_clause(fall) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
+        clauses.append(_clause(fall, history) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
     others = len(grave) - len(clauses)
     return "; ".join(clauses) + (f"; {plural(others, 'more alert')}" if others > 0 else "")
 
 
-def _clause(alert: PastAlert) -> str:
-    """Return the first sentence of an alert's reason as a part of another one, with where it began."""
+def _clause(alert: PastAlert, history: History) -> str:
+    """Return the first sentence of an alert's reason as a part of another one, with where it began.
+
+    Of a fall the newest reward is told, which may be lower than when it was found.
+    """
+    if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
+        now = history.reward.newest(TRAILING_VALUES)
+        fell = f"the reward fell from {reward_number(alert.evidence['before'])} to {reward_number(now)}"
+        began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
+        order = order_in_words(alert.evidence)
+        return fell + began + (f"; {order}" if order else "")
     clause = _first_sentence(alert.why)
     if len(clause) > 1 and clause[1].islower():
         clause = clause[0].lower() + clause[1:]
@@ -246,7 +260,7 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     if not reward.values:
         return ""
     now, best = reward.newest(), reward.best()
-    text = f"{now:.2g}".replace("-", "−") if 1e-3 <= abs(now) < 0.1 else number(now)
+    text = reward_number(now)
     fallen = any(each.is_open and each.rule in REWARD_RULES for each in alerts)
     little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
     if len(reward.values) < LEAST_REWARDS or fallen or not little:

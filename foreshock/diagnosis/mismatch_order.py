@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from foreshock.diagnosis.statistics import median
+from foreshock.diagnosis.wording import number
 
 MISMATCH_VALUES = 3
 """k3 is compared as the median of so many values: single steps of a healthy run reach ten times their neighbours."""
@@ -60,3 +62,29 @@ def mismatch_at_fall(
 
 def _levels(values: Sequence[float]) -> list[float]:
     return [median(values[place : place + MISMATCH_VALUES]) for place in range(len(values) - MISMATCH_VALUES + 1)]
+
+
+def order_in_words(evidence: Mapping[str, Any]) -> str:
+    """Return which came first as a clause, from what `mismatch_at_fall` found; "" without it."""
+    first = evidence.get("first")
+    if first == "mismatch":
+        return f"the mismatch rose first, from step {evidence['k3_onset_step']}"
+    if first == "reward":
+        return f"the mismatch rose after it, from step {evidence['k3_onset_step']}"
+    if first == "together":
+        return "the mismatch rose at the same steps, so that it cannot be told which came first"
+    if first == "no rise":
+        return "the mismatch has not risen"
+    return "it cannot be told whether the mismatch rose first, as too few steps measured it" if first else ""
+
+
+def mismatch_in_words(evidence: Mapping[str, Any]) -> str:
+    """Return k3 before, at and after a fall beside the run's own baseline, as a sentence; "" if it is not known."""
+    if "k3_baseline" not in evidence:
+        return ""
+    names = ("k3_before", "k3_at", "k3_after", "k3_baseline", "k3_baseline_low", "k3_baseline_high")
+    before, at, after, baseline, low, high = (number(float(evidence[name])) for name in names)
+    return (
+        f"k3 was {before} before the fall, {at} at its start and {after} after it; the run's own baseline is "
+        f"{baseline} (range {low} to {high})."
+    )

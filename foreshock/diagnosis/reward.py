@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from foreshock.diagnosis.collapse import HELD_OBSERVATIONS, TRAILING_VALUES, floor_of
-from foreshock.diagnosis.mismatch_order import mismatch_at_fall
+from foreshock.diagnosis.mismatch_order import mismatch_at_fall, mismatch_in_words, order_in_words
 from foreshock.diagnosis.rule import Event
 from foreshock.diagnosis.statistics import Noise, median, neighbour_noise, step_noise
-from foreshock.diagnosis.wording import number
+from foreshock.diagnosis.wording import reward_number
 from foreshock.severity import Severity
 
 FALL_RULE = "reward_fall"
@@ -366,6 +366,8 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
         if math.isfinite(fall.z):
             evidence["deviations"] = fall.z
         evidence |= mismatch_at_fall(state.steps, state.mismatch, fall.onset)
+    order, mismatch = order_in_words(evidence), mismatch_in_words(evidence)
+    headline = f"The reward fell from {reward_number(before)} to {reward_number(now)}" + (order and f"; {order}")
     fallen = settings.fall if kind == "fall" else settings.collapse
     return Event(
         rule=FALL_RULE if kind == "fall" else COLLAPSE_RULE,
@@ -373,8 +375,8 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
         value=now,
         threshold=_at(state, settings, fallen),
         severity=_SEVERITY[kind],
-        why=f"The reward has fallen from {number(before)} to {number(now)}: by more than {share} of what its best, "
-        f"{number(state.best)}, was above the floor, {number(state.best - reach)}.",
+        why=f"{headline}. That is more than {share} of the way from its best, {reward_number(state.best)}, to the "
+        f"floor, {reward_number(state.best - reach)}.{mismatch and ' '}{mismatch}",
         what_to_do=_WHAT_TO_DO[kind],
         evidence=evidence,
     )

@@ -46,6 +46,8 @@ NOISE_Z = 3.0
 """A relative threshold is at least three standard deviations of the baseline's step-to-step noise: the healthy k3 of a
 small batch can change tenfold between two steps. The median of several steps has less noise than one."""
 
+LARGEST_SPREAD = 700.0
+
 HYSTERESIS = 0.7
 """A rule clears within 0.7 × the way from the ideal value to its threshold, so that a value oscillating around the
 threshold is one alert."""
@@ -144,7 +146,8 @@ class ThresholdRule:
         if baseline is None or not (baseline.ready or (self.reference is not None and baseline.logs)):
             return None
         noise = baseline.noise * (MEDIAN_NOISE if self.pooled == "median" else 1.0)
-        spread = max(abs(math.log(self.relative)), NOISE_Z * noise)
+        # Beyond exp(±700) a threshold is 0 or infinite, and never crossed.
+        spread = min(max(abs(math.log(self.relative)), NOISE_Z * noise), LARGEST_SPREAD)
         relative = baseline.level * math.exp(-spread if self.direction == "below" else spread)
         if self.absolute is None:
             return relative

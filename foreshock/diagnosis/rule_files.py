@@ -33,6 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Final, get_args
 
+from foreshock.diagnosis.border import RULE as REFUSED_RULE
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Direction, Effect, ThresholdRule
 from foreshock.diagnosis.statistics import Pooling
@@ -65,7 +66,7 @@ _NUMBERS = ("absolute", "relative", "ideal")
 _WHOLE = ("minimum_duration", "cooldown_steps")
 _SWITCHES = ("lag_zero_only", "corroborates_surge", "follows_learning")
 _FIELDS = (*_TEXTS, *_NUMBERS, *_WHOLE, *_SWITCHES, *_LITERALS)
-_DETECTORS = frozenset({*SURGE_RULES.values(), FALL_RULE, COLLAPSE_RULE})
+_DETECTORS = frozenset({*SURGE_RULES.values(), FALL_RULE, COLLAPSE_RULE, REFUSED_RULE, "detection_stopped"})
 _OWN_SOURCE = "a rule of this run"
 
 

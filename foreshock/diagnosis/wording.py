@@ -22,6 +22,11 @@ def number(value: float, digits: int = 2) -> str:
     return mantissa.replace("-", "−") + f"e{int(exponent)}"
 
 
+def reward_number(value: float) -> str:
+    """Return a reward as people write it: 0.042, not 4.2e-2."""
+    return f"{value:.2g}".replace("-", "−") if 1e-3 <= abs(value) < 0.1 else number(value)
+
+
 def percent(share: float) -> str:
     """Return a share in whole percents, with a real minus sign and without a negative zero."""
     if math.isnan(share):

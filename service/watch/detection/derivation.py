@@ -9,13 +9,14 @@ Everything is derived from the stored history, so the result does not depend on 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
-from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance, stop
 from foreshock.diagnosis.rule import Event
 from foreshock_service.platform.context import EventBus
 from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
@@ -31,6 +32,8 @@ from foreshock_service.watch.detection import states
 from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after, watched_run
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK, StoredState
 from foreshock_service.watch.rules.service import RulesChanged
+
+_logger = logging.getLogger(__name__)
 
 STEPS_IN_TRANSACTION = 50
 """Steps that are derived in the transaction that changed one: every other write waits for it, about 20 ms."""
@@ -71,7 +74,12 @@ class Derivation:
         """Go on over the next steps, each with its attempt."""
         for closed, attempt in steps:
             before, is_first = self.step, self.state.step is None
-            self.state, new = advance(self.state, closed, self.watched.configuration)
+            try:
+                self.state, new = advance(self.state, closed, self.watched.configuration)
+            except Exception as error:
+                # Uploads of this run and the detection of the others go on.
+                _logger.exception("the detectors raised at step %d", closed.step)
+                self.state, new = stop(self.state, closed.step, error)
             self.events.extend((event, attempt) for event in new)
             if is_first or before // STEPS_OF_A_BLOCK != closed.step // STEPS_OF_A_BLOCK:
                 self.milestones.append(self._stored(attempt, self.state, milestone=True))

@@ -1,4 +1,4 @@
-"""Tests of the reward detector: a fall is an alert that clears; noise, growth and missing values are not."""
+"""Tests of the reward detectors: a collapse is found whatever its shape; noise and growth are none."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ import json
 import numpy as np
 import pytest
 
+from foreshock.diagnosis.collapse import collapse_step
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward
 from tests.foreshock.diagnosis.curves import closed_steps, watch
 
 REWARD = "rollout:reward_mean"
+K3 = "trainer/rollout:k3_kl"
 
 
-def changes(rewards: np.ndarray, settings: RewardSettings | None = None) -> list[tuple[str, int]]:
+def changes(
+    rewards: np.ndarray, settings: RewardSettings | None = None, rule: str = "reward_collapse"
+) -> list[tuple[str, int]]:
     state, events = RewardState(), list[tuple[str, int]]()
     for step, reward in enumerate(rewards, start=1):
         state, new = advance_reward(state, step, float(reward), settings or RewardSettings())
         assert RewardState.from_json(json.loads(json.dumps(state.to_json()))) == state
-        events.extend((event.change, event.step) for event in new)
+        events.extend((event.change, event.step) for event in new if event.rule == rule)
     return events
 
 
@@ -27,23 +31,61 @@ def noisy(level: np.ndarray, sigma: float, seed: int = 0) -> np.ndarray:
     return np.asarray(level + sigma * np.random.default_rng(seed).normal(size=len(level)))
 
 
-def test_fall_fires_and_recovery_clears() -> None:
-    curve = noisy(np.r_[np.full(40, 0.7), np.full(20, 0.4), np.full(20, 0.72)], 0.02)
-    (fired, first), (cleared, last) = changes(curve)
+def rollouts(level: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).binomial(count, level) / count)
+
+
+def test_fall_by_less_than_half_is_a_warning_that_clears() -> None:
+    curve = noisy(np.r_[np.full(40, 0.7), np.full(20, 0.45), np.full(20, 0.72)], 0.02)
+    assert changes(curve) == []
+    (fired, first), (cleared, last) = changes(curve, rule="reward_fall")
     assert (fired, cleared) == ("fired", "cleared")
     assert 43 <= first <= 46
     assert 63 <= last <= 70
 
 
-def test_reward_below_zero_falls_from_its_floor_of_minus_one() -> None:
-    curve = noisy(np.r_[np.full(30, -0.55), np.full(20, -0.75)], 0.02)
-    assert [change for change, _ in changes(curve)] == ["fired"]
-    assert changes(curve, RewardSettings(floor=-2.0)) == []
+@pytest.mark.parametrize("over", [1, 10, 30, 60, 120])
+@pytest.mark.parametrize("count", [64, 1024])
+def test_ramp_is_found_before_two_thirds_of_the_fall(over: int, count: int) -> None:
+    level = np.r_[np.full(60, 0.85), np.linspace(0.85, 0.03, over + 1)[1:], np.full(20, 0.03)]
+    ((change, step),) = changes(rollouts(level, count))
+    assert change == "fired"
+    assert step > 60
+    assert step <= 63 or level[step - 1] > 0.85 - 0.82 * 2 / 3
 
 
-@pytest.mark.parametrize("sigma", [0.01, 0.1, 0.2])
+def test_dip_is_no_reason_to_miss_the_collapse_after_it() -> None:
+    level = np.r_[np.full(40, 0.8), np.full(8, 0.2), np.full(40, 0.8), np.full(20, 0.05)]
+    assert [change for change, _ in changes(rollouts(level, 256))] == ["fired", "cleared", "fired"]
+
+
+def test_collapse_late_in_a_run_that_learned() -> None:
+    level = np.r_[np.linspace(0.2, 0.8, 300), np.full(700, 0.8), np.linspace(0.8, 0.1, 40), np.full(20, 0.1)]
+    ((change, step),) = changes(rollouts(level, 128))
+    assert change == "fired"
+    assert 1000 < step < 1030
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, -1.0), (2.0, -1.0), (100.0, -150.0), (12.0, 0.0)])
+def test_rewards_of_other_scales_and_signs_collapse(scale: float, shift: float) -> None:
+    level = np.r_[np.linspace(0.2, 0.8, 60), np.full(60, 0.8), np.linspace(0.8, 0.05, 30), np.full(20, 0.05)]
+    ((change, step),) = changes(scale * rollouts(level, 256) + shift)
+    assert change == "fired"
+    assert 125 < step < 150
+
+
+def test_collapse_by_the_definition_in_noise_is_found_when_the_definition_has_held() -> None:
+    curve = np.clip(noisy(np.r_[np.full(60, 0.4), np.full(30, 0.12)], 0.1, 3), 0.0, 1.0)
+    label = collapse_step(list(range(1, 91)), list(map(float, curve)), 0.0)
+    assert label is not None
+    ((change, step),) = changes(curve)
+    assert change == "fired"
+    assert step <= label + 10
+
+
+@pytest.mark.parametrize("sigma", [0.01, 0.1])
 @pytest.mark.parametrize("seed", range(10))
-def test_noise_around_a_level_or_a_rise_is_no_fall(sigma: float, seed: int) -> None:
+def test_noise_around_a_level_or_a_rise_is_no_collapse(sigma: float, seed: int) -> None:
     assert changes(np.clip(noisy(np.full(300, 0.5), sigma, seed), 0.0, 1.0)) == []
     assert changes(np.clip(noisy(np.linspace(0.1, 0.9, 300), sigma, seed), 0.0, 1.0)) == []
 
@@ -53,12 +95,27 @@ def test_missing_rewards_are_skipped() -> None:
     assert advance_reward(RewardState(), 1, float("nan"), RewardSettings()) == (RewardState(), ())
 
 
-def test_fall_is_an_alert_of_its_own_and_moves_no_learning_rate() -> None:
-    curve = noisy(np.r_[np.full(40, 0.7), np.full(20, 0.3)], 0.02)
-    state, events = watch(closed_steps({REWARD: curve}))
-    assert [event.rule for event in events] == ["reward_fall"]
-    assert not events[0].moves_learning_rate
-    assert events[0].evidence["best"] == pytest.approx(0.7, abs=0.05)
-    assert state.reward.fired_step == events[0].step
+def test_collapse_supersedes_no_rate_and_names_what_came_first() -> None:
+    level = np.r_[np.full(60, 0.7), np.linspace(0.7, 0.05, 20), np.full(10, 0.05)]
+    k3 = np.r_[np.full(50, 1e-4), np.full(40, 3e-3)] * np.exp(noisy(np.zeros(90), 0.1, 1))
+    state, events = watch(closed_steps({REWARD: rollouts(level, 256), K3: k3}))
+    fired = {event.rule: event for event in events}
+    assert {"reward_fall", "reward_collapse"} <= set(fired)
+    collapse = fired["reward_collapse"]
+    assert collapse.severity == "critical"
+    assert not collapse.moves_learning_rate
+    assert abs(int(collapse.evidence["onset_step"]) - 61) <= 3
+    assert collapse.evidence["first"] == "mismatch"
+    assert abs(int(collapse.evidence["k3_onset_step"]) - 51) <= 1
+    assert "the mismatch rose first, from step 5" in collapse.why
+    assert state.reward.collapse_step == collapse.step
     assert WarningState.from_bytes(state.to_bytes()) == state
     assert REWARD in WarningConfiguration().keys
+
+
+def test_order_is_unknown_without_a_mismatch_before_the_fall() -> None:
+    level = np.r_[np.full(40, 0.7), np.full(10, 0.05)]
+    _, events = watch(closed_steps({REWARD: rollouts(level, 256)}))
+    collapse = next(event for event in events if event.rule == "reward_collapse")
+    assert collapse.evidence["first"] == "unknown"
+    assert "cannot be told" in collapse.why
