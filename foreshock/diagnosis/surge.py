@@ -107,7 +107,11 @@ def _advance_crossing(
     if count >= settings.abandoning_values and median(crossing.since) < crossing.threshold:
         # The value that ends a crossing may open the next one.
         return replace(state, crossing=None), None
-    if count >= settings.confirmation_values and _is_confirmed(crossing, settings):
+    if (
+        count >= settings.confirmation_values
+        and _is_confirmed(crossing, settings)
+        and _is_steep((*state.steps, step), (*state.values, value), count, _noise(crossing, settings), settings)
+    ):
         return replace(state, crossing=None), crossing
     return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
 
@@ -189,6 +193,41 @@ def _is_confirmed(crossing: Crossing, settings: SurgeSettings) -> bool:
     if median(crossing.since) - crossing.baseline < settings.rise_z * wander:
         return False
     return log_evidence(_residuals(crossing, noise)) >= math.log(settings.average_run_length)
+
+
+def _is_steep(
+    steps: Sequence[int], values: Sequence[float], since: int, noise: Noise, settings: SurgeSettings
+) -> bool:
+    """Return whether the lengths have doubled faster than a ramp could, beyond the noise.
+
+    The newest values, at most those ``since`` the crossing, are compared with every earlier stretch of values. The
+    difference of the two means must be a doubling, and exceed what a ramp of the largest rate makes of the distance of
+    their centres by some standard errors.
+    """
+    count = len(values)
+    sums, places = [0.0], [0]
+    for step, value in zip(steps, values, strict=True):
+        sums.append(sums[-1] + value)
+        places.append(places[-1] + step)
+    for after in range(settings.confirmation_values, since + 1, 2):
+        mean = (sums[count] - sums[count - after]) / after
+        centre = (places[count] - places[count - after]) / after
+        of_after = noise.deviation_of_mean(after)
+        for before in STEADY_VALUES:
+            error = math.hypot(of_after, noise.deviation_of_mean(before))
+            for end in range(count - after, before - 1, -1):
+                risen = mean - (sums[end] - sums[end - before]) / before
+                distance = centre - (places[end] - places[end - before]) / before
+                if distance > settings.maximum_window:
+                    break
+                margin = risen - settings.ramp_rate * distance
+                if risen >= settings.log_growth and margin >= settings.steep_z * error:
+                    return True
+    return False
+
+
+STEADY_VALUES = (5, 10, 20)
+"""Values of an earlier stretch: short ones for an early surge, long ones for noisy lengths."""
 
 
 def _remember(state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings) -> SurgeState:

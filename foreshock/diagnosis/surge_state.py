@@ -48,6 +48,10 @@ class SurgeSettings:
     rise_z: float = 4.5
     """A crossing must be so many standard deviations of the wander of the series above the baseline: strongly
     autocorrelated noise doubles by itself."""
+    ramp_rate: float = 0.0175
+    """Log growth a step of the steepest ramp: four times in 80 steps."""
+    steep_z: float = 3.0
+    """Standard errors by which a surge must be steeper than that."""
     drift_values: int = 60
     """Values before the baseline from which a steady drift is known: the lengths must double beyond it."""
     largest_drift: float = math.log(1.5)

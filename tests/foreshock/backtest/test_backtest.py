@@ -184,7 +184,7 @@ def test_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
     surge = next(each for each in answer["rules"] if each["rule"] == "length_surge")
     assert (surge["hits"], surge["misses"], surge["leads"], surge["false_alarms"]) == (1, 0, [39], 0)
     assert {point["strictness"] for point in answer["roc"]} == set(STRICTNESS)
-    assert {"length_surge", "reward_fall", ALL_WARNINGS} <= {point["score"]["rule"] for point in answer["roc"]}
+    assert {"length_surge", "reward_collapse", ALL_WARNINGS} <= {point["score"]["rule"] for point in answer["roc"]}
     # A surge at 81: the schedule of 145 steps halves once, for the last 16 of 160 steps.
     assert answer["runs"][0]["learning_rate_sum_lost"] == pytest.approx(16 * 0.5 / 160)
 

@@ -41,7 +41,7 @@ def test_surge_step_is_the_first_crossing_not_its_confirmation() -> None:
     assert events[0].evidence["decay_period"] == 181
 
 
-@pytest.mark.parametrize("over", [100, 200, 400])
+@pytest.mark.parametrize("over", [80, 100, 200, 400])
 @pytest.mark.parametrize("sigma", [0.02, 0.1])
 def test_slow_ramp_is_an_event_without_effect_on_the_learning_rate(over: int, sigma: float) -> None:
     step = np.arange(1, over + 200)
@@ -202,7 +202,12 @@ def test_growth_with_reward_becomes_a_surge_once_the_reward_falls() -> None:
     reward = 0.3 + 0.5 / (1.0 + np.exp(-(np.arange(1, 201) - 105) / 4.0)) + 0.01 * np.sin(np.arange(200))
     reward[135:] = 0.35
     state, events = watch(closed_steps({LENGTH: curve, REWARD: reward}))
-    assert [rule for rule, _ in fired(events)] == ["length_growth_with_reward", "reward_fall", "length_surge"]
+    assert [rule for rule, _ in fired(events)] == [
+        "length_growth_with_reward",
+        "reward_fall",
+        "length_surge",
+        "reward_collapse",
+    ]
     assert state.surge_step is not None
     assert 95 <= state.surge_step <= 113
 
