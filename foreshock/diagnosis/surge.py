@@ -195,9 +195,7 @@ def _is_confirmed(crossing: Crossing, settings: SurgeSettings) -> bool:
     return log_evidence(_residuals(crossing, noise)) >= math.log(settings.average_run_length)
 
 
-def _is_steep(
-    steps: Sequence[int], values: Sequence[float], since: int, noise: Noise, settings: SurgeSettings
-) -> bool:
+def _is_steep(steps: Sequence[int], values: Sequence[float], since: int, noise: Noise, settings: SurgeSettings) -> bool:
     """Return whether the lengths have doubled faster than a ramp could, beyond the noise.
 
     The newest values, at most those ``since`` the crossing, are compared with every earlier stretch of values. The

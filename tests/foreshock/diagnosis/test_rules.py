@@ -165,7 +165,7 @@ def test_rules_of_one_cause_are_one_episode() -> None:
 
 def watched(rule: ThresholdRule, curve: list[float]) -> list[tuple[str, int, int]]:
     _, events = watch(closed_steps({rule.key: curve}), WarningConfiguration(rules=(rule,)))
-    return [(event.change, event.step, event.fired_step) for event in events]
+    return [(event.change, event.step, event.fired_step) for event in events if event.rule == rule.name]
 
 
 RULE = ThresholdRule(
