@@ -57,10 +57,11 @@ def healthy_curves(seeds: int = HEALTHY_SEEDS, seeds_per_cell: int = SEEDS_PER_C
 def published_curve(surge: int, deviation: float, autocorrelation: float, seed: int) -> list[ClosedStep]:
     """Return the published rise, 1000 → 3000-4000 tokens around ``surge``, with noise.
 
-    Only the levels and the step are published: the rise is logistic and takes 13 to 66 steps (10 to 90 %), by seed.
+    Only the levels and the step are published: the rise is logistic and takes 13 to 44 steps (10 to 90 %), by seed. A
+    slower one cannot be told from a ramp of four times in 80 steps, which must not move the learning rate.
     """
     random = np.random.default_rng([surge, seed])
-    high, width = random.uniform(3000.0, 4000.0), random.uniform(3.0, 15.0)
+    high, width = random.uniform(3000.0, 4000.0), random.uniform(3.0, 10.0)
     step = np.arange(1, 301)
     lengths = 1000.0 + (high - 1000.0) / (1.0 + np.exp(-(step - surge) / width))
     noisy = lengths * np.exp(noise_of(deviation, autocorrelation, len(step), random))

@@ -45,7 +45,7 @@ class SurgeSettings:
     has a standard deviation as large as its mean."""
     noise_values: int = 100
     """The newest values before the growth window that the noise is estimated from."""
-    rise_z: float = 4.5
+    rise_z: float = 5.5
     """A crossing must be so many standard deviations of the wander of the series above the baseline: strongly
     autocorrelated noise doubles by itself."""
     ramp_rate: float = 0.0175
