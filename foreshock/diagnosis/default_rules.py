@@ -107,7 +107,8 @@ def _logged_rules() -> tuple[ThresholdRule, ...]:
             severity="warning",
             cause="sampling",
             lag_zero_only=True,
-            why="The mean of π / μ is more than 0.02 away from 1, which it is if the logged μ sampled and covers π.",
+            why="The mean of π / μ is more than 0.02 away from 1. It is 1 if the engine sampled from the distribution "
+            "that it logged and cut off no token.",
             what_to_do=_LOGGED,
             source="our choice: top-p 0.9 gives 0.902; steps of the recorded runs stay within 0.002",
         ),
@@ -119,8 +120,9 @@ def _logged_rules() -> tuple[ThresholdRule, ...]:
             pooled="deviation",
             severity="info",
             cause="sampling",
-            why="The surprisal of the sampled tokens differs from the entropy of the logged μ over many steps: another "
-            "distribution sampled, or rare tokens of few prompt groups bias the comparison.",
+            why="The sampled tokens are not as surprising as the logged log-probs say they should be, over many steps: "
+            "the engine probably sampled from another distribution than the one it logged (a temperature or top-p that "
+            "the log-probs leave out). With fewer than about 30 prompts a step it can be chance.",
             what_to_do=_LOGGED,
             source="a martingale difference, whose z is about standard normal for many prompt groups; pooled, since "
             "|z| of G groups is at most √G. Of 8 groups at low entropy it is skewed: the healthy recorded run has a "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.statistics import MEDIAN_NOISE, Pooling, median, step_noise
 from foreshock.severity import Severity
 
@@ -89,6 +90,8 @@ class ThresholdRule:
     lag_zero_only: bool = False
     corroborates_surge: bool = False
     effect: Effect = "none"
+    least_tokens: int = 0
+    """Steps with fewer tokens than this are not judged and enter no baseline, where their number is known."""
     follows_learning: bool = False
     """While the reward rises, a value beyond the threshold is what learning looks like: it enters the baseline."""
 
@@ -107,8 +110,8 @@ class ThresholdRule:
             raise ValueError(f"rule {self.name} has a reference and no relative threshold; set relative")
         if self.pooled == "mean" and (self.direction == "below" or (self.absolute or 1.0) <= 0.0):
             raise ValueError(f"rule {self.name} pools means, which needs a threshold above 0 and not the side below")
-        if self.minimum_duration < 1 or self.cooldown_steps < 0:
-            raise ValueError(f"rule {self.name} needs minimum_duration >= 1 and cooldown_steps >= 0")
+        if self.minimum_duration < 1 or self.cooldown_steps < 0 or self.least_tokens < 0:
+            raise ValueError(f"rule {self.name} needs minimum_duration >= 1, cooldown_steps >= 0 and least_tokens >= 0")
 
     def _is_beyond_one(self, relative: float) -> bool:
         return 0.0 < relative < 1.0 if self.direction == "below" else math.isfinite(relative) and relative > 1.0
@@ -126,7 +129,20 @@ class ThresholdRule:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the rule reads."""
-        return (self.quantity,) if self.reference is None else (self.quantity, self.reference)
+        others = (self.reference, self.tokens_key if self.least_tokens else None)
+        return (self.quantity, *(key for key in others if key is not None))
+
+    @property
+    def tokens_key(self) -> str:
+        """The quantity that counts the tokens which the rule's quantity is a mean of."""
+        comparison, _, measure = self.quantity.partition(":")
+        if measure.startswith("low_probability"):
+            return f"{comparison}:low_probability_tokens"
+        return f"{comparison}:tokens" if "/" in comparison else f"{STEP_ROW}:num_tokens"
+
+    def has_enough(self, values: Mapping[str, float]) -> bool:
+        """Return whether a step has the tokens that the rule needs, or does not tell how many it has."""
+        return not self.least_tokens or not values.get(self.tokens_key, math.inf) < self.least_tokens
 
     @property
     def baseline_name(self) -> str:

@@ -63,7 +63,7 @@ _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _TEXTS = ("key", "why", "what_to_do", "source", "reference")
 _NUMBERS = ("absolute", "relative", "ideal")
-_WHOLE = ("minimum_duration", "cooldown_steps")
+_WHOLE = ("minimum_duration", "cooldown_steps", "least_tokens")
 _SWITCHES = ("lag_zero_only", "corroborates_surge", "follows_learning")
 _FIELDS = (*_TEXTS, *_NUMBERS, *_WHOLE, *_SWITCHES, *_LITERALS)
 _DETECTORS = frozenset({*SURGE_RULES.values(), FALL_RULE, COLLAPSE_RULE, REFUSED_RULE, "detection_stopped"})

@@ -176,7 +176,7 @@ def _with_values(
     found, seen = dict(baselines), set[str]()
     for rule, name in zip(rules, names, strict=True):
         value = finite_or_none(values.get(rule.reference or rule.quantity))
-        if name in seen or value is None:
+        if name in seen or value is None or not rule.has_enough(values):
             continue
         seen.add(name)
         if rule.reference is not None:
@@ -188,7 +188,7 @@ def _with_values(
 
 def _measured(rule: ThresholdRule, values: Mapping[str, float], baseline: Baseline | None, lag: int) -> float | None:
     value = finite_or_none(values.get(rule.quantity))
-    if value is None or (rule.lag_zero_only and lag != 0):
+    if value is None or (rule.lag_zero_only and lag != 0) or not rule.has_enough(values):
         return None
     measured = rule.measure(value)
     if rule.key.endswith("@baseline"):
@@ -292,6 +292,8 @@ def _evidence(rule: ThresholdRule, event: Event, baseline: Baseline | None, lag:
         evidence |= (
             {"newest_values": MEDIAN_VALUES} if rule.pooled == "median" else {"average_run_length": AVERAGE_RUN_LENGTH}
         )
+    if rule.least_tokens:
+        evidence["least_tokens"] = rule.least_tokens
     if rule.effect != "none":
         evidence["effect"] = rule.effect
     if rule.absolute is not None:
