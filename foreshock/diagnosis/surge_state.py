@@ -50,9 +50,9 @@ class SurgeSettings:
     autocorrelated noise doubles by itself."""
     ramp_rate: float = 0.0175
     """Log growth a step of the steepest ramp: four times in 80 steps."""
-    late_step: int = 250
+    late_step: int = 280
     """Beyond this step the rate falls as 1 / step: a surge at 1,500 (ten times lower learning rate) takes longer."""
-    steep_z: float = 3.0
+    steep_z: float = 3.2
     """Standard errors by which a surge must be steeper than that."""
     drift_values: int = 60
     """Values before the baseline from which a steady drift is known: the lengths must double beyond it."""

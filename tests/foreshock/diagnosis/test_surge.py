@@ -129,7 +129,7 @@ def test_missing_steps_and_missing_values_change_little() -> None:
 
 def test_run_logged_every_fifth_step_surges_at_its_step_number() -> None:
     steps = list(range(5, 601, 5))
-    curve = [surge_curve(300, 10.0, steps=600)[step - 1] for step in steps]
+    curve = [surge_curve(300, 5.0, steps=600)[step - 1] for step in steps]
     state, _ = watch(closed_steps({LENGTH: curve}, steps))
     assert state.surge_step is not None
     assert 285 <= state.surge_step <= 320
