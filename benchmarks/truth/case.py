@@ -52,7 +52,7 @@ class Case:
     `expected_cause` is the true cause, as `Sentence.names` takes it: the kind of a conclusion, the name of a check of
     the lint, or words of the sentence; None if nothing is wrong. `sufficient`: the data are enough to name it.
     `also_true` are other causes that are true here and may be named too, such as a consequence of the first.
-    `not_healthy`: the report must call the run neither healthy nor "healthy so far".
+    `not_healthy`: the diagnosis must not call the run healthy.
     """
 
     name: str

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from foreshock.api.diagnosis import Diagnosis, diagnosis_of
+from foreshock.api.diagnosis import Diagnosis, Verdict, diagnosis_of
 from foreshock.api.probes import HardwareRecord, ProbePolicyRecord, ProbeRecord
 from foreshock.api.records import parse
 from foreshock.api.runs import (
@@ -94,9 +94,14 @@ def runs(
     model_kind: ModelKind | None = None,
     states: Sequence[str] = (),
     search: str | None = None,
+    verdict: Verdict | None = None,
 ) -> Listing[RunRecord]:
-    """Yield the runs that the key may see, newest first; `search` is a part of the name or key."""
+    """Yield the runs that the key may see, newest first; `search` is a part of the name or key.
+
+    `verdict`: only the runs whose diagnosis has it.
+    """
     query = [("key", key), ("model", model), ("model_kind", model_kind), *several("state", states), ("search", search)]
+    query.append(("verdict", verdict))
     return listing(run_record, "/v1/runs", query)
 
 

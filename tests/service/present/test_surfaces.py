@@ -133,12 +133,15 @@ def test_every_surface_says_the_same_sentence(
     pages = list_pages(http)
     with Reader(url) as reader:
         of_list = {run.id: run.diagnosis for run in reader.runs()}
+        ids_of = {verdict: {run.id for run in reader.runs(verdict=verdict)} for verdict in VERDICTS}
+        assert sum(map(len, ids_of.values())) == len(of_list)
         for run, found in said.items():
             headline = found["headline"]
             assert reader.diagnosis(run).headline == headline
             one = reader.run(run).diagnosis
             assert one is not None
             assert of_list[run] == one
+            assert run in ids_of[one.verdict]
             assert (one.headline, one.verdict, one.since) == (headline, found["verdict"], found["since"])
             (line,) = [each for each in listed.splitlines() if each.startswith(run)]
             assert line.endswith(headline)
