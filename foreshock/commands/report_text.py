@@ -111,7 +111,7 @@ def _steps_table(report: ReportData, paint: Paint) -> list[str]:
             number(at.get("max_abs_d", missing), 3),
             count(int(tokens)) if math.isfinite(tokens := at.get("tokens", missing)) else "–",
         ])  # fmt: skip
-    lines = table(header, rows)
+    lines = table(header, rows, left=())
     newest = {name: values[-1] for name, values in curve.values.items()}
     words = f"intervals: {INTERVAL}s, bootstrap-t over prompt groups; ~: a {RANGE}, which covers less often"
     if (groups := effective_of_all(newest)) != "–":
