@@ -23,7 +23,7 @@ from foreshock.json_values import json_value
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS, nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
 from foreshock.measures.inputs import group_names
-from foreshock.measures.rollout_clusters import clusters_of
+from foreshock.measures.statistics.clusters import clusters_of
 
 __all__ = [
     "EMBEDDINGS",

@@ -25,7 +25,7 @@ from foreshock.corrections.catalogue import (
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.compensated_sums import LogWeights
 
 __all__ = [
     "Booleans",

@@ -23,8 +23,7 @@ from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.statistics.comparison_blob import read_comparison, store_comparison
 from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
-from foreshock.measures.statistics.log_weights import LogWeights
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.sequences import sequence_sums
 from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest

@@ -21,7 +21,7 @@ from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.inputs import check_size, group_names, numbers_of
-from foreshock.measures.rollout_clusters import clusters_of, sums_of_rollouts
+from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
 from foreshock.rollouts.scores import ExactBatch
 
 __all__ = ["ExactMeasures", "measure_exact"]

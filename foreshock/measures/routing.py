@@ -25,7 +25,7 @@ from foreshock.measures.estimators.pareto import tail_shapes
 from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.token import k3_kl, log_ratio
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
-from foreshock.measures.rollout_clusters import clusters_of, sums_of_rollouts
+from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
 
 __all__ = ["UNKNOWN_EXPERT", "LayerRouting", "RoutedTokens", "RoutingMeasures", "measure_routing"]
 

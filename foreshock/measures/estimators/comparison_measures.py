@@ -13,9 +13,9 @@ from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
+from foreshock.measures.statistics.compensated_sums import LogWeights
 from foreshock.measures.statistics.conditions import BUCKET_EDGES, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
-from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.sequences import SEQUENCE_MEANS
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 

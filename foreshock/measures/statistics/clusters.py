@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from foreshock.measures.inputs import group_names
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
-__all__ = ["CLUSTER_COLUMNS", "ClusterSums"]
+__all__ = ["CLUSTER_COLUMNS", "ClusterSums", "clusters_of", "sums_of_rollouts"]
 
 Float64 = NDArray[np.float64]
 
@@ -135,3 +135,18 @@ def _add(
     total = CompensatedSums(all_sums.high[slots], all_sums.low[slots]) + sums
     all_sums.high[slots], all_sums.low[slots] = total.high, total.low
     return all_tokens, all_sums
+
+
+def sums_of_rollouts(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the sums of `values` [T, …] over each rollout, [N, …]; an empty rollout has 0."""
+    sums = np.zeros((offsets.size - 1, *values.shape[1:]))
+    rows = np.flatnonzero(np.diff(offsets))
+    if rows.size:
+        sums[rows] = np.add.reduceat(values, offsets[rows], axis=0)
+    return sums
+
+
+def clusters_of(names: Sequence[str | None]) -> NDArray[np.int64]:
+    """Return the number of each rollout's cluster, [N]: that of its prompt group, or its own if it has none."""
+    keys = [f"r{row}" if name is None else f"g{name}" for row, name in enumerate(names)]
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64)

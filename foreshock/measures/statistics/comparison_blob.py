@@ -12,10 +12,9 @@ from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
 from foreshock.measures.statistics.comparison_sums import COUNTS, EXTREMES, SUMS, ComparisonSums
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
 

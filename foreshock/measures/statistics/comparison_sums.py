@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from foreshock.measures.statistics.bucket_sums import BucketSums, BucketTable
 from foreshock.measures.statistics.clusters import ClusterSums
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
-from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS
 from foreshock.measures.statistics.sequences import SEQUENCE_SUMS
 from foreshock.measures.statistics.tails import TAIL_SUMS, level_index

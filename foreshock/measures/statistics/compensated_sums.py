@@ -1,7 +1,10 @@
-"""Compensated float64 sums: a value is a pair (high, low) of float64 whose unrounded sum it is.
+"""Sums that do not lose digits or overflow: compensated float64 sums, and sums of importance weights in log space.
 
-A pair carries about 106 bits, so sums of pairs agree in all bits of a float64, in any order and however they are split
-into shards (Dekker 1971; Shewchuk 1997). An infinite term makes the sum infinite, never NaN.
+A compensated value is a pair (high, low) of float64 whose unrounded sum it is. A pair carries about 106 bits, so sums
+of pairs agree in all bits of a float64, in any order and however they are split into shards (Dekker 1971; Shewchuk
+1997). An infinite term makes the sum infinite, never NaN.
+
+A product of ratios over a long response can exceed the range of a float64; its logarithm cannot.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CompensatedSums", "summable_parts", "sums_by_bucket", "sums_by_run", "two_product", "two_sum"]
+__all__ = ["CompensatedSums", "LogWeights", "summable_parts", "sums_by_bucket", "sums_by_run", "two_product", "two_sum"]
 
 Float64 = NDArray[np.float64]
 # A value or a sum as a float64 and its rounding error.
@@ -177,3 +180,54 @@ def _normalise(high: Float64, low: Float64) -> tuple[Float64, Float64]:
         total = np.asarray(high + low)
         lost = np.asarray(low - (total - high))
     return total, np.where(np.isfinite(total), lost, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LogWeights:
+    """Σ w and Σ w² of N weights, scaled by exp(−largest) and exp(−2·largest); `largest` of an empty sum is −inf."""
+
+    count: int = 0
+    largest: float = -math.inf
+    scaled_sum: float = 0.0
+    scaled_square_sum: float = 0.0
+
+    @classmethod
+    def of(cls, log_weights: Float64) -> LogWeights:
+        """Return the sums over an array of finite log weights."""
+        if log_weights.size == 0:
+            return cls()
+        largest = float(log_weights.max())
+        with np.errstate(under="ignore"):
+            scaled = np.exp(log_weights - largest)
+            squares = float(np.square(scaled).sum())
+        return cls(int(log_weights.size), largest, float(scaled.sum()), squares)
+
+    def merge(self, other: LogWeights) -> LogWeights:
+        """Return the sums over both."""
+        if other.count == 0:
+            return self
+        if self.count == 0:
+            return other
+        largest = max(self.largest, other.largest)
+        mine, theirs = math.exp(self.largest - largest), math.exp(other.largest - largest)
+        return LogWeights(
+            self.count + other.count,
+            largest,
+            self.scaled_sum * mine + other.scaled_sum * theirs,
+            self.scaled_square_sum * mine * mine + other.scaled_square_sum * theirs * theirs,
+        )
+
+    def effective_fraction(self) -> float:
+        """Return (Σw)² / (N Σw²), the effective sample size as a fraction of N, from 1/N to 1; NaN if N is 0."""
+        if self.count == 0:
+            return math.nan
+        return self.scaled_sum * self.scaled_sum / (self.count * self.scaled_square_sum)
+
+    def to_array(self) -> Float64:
+        """Return the three floats, [3]; the count is stored with the integers."""
+        return np.array([self.largest, self.scaled_sum, self.scaled_square_sum])
+
+    @classmethod
+    def from_array(cls, count: int, values: Float64) -> LogWeights:
+        """Return the sums of `to_array()`."""
+        return cls(count, float(values[0]), float(values[1]), float(values[2]))

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
-from foreshock.measures.statistics.compensated_sums import summable_parts
+from foreshock.measures.statistics.compensated_sums import LogWeights, summable_parts
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
-from foreshock.measures.statistics.log_weights import LogWeights
 from foreshock.measures.statistics.tails import TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TokenIdSums
 

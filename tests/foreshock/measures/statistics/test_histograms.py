@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics, compare
-from foreshock.measures.statistics.histograms import LENGTH_GRID, LOG_RATIO_GRID
-from foreshock.measures.statistics.lengths import LengthStatistics
+from foreshock.measures.statistics.histograms import LENGTH_GRID, LOG_RATIO_GRID, LengthStatistics
 from tests.foreshock.batches import random_batch
 
 
