@@ -13,8 +13,8 @@ export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-coverage bench-uneven-groups bench-lint \
-	bench-called-intervals bench-truth bench-connect bench-faults bench-ingest bench-queries \
+BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-coverage bench-lint \
+	bench-truth bench-connect bench-faults bench-ingest bench-queries \
 	bench-house bench-diagnosis bench-bad-input bench-pages bench-jobs bench-closed-loop
 
 .DEFAULT_GOAL := help

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 from dashboards.layout import Dashboard, Row, Variable
 from dashboards.panels import Level, Panel, PanelOptions, latest, levels_of, over_time
 from dashboards.queries import PromQuery, SqlQuery
-from foreshock.interval_names import INTERVAL, RANGE
+from foreshock.interval_names import RANGE
 from foreshock.measures.registry import measure_named
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
@@ -153,12 +153,11 @@ def _mismatch() -> tuple[Panel, ...]:
             logarithmic=True,
         ),
         Panel(
-            "k3 and its interval",
+            "k3 and its range",
             "trend",
             (interval(COMPARISON, "k3_kl"),),
-            f"Bootstrap-t by prompt group: a {INTERVAL} if k̂ is at most {LARGEST_TAIL_SHAPE:g}, else a {RANGE}, which "
-            "covers less often; Student's t, another range, if there is only that. An end below 0 is not drawn on a "
-            "log axis.",
+            f"A {RANGE} by the bootstrap-t; by Student's t if there is only that. It is no bound. An end below 0 is "
+            "not drawn on a log axis.",
             logarithmic=True,
         ),
         of_comparison(
@@ -225,7 +224,7 @@ def _tails() -> tuple[Panel, ...]:
         of_comparison(
             "Shape of the tails, k̂",
             ("pareto_k", "pareto_k_inverse"),
-            f"Of ρ and of 1/ρ. Above {LARGEST_TAIL_SHAPE:g} the interval of k3 is unreliable. If ratios reach e: above "
+            f"Of ρ and of 1/ρ. Above {LARGEST_TAIL_SHAPE:g} the range of k3 is too short. If ratios reach e: above "
             f"{SHAPE.warning} an effective sample size, above {SHAPE.critical} a mean of ratios cannot be trusted.",
         ),
         of_comparison(

@@ -124,7 +124,7 @@ def _documents(scene: Scene, number: int) -> list[tuple[str, str, str, Any]]:
         "target": TRAINER_REPLAY, "behaviour": REFERENCE, "target_fingerprint": {}, "behaviour_fingerprint": {},
         "measures": {
             "top_k": 2, "any_difference": share, "k3_share": share, "all_tokens": tokens, "agreeing": tokens,
-            "differing": tokens, "groups": 2, "excluded": 0, "reliable": False,
+            "differing": tokens, "groups": 2, "excluded": 0,
             "layers": [{"layer": 0, "agreement": share, "overlap": share, "first_differences": share}],
         },
     }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from foreshock.api.records import NAN, Measured, Record, described
 from foreshock.api.replays import ExactRecord, WeightsSearchRecord
 from foreshock.api.runs import IncompleteStep
-from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE
+from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.measures.estimators.attribution import OLD_METHOD
 
 __all__ = [
@@ -25,9 +25,7 @@ __all__ = [
     "SideBranchRecord",
 ]
 
-_CALLED = "a 95 % interval only if `interval` says so"
-_SHARE_INTERVAL = described(f"bootstrap-t interval by prompt group, {_CALLED}")
-_INTERVALS = described(f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}")
+_SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +63,11 @@ class SideBranchRecord(Record):
     """E[d²] of the engine's score less that of the trainer's, in nats²"""
     difference_low: Measured = field(
         default=NAN,
-        metadata=described(f"bootstrap-t interval, paired by prompt group, {_CALLED}; null before it was measured"),
+        metadata=described(f"bootstrap-t, paired by prompt group: a {RANGE}; null before it was measured"),
     )
     difference_high: Measured = NAN
     tokens: int
     rollouts: int
-    interval: str = field(default=RANGE, metadata=_INTERVALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +136,6 @@ class EnvironmentLinkRecord(Record):
     of their environments, if the run's is exchangeable with them; null if one of them is the run's"""
     excess_low: Measured = field(metadata=_SHARE_INTERVAL)
     excess_high: Measured
-    interval: str = field(default=RANGE, metadata=_INTERVALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +167,6 @@ class AttributionDocument(Record):
     environment_links: tuple[EnvironmentLinkRecord, ...] = field(
         default=(), metadata=described("scorers that were replayed in two environments")
     )
-    interval: str = field(default=RANGE, metadata=_INTERVALS)
     method: str | None = field(
         default=None, metadata=described(f"how the ends of shares are computed; null: by {OLD_METHOD}")
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from foreshock.api.probes import JobStateName
 from foreshock.api.records import NAN, Measured, Record, described
-from foreshock.interval_names import INTERVAL, RANGE, RANGE_NOTE
+from foreshock.interval_names import RANGE, RANGE_NOTE
 
 __all__ = [
     "ExactMeasuresRecord",
@@ -24,8 +24,6 @@ __all__ = [
     "WeightsReplayRecord",
     "WeightsSearchRecord",
 ]
-
-_INTERVALS = {"description": f"what the intervals are: `{INTERVAL}`, or `{RANGE}`. {RANGE_NOTE}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,6 @@ class ExactMeasuresRecord(Record):
     groups: int = field(metadata=described("prompt groups of these rollouts"))
     effective_groups: Measured = field(metadata=described("effective number of groups of `kl`: (Σ S_g)²/Σ S_g²"))
     non_finite: int = field(metadata=described("states left out because a value of them is NaN or infinite"))
-    interval: str = field(default=RANGE, metadata=_INTERVALS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +126,6 @@ class MismatchRecord(Record):
     low: Measured
     """bootstrap-t interval of k3 by prompt group"""
     high: Measured
-    interval_name: str
     mean_abs_d: Measured
 
 

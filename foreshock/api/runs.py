@@ -9,7 +9,7 @@ from typing import Any, Literal
 from foreshock.api.diagnosis import RunVerdict
 from foreshock.api.records import NAN, Measured, Record, described, parse
 from foreshock.changes import ChangeKind
-from foreshock.interval_names import RANGE, RANGE_DESCRIPTION
+from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock.severity import Severity
 
@@ -273,9 +273,8 @@ class ConfidenceRecord(Record):
 
     share: Measured
     """E[d_link·d]/E[d²]"""
-    low: Measured = NAN
+    low: Measured = field(default=NAN, metadata={"description": f"of a {RANGE}. {RANGE_NOTE}"})
     high: Measured = NAN
-    interval: str = field(default=RANGE, metadata={"description": RANGE_DESCRIPTION})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

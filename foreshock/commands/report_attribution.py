@@ -8,7 +8,7 @@ from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchR
 from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
-from foreshock.interval_names import INTERVAL, RANGE
+from foreshock.interval_names import RANGE
 from foreshock.measures.estimators.attribution import OLD_METHOD
 
 __all__ = ["attribution_section", "weights_search_lines"]
@@ -71,7 +71,7 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
     whole = attribution.whole
     rows.append([whole.name + " (all)", *_moments(whole), _share(1.0 if math.isfinite(whole.share) else math.nan),
                  "", ""])  # fmt: skip
-    header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", _column(attribution), ""]
+    header = ["link (π/μ)", "k3_kl", "mean d", "rms d", "max |d|", "share", "range", ""]
     lines += table(header, rows, left=(0, 7), indent="    ")
     if any(link.name in exact for link in attribution.links):
         lines += note("*: exact KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
@@ -83,16 +83,12 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         lines += _floors(attribution)
     if attribution.side_branch is not None:
         lines += _reference(attribution.side_branch)
-    checks = f"{_column(attribution)}: {attribution.interval}s by {attribution.method or OLD_METHOD}; "
+    checks = f"range: a {RANGE}, by {attribution.method or OLD_METHOD}; "
     checks += f"cancellation Σ E[d_link²]/E[d²] = {number(attribution.cancellation)}; "
     checks += f"|Σ d_link − d| ≤ {number(attribution.telescoping_error, 2)} on every token"
     if attribution.stale:
         lines += wrap("scores or rollouts have arrived since; a new attribution is being computed", "      ", "    → ")
     return [*lines, *note(checks, paint)]
-
-
-def _column(attribution: AttributionRecord) -> str:
-    return "95 %" if attribution.interval == INTERVAL else "range"
 
 
 def _floors(attribution: AttributionRecord) -> list[str]:

@@ -27,7 +27,6 @@ MISMATCH_MEASURES = (
     "k3_kl_bootstrap_high",
     "prompt_groups",
     "effective_groups",
-    "k3_kl_interval_reliable",
     "rollout_probs_diff_mean",
     "token_mult_prob_error",
     "tail_2",

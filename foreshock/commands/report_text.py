@@ -29,7 +29,7 @@ from foreshock.commands.text import (
     wrap,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.interval_names import INTERVAL, RANGE
+from foreshock.interval_names import RANGE
 from foreshock.learning_rate.advice import effect_in_words
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
@@ -91,7 +91,7 @@ def _steps_table(report: ReportData, paint: Paint) -> list[str]:
     chosen.add(max(range(len(k3)), key=lambda index: k3[index] if math.isfinite(k3[index]) else -math.inf))
     if report.step in curve.steps:
         chosen.add(curve.steps.index(report.step))
-    header = ["step", "k3_kl", "interval of k3", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens"]
+    header = ["step", "k3_kl", "range of k3", "mean |Δp|", "E[exp |d|]", "F(2)", "max |d|", "tokens"]
     rows, warnings = [], []
     for index in sorted(chosen):
         at = {name: curve.of(name)[index] for name in curve.values}
@@ -113,7 +113,7 @@ def _steps_table(report: ReportData, paint: Paint) -> list[str]:
         ])  # fmt: skip
     lines = table(header, rows, left=())
     newest = {name: values[-1] for name, values in curve.values.items()}
-    words = f"intervals: {INTERVAL}s, bootstrap-t over prompt groups; ~: a {RANGE}, which covers less often"
+    words = f"{RANGE}: bootstrap-t over prompt groups; ~: known to be too short"
     if (groups := effective_of_all(newest)) != "–":
         words += f"; effective prompt groups of step {curve.steps[-1]}: {groups}"
     lines += note(words, paint)

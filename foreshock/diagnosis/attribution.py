@@ -66,7 +66,7 @@ def prompts_needed(link: LinkEvidence, prompt_groups: int) -> int | None:
 
 def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -> Conclusion:
     largest = known[0]
-    interval = interval_of_share(largest.share_low, largest.share_high, evidence.reliable)
+    interval = interval_of_share(largest.share_low, largest.share_high)
     if largest.share_low > MAJORITY:
         return Conclusion(
             "cause",
@@ -76,8 +76,7 @@ def _on_the_largest(evidence: AttributionEvidence, known: Sequence[LinkEvidence]
         )
     if largest.share_high <= MAJORITY:
         shares = ", ".join(
-            f"{percent(link.share)} ({interval_of_share(link.share_low, link.share_high, evidence.reliable)}) "
-            f"{link.short_cause}"
+            f"{percent(link.share)} ({interval_of_share(link.share_low, link.share_high)}) {link.short_cause}"
             for link in known
         )
         return Conclusion("no-majority", f"No single link is most of the mismatch: {shares}.")
@@ -90,8 +89,7 @@ def _cannot_tell(evidence: AttributionEvidence, known: Sequence[LinkEvidence]) -
     asked = f"{plural(evidence.rollouts, 'rollout')} of {plural(evidence.prompt_groups, 'prompt')}"
     words = f"Cannot tell {largest.short_cause}{others} with {asked}"
     shares = (
-        f"the largest share is {percent(largest.share)}, "
-        f"{interval_of_share(largest.share_low, largest.share_high, evidence.reliable)}"
+        f"the largest share is {percent(largest.share)}, {interval_of_share(largest.share_low, largest.share_high)}"
     )
     return f"{words}: {shares}; {_more_prompts(evidence, largest)}."
 
@@ -194,7 +192,7 @@ def _nearer(reference: ReferenceEvidence) -> list[Conclusion]:
 def _interval_of_difference(reference: ReferenceEvidence) -> str:
     if math.isnan(reference.difference_low):
         return f"{number(reference.difference)}, without an interval: too few prompts"
-    ends = interval_text(reference.difference_low, reference.difference_high, reference.reliable)
+    ends = interval_text(reference.difference_low, reference.difference_high)
     return f"{number(reference.difference)}, {ends}"
 
 
@@ -250,7 +248,7 @@ def _half_of_floors(evidence: AttributionEvidence, exact: ExactEvidence) -> floa
 def _interval(exact: ExactEvidence, low: float, high: float) -> str:
     few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
     needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
-    return interval_text(low, high, exact.reliable) + needed
+    return interval_text(low, high) + needed
 
 
 # Each rule sees the conclusions of the rules before it.

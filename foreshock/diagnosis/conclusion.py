@@ -39,7 +39,7 @@ class ReferenceEvidence:
     """Scores against the same weights at float32. `links` are `torch.float32/<score>`.
 
     `difference` is E[d²] of `engine` less that of `trainer`, both against the reference, in nats², with the ends of its
-    paired interval by prompt group, a 95 % interval if `reliable`: above 0 if the trainer's score is nearer.
+    paired interval by prompt group: above 0 if the trainer's score is nearer.
     """
 
     reference: str
@@ -49,7 +49,6 @@ class ReferenceEvidence:
     difference: float = math.nan
     difference_low: float = math.nan
     difference_high: float = math.nan
-    reliable: bool = False
 
     def k3_of(self, score: str) -> float:
         """Return the k3 of the reference against a score; NaN if it was not compared."""
@@ -73,8 +72,7 @@ class EnvironmentLinkEvidence:
     """A scorer in two environments; see `foreshock.measures.estimators.environment_links.EnvironmentLink`.
 
     `first` is the environment that the chain has. `logged` is the logged score of the same side; `excess` is NaN if one
-    of the two environments is the run's own, because then the chain's link says it. Both intervals are 95 % intervals
-    if `reliable`.
+    of the two environments is the run's own, because then the chain's link says it.
     """
 
     scorer: str
@@ -88,7 +86,6 @@ class EnvironmentLinkEvidence:
     excess: float = math.nan
     excess_low: float = math.nan
     excess_high: float = math.nan
-    reliable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,7 @@ class ExactEvidence:
 
     `kl` is KL(μ‖π) in nats per token, with μ the behaviour and π the target; see `foreshock.measures.exact`. `k3_kl` is
     its sampled estimate from the same scores at the same tokens. `other_settings` names the fields of the fingerprints,
-    except batches, in which the pair's scorers differ from the scores of the link. The intervals are 95 % intervals if
-    `reliable`.
+    except batches, in which the pair's scorers differ from the scores of the link.
     """
 
     link: str
@@ -115,7 +111,6 @@ class ExactEvidence:
     prompt_groups: int
     non_finite: int = 0
     other_settings: tuple[str, ...] = ()
-    reliable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +125,6 @@ class AttributionEvidence:
         floors: the k3 of each scorer against itself in other batches, by scorer.
         reference: the side branch; None if the reference was not scored.
         drift: k3 of each link at the run's other probed steps, by link, in step order.
-        reliable: whether the intervals of the shares are 95 % intervals.
         declared_precision: how the trainer's fingerprint says that it computes, such as "float32"; None if it does
             not.
         environments: the environment that made each score, by score; None if unknown.
@@ -147,7 +141,6 @@ class AttributionEvidence:
     prompt_groups: int = 0
     rollouts: int = 0
     tokens: int = 0
-    reliable: bool = False
     cancellation: float = math.nan
     floors: Mapping[str, float] = field(default_factory=dict)
     reference: ReferenceEvidence | None = None

@@ -139,7 +139,7 @@ def _unknown(
 def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvidence) -> list[Conclusion]:
     share = f", {percent(link.share)} of the mismatch" if math.isfinite(link.share) else ""
     if share:
-        share += f" ({interval_of_share(link.share_low, link.share_high, link.reliable)})"
+        share += f" ({interval_of_share(link.share_low, link.share_high)})"
     first, second = link.first.describe(), link.second.describe()
     if first == second:
         differ = differences(link.first, link.second, same_engine=True)
@@ -153,7 +153,7 @@ def _on_two_environments(evidence: AttributionEvidence, link: EnvironmentLinkEvi
     ]
     if link.logged is None or not math.isfinite(link.excess):
         return found
-    ends = interval_text(link.excess_low, link.excess_high, link.reliable)
+    ends = interval_text(link.excess_low, link.excess_high)
     words = ends if math.isfinite(link.excess_low) else "no interval: too few prompts"
     found.append(
         Conclusion(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from foreshock.interval_names import interval_name
+from foreshock.interval_names import RANGE
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -35,18 +35,18 @@ def percent(share: float) -> str:
     return ("0" if text == "-0" else text.replace("-", "−")) + " %"
 
 
-def interval_text(low: float, high: float, reliable: bool | None) -> str:
-    """Return an interval as words, called as its reliability allows; "no interval" if it is unknown."""
+def interval_text(low: float, high: float) -> str:
+    """Return an interval as words; "no range" if it is unknown."""
     if math.isnan(low) or math.isnan(high):
-        return "no interval"
-    return f"{interval_name(reliable)} {number(low)} to {number(high)}"
+        return "no range"
+    return f"{RANGE} {number(low)} to {number(high)}"
 
 
-def interval_of_share(low: float, high: float, reliable: bool | None) -> str:
+def interval_of_share(low: float, high: float) -> str:
     """Return the interval of a share in percents, see `interval_text`."""
     if math.isnan(low) or math.isnan(high):
-        return "no interval"
-    return f"{interval_name(reliable)} {percent(low)} to {percent(high)}"
+        return "no range"
+    return f"{RANGE} {percent(low)} to {percent(high)}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
-from foreshock.measures.estimators.pareto import tail_shapes
-from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.inputs import check_size, group_names, numbers_of
@@ -39,7 +37,7 @@ class ExactMeasures:
     value, NaN without states; `top1_flip` the share of states whose likeliest tokens differ; the entropies H(π) and
     H(μ) in nats; `k3_kl` the sampled estimate of `kl` from the log-probs of the same tokens. `non_finite` states have a
     divergence or log-prob that is NaN or infinite; they are excluded and not among `tokens`. `effective_groups` is
-    (Σ S_g)²/Σ S_g² of KL(μ‖π) over `groups` prompt groups. The intervals are 95 % intervals if `reliable`.
+    (Σ S_g)²/Σ S_g² of KL(μ‖π) over `groups` prompt groups.
     """
 
     kl: Interval
@@ -55,7 +53,6 @@ class ExactMeasures:
     groups: int
     effective_groups: float
     non_finite: int
-    reliable: bool
 
 
 def measure_exact(
@@ -88,7 +85,6 @@ def measure_exact(
         groups=int(sizes.size),
         effective_groups=effective_number(float(of_groups.sum()), float(np.square(of_groups).sum())),
         non_finite=int(np.count_nonzero(generated & ~finite)),
-        reliable=interval_is_reliable(sizes.size, *tail_shapes(d[keep])),
     )
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from foreshock.interval_names import CALLED_INTERVAL, INTERVAL, RANGE
+from foreshock.interval_names import RANGE
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP
 from foreshock.measures.statistics.tails import (
@@ -34,8 +34,6 @@ __all__ = [
 Kind = Literal["comparison", "step", "sequence"]
 
 TOKEN_MEAN = "token mean"
-# What the bootstrap-t of a measure is: of those in CALLED_INTERVAL, and of the others.
-_CALLED = {True: f"a {INTERVAL} if k3_kl_interval_reliable is 1, else a {RANGE}", False: f"a {RANGE}"}
 SEQUENCE_MEAN = "mean over sequences"
 
 
@@ -198,7 +196,7 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
         Measure(
             f"{name}_{end}", f"Student's t interval of {name}, {end} end", unit, direction,
             "token mean, clustered by prompt group", "comparison",
-            "ratio estimator, G − 1 degrees of freedom; no 95 % interval if groups are few or uneven",
+            "ratio estimator, G − 1 degrees of freedom",
         )
         for name, (unit, direction) in WITH_INTERVAL.items()
         for end in ("low", "high")
@@ -207,7 +205,7 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
         Measure(
             f"{name}_bootstrap_{end}", f"bootstrap-t interval of {name}, {end} end", *WITH_INTERVAL[name],
             "token mean, prompt groups resampled; needs one row per rollout", "comparison",
-            f"Hall (1992), upper end at least Cox's; {_CALLED[name in CALLED_INTERVAL]}",
+            f"Hall (1992), upper end at least Cox's; a {RANGE}",
         )
         for name in BOOTSTRAPPED
         for end in ("low", "high")
@@ -216,12 +214,6 @@ _TOKEN_ONLY: tuple[Measure, ...] = (
         "effective_groups", "(Σ S)²/Σ S², S = Σ k3 of a prompt group", "groups",
         "`prompt_groups` if all contribute the same; near 1 if one prompt carries k3",
         "over prompt groups", "comparison", "Kish (1965); Carter, Schnepel and Steigerwald (2017)",
-    ),
-    Measure(
-        "k3_kl_interval_reliable",
-        f"1 if there is a bootstrap interval and both k̂ ≤ {LARGEST_TAIL_SHAPE:g}, else 0", "1",
-        f"1: the bootstrap-t of k3 is a {INTERVAL}; 0: a {RANGE}", "over prompt groups", "comparison",
-        "Foreshock, benchmarks/uneven_groups.py",
     ),
 )  # fmt: skip
 

@@ -21,8 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.estimators.pareto import tail_shapes
-from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.token import k3_kl, log_ratio
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
@@ -71,7 +69,7 @@ class RoutingMeasures:
     `any_difference` is the share of tokens with another set of experts in at least one layer. `agreeing` tokens have
     none, `differing` tokens have one. `k3_share` is the share of Σ k3 that the differing tokens carry. `top_k` experts
     are routed to in each layer. `excluded` tokens have a log-prob that is not finite, or no state before them. The
-    intervals are by prompt group, nominally 95 %; `reliable` says whether those of k3 are known to cover.
+    intervals are by prompt group.
     """
 
     top_k: int
@@ -83,7 +81,6 @@ class RoutingMeasures:
     differing: RoutedTokens
     groups: int
     excluded: int
-    reliable: bool
 
 
 def measure_routing(
@@ -164,7 +161,6 @@ def _measured(
         differing=differing,
         groups=everything.k3_kl.clusters,
         excluded=excluded,
-        reliable=interval_is_reliable(everything.k3_kl.clusters, *tail_shapes(d[keep])),
     )
 
 

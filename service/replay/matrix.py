@@ -15,7 +15,6 @@ from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixReco
 from foreshock.comparisons import comparison_name
 from foreshock.configuration_grid import MOST_CELLS
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
-from foreshock.interval_names import interval_name
 from foreshock.json_values import number_or_nan
 from foreshock.probe_kinds import MATRIX
 from foreshock.scorers import REFERENCE, SCORERS
@@ -204,7 +203,6 @@ def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRecor
         k3_kl=found.k3_kl,
         low=found.low,
         high=found.high,
-        interval_name=interval_name(found.reliable),
         mean_abs_d=found.mean_abs_d,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.json_values import number_or_nan
-from foreshock.measures.estimators.reliability import interval_warning
 from foreshock.measures.pooling import PooledMean, pool_over_steps, pool_summaries
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock_service.runs.measurements import MeasuredStep, newest_steps, summaries_of_steps
@@ -22,7 +20,7 @@ from foreshock_service.runs.measurements import MeasuredStep, newest_steps, summ
 POOLED_STEPS = 10
 """The newest measured steps that k3 is pooled over: one step has too few prompts."""
 
-_COLUMNS = ("k3_kl", "tokens", "pareto_k", "pareto_k_inverse")
+_COLUMNS = ("k3_kl", "tokens")
 _KEPT_WINDOWS = 512
 
 _Version = tuple[tuple[int, int, int], ...]
@@ -36,25 +34,17 @@ _windows_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class PooledMeasure:
-    """A measure pooled over a window; the ends of its interval are NaN if it has none.
-
-    It is a 95 % interval if `reliable`.
-    """
+    """A measure pooled over a window; the ends of its interval are NaN if it has none."""
 
     mean: float
     low: float = math.nan
     high: float = math.nan
-    reliable: bool = False
 
 
 def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, PooledMeasure]:
     """Return k3 of trainer/rollout pooled over each run's newest steps; at most two queries for any number of runs."""
     windows = newest_steps(session, run_ids, TRAINER_ROLLOUT, _COLUMNS, POOLED_STEPS)
-    found = {}
-    for run_id, k3 in _pooled(session, windows).items():
-        reliable = k3.by_prompt and _unreliable(windows[run_id], k3) is None
-        found[run_id] = PooledMeasure(k3.mean, k3.low, k3.high, reliable)
-    return found
+    return {run_id: PooledMeasure(k3.mean, k3.low, k3.high) for run_id, k3 in _pooled(session, windows).items()}
 
 
 def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, PooledMean]:
@@ -84,12 +74,3 @@ def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> PooledM
         return pool_summaries([RolloutSummaries.from_bytes(each) for each in summaries], ("k3_kl",))["k3_kl"]
     k3, tokens = (np.array([number_or_nan(step.values[name]) for step in window]) for name in ("k3_kl", "tokens"))
     return pool_over_steps(k3, tokens)
-
-
-def _unreliable(window: Sequence[MeasuredStep], pooled: PooledMean) -> str | None:
-    shapes = {
-        name: statistics.median(known) if (known := [v for step in window if (v := step.values[name]) is not None])
-        else None
-        for name in ("pareto_k", "pareto_k_inverse")
-    }  # fmt: skip
-    return interval_warning({"prompt_groups": float(pooled.clusters), **shapes})

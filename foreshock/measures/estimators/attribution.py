@@ -20,7 +20,6 @@ from foreshock.errors import ConfigurationError
 from foreshock.measures.estimators import token
 from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, bootstrap_interval, bootstrap_intervals
 from foreshock.measures.estimators.intervals import Interval
-from foreshock.measures.estimators.reliability import signed_interval_is_reliable
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.arrays import offsets_of_lengths
@@ -42,7 +41,7 @@ class Link:
     """One comparison `target/behaviour` of neighbours in the chain, or of its two ends.
 
     k3_kl, mean_d, rms_d and max_abs_d are in nats per token, d = log target − log behaviour. `share` is
-    E[d_link·d]/E[d²], with the ends of its bootstrap-t interval by prompt group (see `Attribution.reliable`); NaN if d
+    E[d_link·d]/E[d²], with the ends of its bootstrap-t interval by prompt group; NaN if d
     is 0 everywhere.
     """
 
@@ -69,7 +68,7 @@ class SideBranch:
 
     `links` are comparisons `torch.float32/<score>`; `engine` and `trainer` name the compared scores. `difference` is
     E[d²] of the engine's less that of the trainer's, in nats², with its bootstrap-t interval paired by prompt group;
-    NaN if one is missing, the bounds also with too few groups. It is a 95 % interval if `reliable`. `nearer` is the
+    NaN if one is missing, the bounds also with too few groups. `nearer` is the
     score that the interval finds nearer, "equal" if both are equally near at every token, None if the data does not
     tell. `tokens` and `rollouts` are those shared by all of these scores.
     """
@@ -83,7 +82,6 @@ class SideBranch:
     difference_high: float
     tokens: int
     rollouts: int
-    reliable: bool
 
     @property
     def nearer(self) -> str | None:
@@ -102,7 +100,7 @@ class Attribution:
     `chain` lists the available scores, `missing` the other scores of the full chain: their links are merged into one
     that names both causes. All moments are over the `tokens` of the `rollouts` that every score of the chain has.
     `cancellation` is Σ E[d_link²]/E[d²]: 1 for independent links, above 1 if they cancel. `telescoping_error` is the
-    largest |Σ d_link − d| of a token, in nats. The intervals of the shares are 95 % intervals if `reliable`.
+    largest |Σ d_link − d| of a token, in nats.
     """
 
     chain: tuple[str, ...]
@@ -115,7 +113,6 @@ class Attribution:
     rollouts: int
     groups: int
     side_branch: SideBranch | None
-    reliable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +182,6 @@ def attribute(
         rollouts=shared.rollouts,
         groups=groups,
         side_branch=_side_branch(arrays, cuts, generated, group_ids, chain),
-        reliable=signed_interval_is_reliable(groups, [d, *of_links]),
     )
 
 
@@ -267,13 +263,12 @@ def _side_branch(
         for name in others
     )
     engine, trainer = middle_of_chain([name for name in chain if name in arrays])
-    found, reliable = Interval(math.nan, math.nan, math.nan, 0), False
+    found = Interval(math.nan, math.nan, math.nan, 0)
     if engine and trainer:
         compared = (reference - shared.scores[engine], reference - shared.scores[trainer])
         found = _difference(*compared, shared)
-        reliable = signed_interval_is_reliable(found.clusters, compared)
     ends = (found.mean, found.low, found.high)
-    return SideBranch(REFERENCE, links, engine, trainer, *ends, shared.tokens, shared.rollouts, reliable)
+    return SideBranch(REFERENCE, links, engine, trainer, *ends, shared.tokens, shared.rollouts)
 
 
 def _difference(of_engine: Float64, of_trainer: Float64, shared: _Shared) -> Interval:

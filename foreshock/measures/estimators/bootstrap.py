@@ -13,8 +13,8 @@ prompts that no batch holds carry χ², none covers: about 70 %.) A bootstrap-t 
 infinite upper ends for few groups.
 
 If prompts differ in scale, few groups often miss the large ones: with 8 groups and a log-standard deviation of |d| of
-0.8 the bootstrap-t covers about 80 % (`benchmarks/results/uneven_groups.txt`). `nonnegative_intervals` widens the upper
-end from the spread of the groups and covers about 93 % there; these are the intervals that Foreshock reports.
+0.8 the bootstrap-t covers about 80 %. `nonnegative_intervals` widens the upper end from the spread of the groups and
+covers about 93 % there; these are the ranges that Foreshock reports.
 
 Sources: Efron, "Nonparametric standard errors and confidence intervals" (1981); Hall, "The Bootstrap and Edgeworth
 Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller (2008), for clusters.

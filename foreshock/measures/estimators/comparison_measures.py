@@ -9,7 +9,6 @@ import math
 
 from foreshock.measures.estimators.intervals import token_mean_interval
 from foreshock.measures.estimators.pareto import pareto_shape
-from foreshock.measures.estimators.reliability import interval_is_reliable
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
@@ -34,8 +33,8 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         **_perplexities(statistics),
         **_advantages(statistics),
         **_intervals(statistics),
-        **(shapes := _tail_shapes(statistics)),
-        **_reliability(statistics, shapes),
+        **_tail_shapes(statistics),
+        **_prompt_groups(statistics),
         **_with_entropies(statistics),
         "tokens": statistics.tokens,
         "rollouts": statistics.rollouts,
@@ -238,14 +237,12 @@ def _intervals(statistics: ComparisonSums) -> dict[str, float]:
     return measures
 
 
-def _reliability(statistics: ComparisonSums, shapes: dict[str, float]) -> dict[str, float]:
-    """Return the number of clusters, the effective number for k3, and 1 or 0 for a reliable interval of k3."""
+def _prompt_groups(statistics: ComparisonSums) -> dict[str, float]:
+    """Return the number of clusters, and the effective number for k3."""
     clusters = statistics.clusters
-    reliable = interval_is_reliable(clusters.count, shapes["pareto_k"], shapes["pareto_k_inverse"])
     return {
         "prompt_groups": clusters.count,
         "effective_groups": effective_number(statistics.sum("k3_kl"), clusters.squared_residuals("k3_kl", 0.0)),
-        "k3_kl_interval_reliable": float(reliable) if statistics.tokens else math.nan,
     }
 
 

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.estimators.bootstrap import bootstrap_interval, bootstrap_intervals
-from foreshock.measures.estimators.reliability import signed_interval_is_reliable
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 
 __all__ = ["EnvironmentLink", "environment_link", "excess_over_environments"]
@@ -23,8 +22,8 @@ Float64 = NDArray[np.float64]
 class EnvironmentLink:
     """The link `scorer@second / scorer@first`, d = log second − log first, in nats per token.
 
-    `share` is E[d_link·d]/E[d²] with d of the whole chain, and the ends of its bootstrap-t interval by prompt group, a
-    95 % interval if `reliable`; NaN without the whole. `tokens` are those that all of these scores have.
+    `share` is E[d_link·d]/E[d²] with d of the whole chain, and the ends of its bootstrap-t interval by prompt group;
+    NaN without the whole. `tokens` are those that all of these scores have.
     """
 
     k3_kl: float
@@ -34,7 +33,6 @@ class EnvironmentLink:
     share_low: float
     share_high: float
     tokens: int
-    reliable: bool = False
 
 
 def environment_link(
@@ -64,9 +62,7 @@ def environment_link(
             found = bootstrap_intervals(products[0][:, None], products[1], groups)[0]
             share, low, high = found.mean, found.low, found.high
     k3, rms, largest = float(token.k3_kl(d).mean()), float(np.sqrt(np.square(d).mean())), float(np.abs(d).max())
-    compared = [d] if whole is None else [d, arrays[2] - arrays[3]]
-    reliable = signed_interval_is_reliable(int(np.unique(groups).size), compared)
-    return EnvironmentLink(k3, rms, largest, share, low, high, d.size, reliable)
+    return EnvironmentLink(k3, rms, largest, share, low, high, d.size)
 
 
 def excess_over_environments(

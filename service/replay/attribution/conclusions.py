@@ -27,7 +27,6 @@ from foreshock.diagnosis.conclusion import (
     LinkEvidence,
     ReferenceEvidence,
 )
-from foreshock.interval_names import INTERVAL, interval_name
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
@@ -81,8 +80,7 @@ def _finding(evidence: AttributionEvidence, cause: Conclusion) -> FindingOfStep:
     link = next((link for link in evidence.links if link.name == cause.link), None)
     if cause.kind != "cause" or link is None:
         return FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
-    interval = interval_name(evidence.reliable)
-    confidence = ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high, interval=interval)
+    confidence = ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
     return FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
 
 
@@ -102,7 +100,6 @@ def evidence_of(
         links=tuple(map(_link, document.links)),
         whole=_link(document.whole),
         prompt_groups=document.groups,
-        reliable=document.interval == INTERVAL,
         floors={floor.scorer: floor.k3_kl for floor in document.floors if math.isfinite(floor.k3_kl)},
         reference=_reference(branch) if branch is not None else None,
         drift=_drift(document, earlier),
@@ -122,12 +119,12 @@ def _link(link: LinkRecord) -> LinkEvidence:
 
 def _reference(branch: SideBranchRecord) -> ReferenceEvidence:
     links = tuple(map(_link, branch.links))
-    return from_attributes(ReferenceEvidence, branch, links=links, reliable=branch.interval == INTERVAL)
+    return from_attributes(ReferenceEvidence, branch, links=links)
 
 
 def _environment_link(link: EnvironmentLinkRecord) -> EnvironmentLinkEvidence:
     environments = {"first": environment_in(link.first), "second": environment_in(link.second)}
-    return from_attributes(EnvironmentLinkEvidence, link, **environments, reliable=link.interval == INTERVAL)
+    return from_attributes(EnvironmentLinkEvidence, link, **environments)
 
 
 def _exact(read: ExactOfLinkRecord) -> ExactEvidence:
@@ -146,7 +143,6 @@ def _exact(read: ExactOfLinkRecord) -> ExactEvidence:
         prompt_groups=read.groups,
         non_finite=read.non_finite,
         other_settings=read.other_settings,
-        reliable=read.interval == INTERVAL,
     )
 
 

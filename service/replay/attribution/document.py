@@ -22,7 +22,6 @@ from foreshock.api.attribution import (
 from foreshock.api.records import from_attributes
 from foreshock.api.replays import ExactRecord
 from foreshock.environment import Environment
-from foreshock.interval_names import interval_name
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
 from foreshock_service.platform.database.engine import upsert
@@ -65,7 +64,6 @@ def document_of(
         scores=tuple(scores),
         environments=_environments(attribution.chain, result),
         environment_links=tuple(map(_environment_link, result.environment_links)),
-        interval=interval_name(attribution.reliable),
         method=METHOD,
         declared_precision=precision_in_words(declared_precision(result.run_fingerprints.get("trainer"))),
         computed_at_us=computed_at_us,
@@ -94,7 +92,7 @@ def _link(link: Link, floors: Mapping[str, float]) -> LinkRecord:
 
 def _side_branch(branch: SideBranch, floors: Mapping[str, float]) -> SideBranchRecord:
     links = tuple(_link(link, floors) for link in branch.links)
-    return from_attributes(SideBranchRecord, branch, links=links, interval=interval_name(branch.reliable))
+    return from_attributes(SideBranchRecord, branch, links=links)
 
 
 def _environment_link(measured: MeasuredEnvironmentLink) -> EnvironmentLinkRecord:
@@ -109,7 +107,6 @@ def _environment_link(measured: MeasuredEnvironmentLink) -> EnvironmentLinkRecor
         excess=excess,
         excess_low=low,
         excess_high=high,
-        interval=interval_name(measured.link.reliable),
     )
 
 

@@ -21,7 +21,6 @@ from foreshock.api.replays import (
     ExactTokensRecord,
     MeanRecord,
 )
-from foreshock.interval_names import interval_name
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
 from foreshock.rollouts import ExactBatch, RolloutBatch
@@ -129,7 +128,7 @@ def measures_record(measures: ExactMeasures) -> ExactMeasuresRecord:
         for name in ExactMeasures.__slots__
         if isinstance(value := getattr(measures, name), Interval)
     }
-    return from_attributes(ExactMeasuresRecord, measures, **means, interval=interval_name(measures.reliable))
+    return from_attributes(ExactMeasuresRecord, measures, **means)
 
 
 def _record(row: ExactDivergence) -> ExactRecord:

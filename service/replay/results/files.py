@@ -279,7 +279,7 @@ class CellFiles:
 class CellMeasures:
     """The mismatch of two cells: k3 and mean |d| in nats per token.
 
-    `low` and `high` are the bootstrap-t interval of k3 by prompt group, a 95 % interval if `reliable`.
+    `low` and `high` are the bootstrap-t interval of k3 by prompt group.
     """
 
     target: str
@@ -287,7 +287,6 @@ class CellMeasures:
     k3_kl: float
     low: float
     high: float
-    reliable: bool
     mean_abs_d: float
 
 
@@ -326,6 +325,5 @@ def _compare(batch: RolloutBatch, values: dict[str, NDArray[np.float32]], target
         k3_kl=found["k3_kl"],
         low=found["k3_kl_bootstrap_low"],
         high=found["k3_kl_bootstrap_high"],
-        reliable=bool(found.get("k3_kl_interval_reliable")),
         mean_abs_d=found["mean_abs_d"],
     )

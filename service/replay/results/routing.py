@@ -45,7 +45,7 @@ class NatsInterval(_Strict):
     """A token mean in nats with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
 
     mean: Nats | None
-    low: Nats | None = Field(description="a 95 % interval of k3 over all tokens if `reliable`, else a " + RANGE)
+    low: Nats | None = Field(description=f"of a {RANGE}. {RANGE_NOTE}")
     high: Nats | None
     clusters: Count = Field(description="prompt groups with such tokens")
 
@@ -80,7 +80,7 @@ class RoutingMeasuresBody(_Strict):
     differing: RoutedTokensBody = Field(description="tokens with a difference in any layer")
     groups: Count = Field(description="prompt groups, by which the intervals are clustered")
     excluded: Count = Field(description="tokens left out: their log-prob is not finite, or no state is before them")
-    reliable: bool = Field(description="the interval of k3 over all tokens is known to cover 95 %")
+    reliable: bool = Field(default=False, description="ignored: sent by workers of an earlier release")
 
     @model_validator(mode="after")
     def _check_layers(self) -> Self:

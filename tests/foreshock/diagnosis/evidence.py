@@ -25,7 +25,6 @@ def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
         "prompt_groups": found.groups,
         "rollouts": found.rollouts,
         "tokens": found.tokens,
-        "reliable": found.reliable,
         "cancellation": found.cancellation,
         "environments": {name: environment_of(name) for name in found.chain},
         "reference": None
@@ -38,7 +37,6 @@ def evidence_of(found: Attribution, **changes: object) -> AttributionEvidence:
             branch.difference,
             branch.difference_low,
             branch.difference_high,
-            branch.reliable,
         ),
     }
     return AttributionEvidence(**(values | changes))  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_equal_distances_are_not_told_apart() -> None:
 LINK = next(iter(EXACT_PAIRS))
 EXACT = ExactEvidence(
     link=LINK, kl=3.7e-6, kl_low=1.7e-6, kl_high=1.1e-5, tv=6.1e-5, delta_max=0.019, top1_flip=3e-4, k3_kl=3.5e-6,
-    k3_low=2.9e-7, k3_high=5.8e-4, tokens=3294, prompt_groups=8, reliable=True,
+    k3_low=2.9e-7, k3_high=5.8e-4, tokens=3294, prompt_groups=8,
 )  # fmt: skip
 
 
@@ -182,18 +182,12 @@ def test_size_is_said_with_both_intervals_and_what_is_compared() -> None:
     said = said_of(EXACT)
     assert (said.link, said.names_cause) == (LINK, False)
     assert said.sentence == (
-        "exact(torch.trainer, vllm.prefill): KL(μ‖π) over the whole vocabulary is 3.7e-6 nats per token (95 % interval "
-        "1.7e-6 to 1.1e-5), without the sampling noise of k3 at the same tokens, 3.5e-6 (95 % interval 2.9e-7 to "
-        "5.8e-4); total variation 6.1e-5, Δmax 1.9e-2, the likeliest token differs at 3.0e-2 % of 3,294 visited "
-        "states. This compares torch.trainer (π) with vllm.prefill (μ) with the same weights: engine against trainer "
-        "numerics, not the whole of trainer/rollout."
+        "exact(torch.trainer, vllm.prefill): KL(μ‖π) over the whole vocabulary is 3.7e-6 nats per token (range over "
+        "the prompts 1.7e-6 to 1.1e-5), without the sampling noise of k3 at the same tokens, 3.5e-6 (range over the "
+        "prompts 2.9e-7 to 5.8e-4); total variation 6.1e-5, Δmax 1.9e-2, the likeliest token differs at 3.0e-2 % of "
+        "3,294 visited states. This compares torch.trainer (π) with vllm.prefill (μ) with the same weights: engine "
+        "against trainer numerics, not the whole of trainer/rollout."
     )
-
-
-def test_unreliable_intervals_are_called_ranges() -> None:
-    sentence = said_of(replace(EXACT, reliable=False)).sentence
-    assert "(resampling range 1.7e-6 to 1.1e-5)" in sentence
-    assert "95 %" not in sentence
 
 
 @pytest.mark.parametrize(

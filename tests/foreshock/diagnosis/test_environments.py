@@ -154,12 +154,12 @@ def test_link_that_is_small_at_both_steps_has_not_grown() -> None:
 
 
 def test_two_environments_of_one_scorer_are_compared_in_words() -> None:
-    link = EnvironmentLinkEvidence("vllm.prefill", engine(), engine("amx"), 6.6e-4, 0.6, 0.5, 0.7, reliable=True)
+    link = EnvironmentLinkEvidence("vllm.prefill", engine(), engine("amx"), 6.6e-4, 0.6, 0.5, 0.7)
     found = conclude_environments(replace(evidence(), environment_links=(link,)), ())
     assert [(each.kind, each.names_cause) for each in found] == [("environment-measured", False)]
     assert found[0].sentence == (
         "vllm.prefill on a CPU with AVX-512 with AMX against the same on a CPU with AVX2: k3 6.6e-4, 60 % of the "
-        "mismatch (95 % interval 50 % to 70 %). This is what the environment alone changes."
+        "mismatch (range over the prompts 50 % to 70 %). This is what the environment alone changes."
     )
 
 

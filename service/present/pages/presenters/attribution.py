@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from foreshock.api.attribution import AttributionRecord, LinkRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation, Threshold
-from foreshock.interval_names import CALLED_INTERVAL, RANGE, RANGE_NOTE
+from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import OLD_METHOD
-from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
+from foreshock.measures.estimators.reliability import effective_of_all
 from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
@@ -131,9 +131,7 @@ def notes_of(read: AttributionRecord | None) -> list[str]:
         notes.append(f"Not scored; the adjacent links are merged: {', '.join(read.missing)}.")
     if read.exact_kl():
         notes.append("(exact): KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate.")
-    notes.append(f"Intervals of shares: {read.interval}s by {read.method or OLD_METHOD}.")
-    if read.interval == RANGE:
-        notes.append(RANGE_NOTE)
+    notes.append(f"Shares have a {RANGE}, by {read.method or OLD_METHOD}. {RANGE_NOTE}")
     if read.from_sample:
         notes.append(f"Over {read.rollouts} of {read.of_rollouts} rollouts.")
     return notes
@@ -206,8 +204,8 @@ GROUPS = (
 # A heavy tail harms a mean only if ratios reach e, |d| ≥ 1: the measure that tells how far they reach.
 PARETO_FAR = 1.0
 INTERVALS_NOTE = (
-    f'"95 %" is a bootstrap-t interval by prompt group, "range" a {RANGE}, "Student\'s t" another: both may cover '
-    f"the true value less often. k3 has no 95 % interval if k̂ is above {LARGEST_TAIL_SHAPE:g}."
+    f'"range" is a {RANGE} by the bootstrap-t, "Student\'s t" another. {RANGE_NOTE} If k̂ is above '
+    f"{LARGEST_TAIL_SHAPE:g}, that of k3 is known to be too short."
 )
 _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
@@ -242,8 +240,7 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
         return replace(value, text=effective_of_all(values))
     if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
         value = replace(value, tone="")
-    reliable = column in CALLED_INTERVAL and values.get("prompt_groups") is not None and not interval_warning(values)
-    for kind, name in (("_bootstrap", "95 %: " if reliable else "range: "), ("", "Student's t: ")):
+    for kind, name in (("_bootstrap", "range: "), ("", "Student's t: ")):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
         if low is not None and high is not None:
             return replace(value, interval=f"{name}{number(low)} to {number(high)}")

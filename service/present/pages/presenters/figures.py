@@ -159,7 +159,7 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     )
     caption = (
         f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
-        f"k̂ above {LARGEST_TAIL_SHAPE:g}: the interval of k3 is unreliable. {means}"
+        f"k̂ above {LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
     return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)

@@ -75,13 +75,12 @@ TONES: dict[Verdict, Tone] = {"unknown": "", "healthy": "good", "warning": "warn
 
 
 def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
-    """Return a pooled mean with its interval, named if it is no 95 % interval; None if there is no mean."""
+    """Return a pooled mean with its range; None if there is no mean."""
     if pooled is None:
         return None
     if pooled.high != pooled.high:
         return number(pooled.mean)
-    name = "" if pooled.reliable else f"{RANGE} "
-    return f"{number(pooled.mean)} ({name}{number(pooled.low)} to {number(pooled.high)})"
+    return f"{number(pooled.mean)} ({RANGE} {number(pooled.low)} to {number(pooled.high)})"
 
 
 # Steps without a value may lie between those of the newest window.

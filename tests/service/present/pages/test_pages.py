@@ -132,7 +132,7 @@ def test_run_without_a_step_has_texts_instead_of_plots(http: httpx.Client) -> No
 def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
     page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
     assert re.search(
-        r'<th scope="row">k3_kl</th>.*?[\d.]+e-5<br><span class="interval">95 %: [\d.]+e-5 to [\d.]+e-5<',
+        r'<th scope="row">k3_kl</th>.*?[\d.]+e-5<br><span class="interval">range: [\d.]+e-5 to [\d.]+e-5<',
         page,
         re.DOTALL,
     )

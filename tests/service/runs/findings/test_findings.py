@@ -126,7 +126,6 @@ def test_cause_that_an_attribution_names_is_a_finding_with_its_share(http: httpx
         "share": link["share"],
         "low": link["share_low"],
         "high": link["share_high"],
-        "interval": read["interval"],
     }
 
 
