@@ -261,14 +261,14 @@ def test_known_shape_measures_are_shown() -> None:
     assert "k̂ matters to intervals only" in harmless
 
 
-def test_intervals_are_named_and_an_unreliable_one_is_marked() -> None:
+def test_ranges_are_named_and_one_that_is_too_short_is_marked() -> None:
     values = {
         "k3_kl": (1e-4,) * 40, "k3_kl_bootstrap_low": (6e-5,) * 40, "k3_kl_bootstrap_high": (2e-4,) * 40,
         "prompt_groups": (8.0,) * 40, "effective_groups": (5.23,) * 40, "pareto_k": (0.1,) * 39 + (0.42,),
         "pareto_k_inverse": (0.1,) * 40,
     }  # fmt: skip
     text = text_of(mismatch=Curve("trainer/rollout", STEPS, values))
-    assert "intervals: 95 % intervals, bootstrap-t over prompt groups; ~: a resampling range, which covers" in text
+    assert "range over the prompts: bootstrap-t over prompt groups; ~: known to be too short" in text
     assert "effective prompt groups of step 40: 5.2 of 8" in " ".join(text.split())
     assert "6.0e-5 … 2.0e-4" in text
     assert text.count("2.0e-4~") == 1

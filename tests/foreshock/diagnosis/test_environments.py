@@ -169,7 +169,7 @@ def test_excess_over_two_environments_names_its_assumption() -> None:
         excess_high=2e-4,
     )  # fmt: skip
     _, excess = conclude_environments(replace(evidence(), environment_links=(link,)), ())
-    assert "1.0e-4 nats per token (resampling range 5.0e-5 to 2.0e-4)" in excess.sentence
+    assert "1.0e-4 nats per token (range over the prompts 5.0e-5 to 2.0e-4)" in excess.sentence
     assert "(an assumption)" in excess.sentence
     assert not excess.names_cause
 

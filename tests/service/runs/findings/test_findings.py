@@ -101,7 +101,8 @@ def test_healthy_run_has_no_finding_and_its_steps_close_without_a_statement_for_
         event.remove(Engine, "before_cursor_execute", note)
     assert findings(run) == []
     assert any("step_lint" in each for each in statements)
-    assert not [each for each in statements if "findings" in each]
+    # Only the diagnosis reads them.
+    assert not [each for each in statements if "findings" in each and not each.lstrip().startswith("SELECT")]
     assert not [each for each in statements if each.lstrip().startswith("SELECT") and "step_lint" in each]
 
 
@@ -137,7 +138,7 @@ def test_attribution_that_names_no_cause_is_no_finding(http: httpx.Client, app: 
     replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, AMX)
     assert not any(each["names_cause"] for each in run.get("steps/1/attribution").json()["conclusions"])
     assert rebuild(app) == 1
-    assert findings(run) == []
+    assert findings(run, source="attribution") == []
 
 
 def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Client, app: FastAPI) -> None:
@@ -147,7 +148,7 @@ def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Clie
     run = start(http, batch, 1, 2)
     replay(run, {"vllm.prefill": batch.trainer_log_probs, "torch.trainer": batch.trainer_log_probs}, AMX, 2)
     rebuild(app)
-    assert findings(run) == []
+    assert findings(run, source="attribution") == []
     # The replay of step 1, in the same environment, is equal bit for bit: the environment does not explain step 2.
     replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.rollout_log_probs}, AMX, 1)
     rebuild(app)
@@ -158,7 +159,9 @@ def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Clie
         if conclusion["names_cause"]
     }
     assert ("vllm.prefill/rollout", 2) in {(link, step) for link, step, _ in named}
-    assert {(each["name"], each["newest_step"], each["sentence"]) for each in findings(run)} == named
+    assert {
+        (each["name"], each["newest_step"], each["sentence"]) for each in findings(run, source="attribution")
+    } == named
 
 
 def test_weights_that_a_search_finds_are_a_finding(http: httpx.Client, app: FastAPI) -> None:
@@ -172,7 +175,7 @@ def test_weights_that_a_search_finds_are_a_finding(http: httpx.Client, app: Fast
     assert put_search(holder, found()).status_code == 204
     assert holder.complete().status_code == 204
     rebuild(app)
-    (finding,) = findings(run)
+    (finding,) = findings(run, source="attribution")
     conclusions = run.get(f"steps/{STEP}/attribution").json()["conclusions"]
     (blamed,) = [each["sentence"] for each in conclusions if each["kind"] == "wrong-weights"]
     assert (finding["name"], finding["sentence"], finding["confidence"]) == ("wrong-weights", blamed, None)
@@ -207,10 +210,10 @@ def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Cl
     for step in (1, 2):
         replay(run, {"vllm.prefill": batch.rollout_log_probs, "torch.trainer": batch.trainer_log_probs}, AVX2, step)
     rebuild(app)
-    assert [each["steps"] for each in findings(run)] == [2]
+    assert [each["steps"] for each in findings(run, source="attribution")] == [2]
     run.new_attempt("again", 2)
     assert rebuild(app) == 1
-    assert [(each["steps"], each["newest_step"]) for each in findings(run)] == [(1, 1)]
+    assert [(each["steps"], each["newest_step"]) for each in findings(run, source="attribution")] == [(1, 1)]
 
 
 def test_late_shard_takes_a_finding_away(http: httpx.Client, app: FastAPI) -> None:
