@@ -30,6 +30,7 @@ from foreshock.diagnosis.statistics import (
     residuals_above,
     slope_of,
 )
+from foreshock.diagnosis.steepness import is_steep
 from foreshock.diagnosis.surge_state import (
     Crossing,
     StepLengths,
@@ -108,7 +109,7 @@ def _advance_crossing(
         # The value that ends a crossing may open the next one.
         return replace(state, crossing=None), None
     if count >= settings.confirmation_values and _is_confirmed(crossing, settings):
-        if not _is_steep(state, crossing, settings):
+        if not is_steep(state, crossing, _noise(crossing, settings), settings):
             return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
         return replace(state, crossing=None), crossing
     return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
@@ -191,44 +192,6 @@ def _is_confirmed(crossing: Crossing, settings: SurgeSettings) -> bool:
     if median(crossing.since) - crossing.baseline < settings.rise_z * wander:
         return False
     return log_evidence(_residuals(crossing, noise)) >= math.log(settings.average_run_length)
-
-
-def _is_steep(state: SurgeState, crossing: Crossing, settings: SurgeSettings) -> bool:
-    """Return whether the lengths have doubled faster than a ramp could, beyond the noise.
-
-    The newest values, at most those since the crossing, are compared with every earlier stretch of values. The
-    difference of the two means must be a doubling, and exceed what a ramp of the largest rate makes of the distance of
-    their centres by some standard errors.
-    """
-    noise, since = _noise(crossing, settings), len(crossing.since)
-    rate = settings.ramp_rate * min(1.0, settings.late_step / crossing.step)
-    # Values at a cap are known to the crossing only.
-    known = bisect_left(state.steps, crossing.rising_steps[0])
-    steps, values = (*state.steps[:known], *crossing.rising_steps), (*state.values[:known], *crossing.rising)
-    count = len(values)
-    sums, places = [0.0], [0]
-    for step, value in zip(steps, values, strict=True):
-        sums.append(sums[-1] + value)
-        places.append(places[-1] + step)
-    for after in range(2, since + 1, 2):
-        mean = (sums[count] - sums[count - after]) / after
-        centre = (places[count] - places[count - after]) / after
-        of_after = noise.deviation_of_mean(after)
-        for before in STEADY_VALUES:
-            error = math.hypot(of_after, noise.deviation_of_mean(before))
-            for end in range(count - after, before - 1, -1):
-                risen = mean - (sums[end] - sums[end - before]) / before
-                distance = centre - (places[end] - places[end - before]) / before
-                if distance > settings.maximum_window:
-                    break
-                margin = risen - rate * distance
-                if risen >= settings.log_growth and margin >= settings.steep_z * error:
-                    return True
-    return False
-
-
-STEADY_VALUES = (2, 5, 10, 20)
-"""Values of an earlier stretch: few for an early surge or sparse steps, many for noisy lengths."""
 
 
 def _remember(state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings) -> SurgeState:
