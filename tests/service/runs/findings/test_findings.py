@@ -212,7 +212,8 @@ def test_causes_of_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Cl
     rebuild(app)
     assert [each["steps"] for each in findings(run, source="attribution")] == [2]
     run.new_attempt("again", 2)
-    assert rebuild(app) == 1
+    # The causes and the warnings.
+    assert rebuild(app) == 2
     assert [(each["steps"], each["newest_step"]) for each in findings(run, source="attribution")] == [(1, 1)]
 
 
