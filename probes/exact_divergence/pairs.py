@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from foreshock.fingerprint import Fingerprint
 from foreshock.process_fingerprint import accelerator_name
 from foreshock.rollouts import ExactBatch, RolloutBatch, encode_exact, encode_rollouts
-from foreshock.scorers import EXACT_PAIRS
+from foreshock.scorers import ENGINE_REPLAY, EXACT_PAIRS
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import EngineProcess
 from foreshock_probes.engines.protocol import ScoreCommand
@@ -307,7 +307,7 @@ class EngineDistribution:
             divisor = np.full(rollouts.num_rollouts, target.temperature)
             _write_states(states, target, np.ones(rollouts.num_tokens, np.bool_), divisor)
             command = ScoreCommand(
-                scorer="vllm.prefill",
+                scorer=ENGINE_REPLAY,
                 variant="",
                 weights_folder=str(self.weights.resolve()),
                 weights_digest="",

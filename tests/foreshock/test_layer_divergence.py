@@ -139,7 +139,7 @@ def test_first_layer_above_its_floor_is_named() -> None:
     assert [layer.departs for layer in found.layers] == [False, False, True, True]
     words = found.in_words()
     assert words.startswith("torch.trainer and torch.float32 depart first at layers.1: ")
-    assert "resampling range" in words
+    assert "range over the prompts" in words
 
 
 def test_equal_set_ups_depart_nowhere() -> None:

@@ -154,7 +154,7 @@ def test_batch_attributes_override_call_attributes() -> None:
     ("change", "column"),
     [
         ({"rollout_log_probs": [[-0.5], [-0.25, -2.0, -0.125]]}, "rollout_log_probs"),
-        ({"rollout_log_probs": [[-0.5, 3.0], [-0.25, -2.0, -0.125]]}, "rollout_log_probs"),
+        ({"rollout_log_probs": [[0.5, 3.0], [0.25, -2.0, 0.125]]}, "rollout_log_probs"),
         ({"response_token_ids": np.arange(5)}, "response_token_ids"),
         ({"response_padding_mask": np.ones((2, 9), bool), "response_token_ids": np.ones((2, 3))}, "response_token_ids"),
         ({"response_token_ids": None}, "response_token_ids"),

@@ -36,7 +36,11 @@ def test_recorded_run_is_clean_at_every_step_and_as_a_whole() -> None:
     assert [found(step) for step in steps] == [[]] * 160
     whole = reduce(LintEvidence.merge, (step.across_steps() for step in steps))
     assert found(whole) == []
-    assert [check.name for check in run_checks(whole).not_checked] == ["duplicated_rollouts", "no_reward_spread"]
+    assert [check.name for check in run_checks(whole).not_checked] == [
+        "duplicated_rollouts",
+        "clipped_before_update",
+        "no_reward_spread",
+    ]
 
 
 @pytest.mark.shared
@@ -55,6 +59,7 @@ def test_shared_run_reports_checks_not_made() -> None:
         "entropy_of_trainer": "needs both log-probs and entropy",
         "temperature_of_trainer": "needs a declared temperature and logprobs_mode=processed_logprobs",
         "k3_per_entropy": "needs entropies, of the tokens or as a scalar of the step",
+        "clipped_before_update": "needs both log-probs, and clip_low or clip_high among the batch attributes",
     }
 
 

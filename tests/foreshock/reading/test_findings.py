@@ -72,7 +72,6 @@ def test_cause_that_an_attribution_names_is_a_finding_with_its_share(runs: tuple
     assert (finding.severity, finding.remedy) == ("info", None)
     assert (finding.confidence.share, finding.confidence.low) == (link.share, link.share_low)
     assert finding.confidence.high == link.share_high
-    assert finding.confidence.interval
 
 
 def test_findings_of_runs_are_filtered_and_paged(
