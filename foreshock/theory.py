@@ -43,8 +43,9 @@ __all__ = [
 class BiasBound:
     """The bound ‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], estimated from the batch for B = 1.
 
-    `per_unit` is the estimate; `low` and `high` end its bootstrap-t interval, a range over the prompts. `trivial` is 2·T·max|R| with the mean length T: no two policies with this mean length
-    exceed it. `sequences` counts those with a reward; the fields are NaN if there are none.
+    `per_unit` is the estimate; `low` and `high` are its range over the prompts, by the bootstrap-t. `trivial` is
+    2·T·max|R| with the mean length T: no two policies with this mean length exceed it. `sequences` counts those with a
+    reward; the fields are NaN if there are none.
     """
 
     per_unit: float
