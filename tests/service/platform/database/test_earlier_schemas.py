@@ -132,12 +132,19 @@ def test_converted_database_has_exactly_the_declared_tables(database_url: str) -
             connection.execute(sa.text("DELETE FROM audit_entries WHERE id = 'a'"))
 
 
+_GONE = {"k3_kl_interval_reliable"}
+"""Measures of earlier releases that have no column any more."""
+
+
 def test_stored_values_are_kept(database_url: str, before: dict[str, list[dict[str, Any]]]) -> None:
     for table in before.keys() - {"alerts"}:
         old = before[table]
         new = rows_of(database_url, table)
         assert len(old) > 0 or table == "advice_acknowledgements"
-        assert [{name: row[name] for name in kept} for row, kept in zip(new, old, strict=True)] == old, table
+        for row, kept in zip(new, old, strict=True):
+            assert {name: row[name] for name in kept if name in row} == {
+                name: value for name, value in kept.items() if name not in _GONE
+            }, table
 
 
 def test_statistics_are_those_of_the_stored_measures(database_url: str) -> None:

@@ -119,7 +119,7 @@ def test_alerts_of_all_runs_are_listed_and_filtered(site: Site, fallen: str) -> 
     found = site.http.get("/v1/alerts", params={"limit": 200}).raise_for_status().json()["items"]
     page = site.http.get("/alerts").raise_for_status().text
     assert found, "the fall of the reward opens an alert"
-    assert "reward fall" in page
+    assert "reward collapse" in page
     assert 'href="/runs/default/fallen"' in page
     assert "No such alert" in site.http.get("/alerts", params={"state": "retracted"}).text
     infos = sum(each["severity"] == "info" for each in found)
