@@ -29,7 +29,7 @@ def theirs(http: httpx.Client, database: Database) -> dict[str, str]:
     batch = make_batch(40)
     copied = replace(batch, trainer_log_probs=batch.rollout_log_probs)
     sender.put_shard(2, copied).raise_for_status()
-    assert [each["run_key"] for each in http.get("/v1/findings").json()["items"]] == [SECRET]
+    assert {each["run_key"] for each in http.get("/v1/findings").json()["items"]} == {SECRET}
     sender.put_scalars(1, {SECRET: 1.0}).raise_for_status()
     announce_checkpoint(sender, 1)
     ask_for_probe(sender, 1).raise_for_status()
