@@ -42,7 +42,7 @@ def test_similar_parameter_is_suggested(http: httpx.Client, path: str, suggested
 
 def test_known_parameters_are_listed(http: httpx.Client) -> None:
     detail = http.get("/v1/runs?zzz=1").json()["detail"]
-    known = "cursor, key, limit, model, model_kind, project, search, state"
+    known = "cursor, key, limit, model, model_kind, project, search, state, verdict"
     assert detail == f"query.zzz: unknown parameter 'zzz' (parameters: {known})"
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.interval_names import RANGE
 from foreshock.learning_rate.decisions import AdviceState
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import verdict_of
@@ -297,7 +298,8 @@ def _row(
 ) -> RunRow:
     said = run.diagnosis or NOTHING_YET
     newest = [value for _, value in reward.points()[-POOLED_STEPS:]]
-    mean, _, interval = (pooled_in_words(mismatch) or "").partition(" (")
+    # The caption of the table says what the range is.
+    mean, _, interval = (pooled_in_words(mismatch) or "").partition(f" ({RANGE} ")
     steps = "1 step incomplete" if incomplete == 1 else f"{incomplete} steps incomplete"
     return RunRow(
         id=run.id,
