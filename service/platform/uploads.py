@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -25,9 +25,8 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.keys import TooManyRequests
 from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE, media_type_of
-
-if TYPE_CHECKING:
-    from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.settings import Settings
+from foreshock_service.platform.store.tokens import TokenStore
 
 RATE_SECONDS = 60
 
@@ -150,9 +149,22 @@ class Upload:
     path: Path
 
 
+class ReceivesUploads(Protocol):
+    """What receiving an upload needs of the service's context."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def store(self) -> TokenStore: ...
+
+    @property
+    def uploads(self) -> UploadPlaces: ...
+
+
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: ServiceContext, expected: str = PARQUET_MEDIA_TYPE
+    request: Request, context: ReceivesUploads, expected: str = PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -170,7 +182,7 @@ async def received_upload(
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: ServiceContext, path: Path) -> Upload:
+async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
     digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 
