@@ -79,7 +79,7 @@ def validate_scores(scores: ScoreBatch, limits: DecodeLimits | None = None) -> N
     limits = limits or DecodeLimits()
     check_sample_ids(scores.sample_ids, limits)
     _check_offsets("log_probs", scores.offsets, len(scores.sample_ids), scores.log_probs.size, limits)
-    _check_range(SCORE_COLUMNS[1], scores.log_probs, scores.offsets)
+    _check_range(SCORE_COLUMNS[1], scores.log_probs, scores.offsets, allow_few=False)
 
 
 def validate_exact(exact: ExactBatch, limits: DecodeLimits | None = None) -> None:

@@ -77,8 +77,9 @@ _FINDINGS = select(
 _AWAITED = (
     select(Step.attempt, Step.step, Step.expected_shards, Step.last_shard_at_us)
     .where(
-        Step.run_id == bindparam("run_id"),
-        # The first condition is that of the index `ix_steps_unfolded`.
+        # As an expression, so that the few rows of the index `ix_steps_unfolded`, whose condition is the next one, are
+        # read and not all steps of the run.
+        Step.run_id + "" == bindparam("run_id"),
         Step.folded_shards < Step.received_shards,
         Step.closed_at_us.is_(None),
         Step.received_shards < Step.expected_shards,

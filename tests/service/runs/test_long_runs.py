@@ -15,7 +15,7 @@ from foreshock_service.platform.database.session import Database
 from tests.service.sending import Sender, make_batch, start_run
 
 PERIOD = 25
-LONG, SHORT = 400, 50
+LONG, SHORT = 400, 75  # both longer than the window of the diagnosis
 MARGIN = 100
 """Instructions by which steps differ, such as those at which a snapshot is kept for good."""
 

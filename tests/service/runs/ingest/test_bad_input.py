@@ -37,7 +37,7 @@ def parquet(columns: dict[str, Any]) -> bytes:
 
 
 UNEQUAL = pa.array([[-0.1, -0.2], [-0.3], [-0.4]], pa.list_(pa.float32()))
-POSITIVE = pa.array([[-0.1, -0.2], [0.3], [-0.4, -0.5, -0.6]], pa.list_(pa.float32()))
+POSITIVE = pa.array([[-0.1, -0.2], [0.3], [0.4, 0.5, 0.6]], pa.list_(pa.float32()))
 WRONG_TYPE = pa.array([["x", "y"], ["z"], ["u", "v", "w"]])
 NEGATIVE_TOKEN = pa.array([[3, 4], [5], [6, -7, 8]], pa.list_(pa.int32()))
 BAD: dict[str, tuple[Callable[[], bytes], int | None, str | None]] = {
