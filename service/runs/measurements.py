@@ -230,25 +230,27 @@ def newest_rows(
 
     Of steps without one of the two comparisons more are returned.
     """
-    found: list[tuple[Any, ...]] = []
-    for each in active_ranges(attempts):
-        end = _BEYOND_EVERY_STEP if each.end is None else each.end
-        within = {"attempt": each.attempt, "first": each.first, "last": end - 1}
-        parameters = {"run_id": run_id, "rows": 2 * count - len(found), **within}
-        found += [tuple(row) for row in session.execute(_newest_rows(tuple(columns)), parameters)]
-        if len(found) >= 2 * count:
-            break
+    ranges = active_ranges(attempts)
+    if not ranges:
+        return []
+    newest, table = ranges[0], measurements.c
+    query = _rows_of_comparisons(tuple(columns))
+    of_newest = query.where(table.attempt == bindparam("attempt"), table.step >= bindparam("first"))
+    within = {"run_id": run_id, "rows": 2 * count, "attempt": newest.attempt, "first": newest.first}
+    found = [tuple(row) for row in session.execute(of_newest, within)]
+    if len(ranges) > 1 and len(found) < 2 * count:
+        # However many attempts came before, one query more.
+        earlier = query.where(is_active(attempts, table.attempt, table.step, 0, newest.first - 1))
+        rest = session.execute(earlier, {"run_id": run_id, "rows": 2 * count - len(found)})
+        found += [tuple(row) for row in rest]
     return found[::-1]
 
 
 @cache
-def _newest_rows(columns: tuple[str, ...]) -> Select[Any]:
+def _rows_of_comparisons(columns: tuple[str, ...]) -> Select[Any]:
     table = measurements.c
     query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
-        table.run_id == bindparam("run_id"),
-        table.attempt == bindparam("attempt"),
-        table.step.between(bindparam("first"), bindparam("last")),
-        table.comparison.in_((STEP_ROW, TRAINER_ROLLOUT)),
+        table.run_id == bindparam("run_id"), table.comparison.in_((STEP_ROW, TRAINER_ROLLOUT))
     )
     return query.order_by(table.step.desc(), table.comparison).limit(bindparam("rows", type_=BigInteger))
 
