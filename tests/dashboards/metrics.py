@@ -16,6 +16,7 @@ METRIC = re.compile(r"foreshock_\w+")
 REASONS = {
     "foreshock_kl_nats": "k1 is too noisy for one step; k3 estimates the same",
     "foreshock_response_length_p99_tokens": "the curves over steps show the 90th percentile and the largest",
+    "foreshock_reward_collapsed": "for alerts: the panel of the verdicts has such a run as critical",
 }
 """Metrics without a panel of their own -> why."""
 

@@ -276,7 +276,7 @@ def test_trend_shows_active_steps_only(reader: psycopg.Connection[tuple[Any, ...
 
 
 def test_interval_is_of_the_bootstrap_if_available(reader: psycopg.Connection[tuple[Any, ...]]) -> None:
-    (sql,) = [query for where, query in SQL if where.endswith("k3 and its interval")]
+    (sql,) = [query for where, query in SQL if where.endswith("k3 and its range")]
     rows = reader.execute(filled(sql).encode()).fetchall()
     assert [(row[0], row[2]) for row in rows] == [(1, 0.5e-5), (2, 1e-5), (3, 0.75e-5)]
 
