@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.diagnosis import collapses, surges
+from benchmarks.diagnosis import collapses, field_kinds, surges
 
-FAMILIES = (collapses, surges)
+FAMILIES = (collapses, surges, field_kinds)
 
 
 def main() -> int:
