@@ -118,9 +118,11 @@ def sum_places(batch: RolloutBatch) -> PlaceSums:
         codes["turn"] = np.clip(batch.turn[positions][kept].astype(np.int64), 0, _WIDTH - 1)
     if (lag := lag_of_tokens(batch)) is not None:
         codes["lag"] = np.clip(lag[positions][kept].astype(np.int64), 0, _WIDTH - 1)
-    groups = _groups(batch, rows)[of_row]
-    keys = {name: np.where(code >= 0, DIMENSIONS.index(name) * _WIDTH + code, -1) for name, code in codes.items()}
-    parts = [_add_up(key, terms, uncertain, of_row, groups) for key in keys.values()]
+    groups = np.unique(_groups(batch, rows), return_inverse=True)[1][of_row]
+    parts = [
+        _add_up(DIMENSIONS.index(name) * _WIDTH, code, terms, uncertain, (of_row, groups))
+        for name, code in codes.items()
+    ]
     total = PlaceSums.empty()
     for part in parts:
         total = total.merge(part)
@@ -152,29 +154,35 @@ def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
 
 
 def _add_up(
-    keys: Ints, terms: NDArray[np.float64], uncertain: NDArray[np.bool_], of_row: Ints, groups: Ints
+    first: int, codes: Ints, terms: NDArray[np.float64], uncertain: NDArray[np.bool_], members: tuple[Ints, Ints]
 ) -> PlaceSums:
-    """Return the sums of tokens [T] with these keys [T]; a key of −1 is left out."""
-    unique, places = np.unique(keys, return_inverse=True)
-    size = unique.size
+    """Return the sums of tokens [T] whose keys are `first` + codes [T]; a code of −1 is left out.
+
+    `members` are the numbers of the rollouts and of the groups of the tokens, from 0.
+    """
+    # The place 0 is that of the tokens left out.
+    places = codes + 1
+    size = int(places.max(initial=0)) + 1
+    tokens = np.bincount(places, minlength=size)
     counts = np.stack(
         [
-            np.bincount(places, minlength=size),
+            tokens,
             np.bincount(places, uncertain, size).astype(np.int64),
-            *(_distinct(places, each, size) for each in (of_row, groups)),
+            *(_distinct(places, each, size) for each in members),
         ],
         axis=1,
     )
     sums: NDArray[np.float64] = np.stack([np.bincount(places, terms[:, column], size) for column in (0, 1)], axis=1)
-    chosen = unique >= 0
-    return PlaceSums(unique[chosen], counts[chosen], CompensatedSums(sums[chosen], np.zeros_like(sums[chosen])))
+    chosen = np.flatnonzero(tokens[1:]) + 1
+    return PlaceSums(first + chosen - 1, counts[chosen], CompensatedSums(sums[chosen], np.zeros_like(sums[chosen])))
 
 
-def _distinct(places: Ints, values: Ints, size: int) -> Ints:
-    """Return how many different values there are at each place, [size]."""
-    _, compact = np.unique(values, return_inverse=True)
-    pairs = np.unique(places * (int(compact.max()) + 1) + compact)
-    return np.bincount(pairs // (int(compact.max()) + 1), minlength=size)
+def _distinct(places: Ints, members: Ints, size: int) -> Ints:
+    """Return how many different members there are at each place, [size]."""
+    width = int(members.max(initial=0)) + 1
+    seen = np.zeros((size, width), np.bool_)
+    seen[places, members] = True
+    return seen.sum(axis=1)
 
 
 _CHECK = "mismatch_by_place"
