@@ -182,7 +182,8 @@ def _distinct(places: Ints, members: Ints, size: int) -> Ints:
     width = int(members.max(initial=0)) + 1
     seen = np.zeros((size, width), np.bool_)
     seen[places, members] = True
-    return seen.sum(axis=1)
+    found: Ints = seen.sum(axis=1)
+    return found
 
 
 _CHECK = "mismatch_by_place"
