@@ -6,9 +6,8 @@ import io
 import math
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -321,30 +320,6 @@ def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None
     else:
         pq.write_table(arrow, sink, compression="zstd")
     return sink.getvalue()
-
-
-def json_rows(fields: Sequence[tuple[bytes, Sequence[bytes]]], end: bytes = b"}") -> bytes:
-    """Return JSON objects, a comma between them: of each row what precedes each value, and the value, then `end`.
-
-    A dictionary of each row, turned into JSON, takes three times as long.
-    """
-    rows = len(fields[0][1])
-    cells: list[Iterable[bytes]] = []
-    for before, values in fields:
-        cells += [repeat(before, rows), values]
-    return b"".join(chain.from_iterable(zip(*cells, repeat(end + b",", rows), strict=True)))[:-1]
-
-
-def json_values(column: Column) -> list[bytes]:
-    """Return the JSON of each value of a column."""
-    if isinstance(column, Labels):
-        names = [orjson.dumps(name) for name in column.names]
-        return [names[code] for code in column.codes.tolist()]
-    if column.dtype == np.float32:
-        # As Python's floats: with all digits of the number that was stored.
-        column = column.astype(np.float64)
-    items = _json_items(column)
-    return items.split(b",") if items else []
 
 
 def table_of_lists(lists: Mapping[str, Sequence[float | None]]) -> ColumnTable:

@@ -234,16 +234,22 @@ def newest_rows(
     if not ranges:
         return []
     newest, table = ranges[0], measurements.c
-    query = _rows_of_comparisons(tuple(columns))
-    of_newest = query.where(table.attempt == bindparam("attempt"), table.step >= bindparam("first"))
     within = {"run_id": run_id, "rows": 2 * count, "attempt": newest.attempt, "first": newest.first}
-    found = [tuple(row) for row in session.execute(of_newest, within)]
+    found = [tuple(row) for row in session.execute(_rows_of_attempt(tuple(columns)), within)]
     if len(ranges) > 1 and len(found) < 2 * count:
         # However many attempts came before, one query more.
-        earlier = query.where(is_active(attempts, table.attempt, table.step, 0, newest.first - 1))
-        rest = session.execute(earlier, {"run_id": run_id, "rows": 2 * count - len(found)})
+        earlier = is_active(attempts, table.attempt, table.step, 0, newest.first - 1)
+        query = _rows_of_comparisons(tuple(columns)).where(earlier)
+        rest = session.execute(query, {"run_id": run_id, "rows": 2 * count - len(found)})
         found += [tuple(row) for row in rest]
     return found[::-1]
+
+
+@cache
+def _rows_of_attempt(columns: tuple[str, ...]) -> Select[Any]:
+    # Built once: it is executed at each step.
+    within = (measurements.c.attempt == bindparam("attempt"), measurements.c.step >= bindparam("first"))
+    return _rows_of_comparisons(columns).where(*within)
 
 
 @cache
