@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-__all__ = ["CHANGE_KINDS", "ChangeKind"]
-
 ChangeKind = Literal["length_cap", "curriculum", "data_mixture", "other"]
 
 CHANGE_KINDS: tuple[ChangeKind, ...] = get_args(ChangeKind)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["now_us"]
-
 
 def now_us() -> int:
     """Return the current time in microseconds since 1970-01-01T00:00:00Z."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from foreshock.errors import ConfigurationError
 
-__all__ = ["STEP_ROW", "TRAINER_ROLLOUT", "comparison_name", "split_comparison"]
-
 # The comparison of the two logged scores: the trainer's log π with the engine's log μ.
 TRAINER_ROLLOUT = "trainer/rollout"
 # The name under which a step's own measures (lengths, rewards, entropy) are stored; they compare no two scores.

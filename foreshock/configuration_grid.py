@@ -11,17 +11,6 @@ from typing import Any
 from foreshock.errors import ConfigurationError
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
 
-__all__ = [
-    "DEFAULT_VARIATIONS",
-    "MOST_CELLS",
-    "VARIATION_EXAMPLE",
-    "Cell",
-    "cells_of_grid",
-    "default_cells",
-    "parse_variation",
-    "product_of",
-]
-
 # The kind of probe that replays one cell.
 MOST_CELLS = 32
 VARIATION_EXAMPLE = f"{TRAINER_REPLAY}:head_dtype=null,float32"

@@ -10,8 +10,6 @@ from typing import Any
 
 from foreshock.errors import WeightsError
 
-__all__ = ["canonical_json", "digest_of_bytes", "digest_of_json", "rollout_set_digest", "weights_digest"]
-
 _CHUNK_BYTES = 4 << 20
 
 

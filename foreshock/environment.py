@@ -15,20 +15,6 @@ from dataclasses import dataclass, field
 
 from foreshock.fingerprint import Fingerprint
 
-__all__ = [
-    "CHOOSING_VARIABLES",
-    "CPU",
-    "Difference",
-    "Environment",
-    "InstructionSet",
-    "MklKernels",
-    "device_slug",
-    "differences",
-    "environment_name",
-    "instruction_set_of",
-    "mkl_kernels_of",
-]
-
 # Environment variables by which kernels are chosen by hand; a fingerprint records those that were set.
 CHOOSING_VARIABLES = (
     "ATEN_CPU_CAPABILITY",

@@ -19,8 +19,6 @@ from typing import Any, Final
 from foreshock.digests import canonical_json, digest_of_bytes
 from foreshock.errors import ConfigurationError
 
-__all__ = ["DTYPES", "Fingerprint", "dtype_name", "with_precision"]
-
 DTYPES: Final = ("float32", "bfloat16", "float16")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -7,8 +7,6 @@ import json
 import shlex
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["install_command", "requirement"]
-
 _NAME = "foreshock"
 
 

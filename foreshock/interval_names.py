@@ -8,8 +8,6 @@ that lack the heavy prompt.
 
 from __future__ import annotations
 
-__all__ = ["RANGE", "RANGE_NOTE"]
-
 RANGE = "range over the prompts"
 RANGE_NOTE = (
     f"A {RANGE} resamples the prompts of the batch. What is too rare to be among them is not in it: it is no bound on "

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["finite_or_none", "json_value", "number_or_nan"]
-
 
 def finite_or_none(value: float | None) -> float | None:
     """Return `value`, or None if it is NaN or infinite."""

@@ -25,23 +25,6 @@ from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
 from foreshock.measures.inputs import group_names
 from foreshock.measures.statistics.clusters import clusters_of
 
-__all__ = [
-    "EMBEDDINGS",
-    "FINAL_NORM",
-    "HIGH_QUANTILE",
-    "ComparedLayer",
-    "Departure",
-    "Distance",
-    "DistanceSums",
-    "LayerComparison",
-    "Mean",
-    "compared_layers",
-    "count_groups",
-    "distances_of",
-    "names_of_places",
-    "state_distances",
-]
-
 Float64 = NDArray[np.float64]
 
 HIGH_QUANTILE = 0.99

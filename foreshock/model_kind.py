@@ -8,17 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-__all__ = [
-    "MODEL_KINDS",
-    "MODEL_KIND_NAMES",
-    "UNDECLARED_NOTE",
-    "ModelKind",
-    "judged_as",
-    "known_model_kind",
-    "model_kind_of_configuration",
-    "model_kind_of_folder",
-]
-
 ModelKind = Literal["dense", "moe"]
 
 MODEL_KINDS: Final[tuple[ModelKind, ...]] = ("dense", "moe")

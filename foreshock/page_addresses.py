@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-__all__ = ["DEFAULT_PROJECT", "run_page_path"]
-
 DEFAULT_PROJECT = "default"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["drawn_points"]
-
 
 def drawn_points(points: Iterable[tuple[int, float]], column_of: Callable[[int], int]) -> list[tuple[int, float]]:
     """Return the first, least, largest and last (step, value) of each column of pixels, in step order.

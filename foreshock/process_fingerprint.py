@@ -23,23 +23,6 @@ from foreshock.fingerprint import Fingerprint
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "MKL_SSE4_2",
-    "MKL_VARIABLE",
-    "accelerator_name",
-    "cpu_features",
-    "cpu_flags",
-    "cpu_name",
-    "cpu_vendor",
-    "gpu_name",
-    "hand_set_variables",
-    "kernel_flags",
-    "library_versions",
-    "mkl_kernels",
-    "nvidia_driver",
-    "process_fingerprint",
-]
-
 _NVIDIA = Path("/proc/driver/nvidia")
 
 

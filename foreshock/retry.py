@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["LONGEST_RETRY_AFTER_SECONDS", "Backoff", "Wait", "retry", "retry_async", "sleep_until_stopped"]
-
 Result = TypeVar("Result")
 
 Wait = Callable[[float], bool]

@@ -15,11 +15,6 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import json_value
 from foreshock.measures.routing import RoutingMeasures
 
-__all__ = [
-    "MOST_LAYERS",
-    "RoutingComparison",
-]
-
 MOST_LAYERS = 512
 """Largest number of layers in a comparison, which bounds its size."""
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from foreshock.client.settings import FROM_ENVIRONMENT
 from foreshock.errors import nearest
 
-__all__ = ["OTHER_NAMES", "log_unknown_settings", "print_unknown_settings", "setting_names", "unknown_settings"]
-
 _PREFIX = "FORESHOCK_"
 _SETTINGS = {"foreshock_service/platform/settings.py": "Settings", "foreshock_probes/settings.py": "WorkerSettings"}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-__all__ = ["SEVERITIES", "Severity", "severity_rank"]
-
 Severity = Literal["info", "warning", "critical"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")

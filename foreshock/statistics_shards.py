@@ -26,15 +26,6 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import encode_rollouts_view
 from foreshock.rollouts.sampling import select_rollouts
 
-__all__ = [
-    "MEDIA_TYPE",
-    "FullRollouts",
-    "ShardPart",
-    "StatisticsShard",
-    "encode_statistics_shard",
-    "statistics_of_shard",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-__all__ = ["ENTRY_POINT_GROUP", "Found", "found_in_packages", "rows_of"]
-
 ENTRY_POINT_GROUP = "foreshock.scorers"
 _NAME = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
 

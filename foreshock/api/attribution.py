@@ -12,19 +12,6 @@ from foreshock.api.runs import IncompleteStep
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.measures.estimators.attribution import OLD_METHOD
 
-__all__ = [
-    "AttributionDocument",
-    "AttributionRecord",
-    "ConclusionRecord",
-    "EnvironmentLinkRecord",
-    "EnvironmentRecord",
-    "ExactOfLinkRecord",
-    "LinkRecord",
-    "NoiseFloorRecord",
-    "ScoreSourceRecord",
-    "SideBranchRecord",
-]
-
 _SHARE_INTERVAL = described(f"bootstrap-t by prompt group: a {RANGE}. {RANGE_NOTE}")
 
 

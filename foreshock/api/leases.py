@@ -9,8 +9,6 @@ from typing import Any
 from foreshock.api.probes import ScorerRecord
 from foreshock.api.records import Record
 
-__all__ = ["JobRolloutsRecord", "JobWeightsRecord", "LeaseRecord", "LeasedJobRecord"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWeightsRecord(Record):

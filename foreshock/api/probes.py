@@ -8,18 +8,6 @@ from typing import Any, Literal
 
 from foreshock.api.records import Record
 
-__all__ = [
-    "AcceleratorRecord",
-    "HardwareRecord",
-    "JobRecord",
-    "JobStateName",
-    "PriorityName",
-    "ProbePolicyRecord",
-    "ProbeRecord",
-    "ScorerRecord",
-    "WorkerRecord",
-]
-
 JobStateName = Literal["queued", "running", "done", "failed", "skipped"]
 PriorityName = Literal["low", "normal", "high", "urgent"]
 

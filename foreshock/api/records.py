@@ -17,8 +17,6 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from foreshock.json_values import finite_or_none, json_value, number_or_nan
 
-__all__ = ["NAN", "Measured", "Record", "described", "from_attributes", "parse", "to_json"]
-
 NAN = math.nan
 Kind = TypeVar("Kind")
 

@@ -10,21 +10,6 @@ from foreshock.api.probes import JobStateName
 from foreshock.api.records import NAN, Measured, Record, described
 from foreshock.interval_names import RANGE, RANGE_NOTE
 
-__all__ = [
-    "ExactMeasuresRecord",
-    "ExactRecord",
-    "ExactStepRecord",
-    "ExactTokenRecord",
-    "ExactTokensRecord",
-    "MatrixCellRecord",
-    "MatrixPairRecord",
-    "MatrixRecord",
-    "MeanRecord",
-    "MismatchRecord",
-    "WeightsReplayRecord",
-    "WeightsSearchRecord",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanRecord(Record):

@@ -13,31 +13,6 @@ from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock.severity import Severity
 
-__all__ = [
-    "AdviceMode",
-    "AttemptRecord",
-    "ChangeRecord",
-    "CheckpointFormat",
-    "CheckpointRecord",
-    "ConfidenceRecord",
-    "Coverage",
-    "DeletionRecord",
-    "DifferenceRecord",
-    "FindingRecord",
-    "FindingSource",
-    "IncompleteStep",
-    "MeasureRecord",
-    "OfStep",
-    "Plain",
-    "RetentionRecord",
-    "RunRecord",
-    "ShardReceipt",
-    "ShownRunState",
-    "StatisticsStep",
-    "StepRecord",
-    "run_record",
-]
-
 ShownRunState = Literal["running", "stale", "finished", "failed"]
 """`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
 AdviceMode = Literal["shadow", "apply"]

@@ -8,20 +8,6 @@ from typing import Any
 
 from foreshock.api.records import Record
 
-__all__ = [
-    "AuditRecord",
-    "BacklogRecord",
-    "DatabaseRecord",
-    "LongPollsRecord",
-    "ProcessRecord",
-    "ReadinessRecord",
-    "ServiceJobRecord",
-    "ServiceRecord",
-    "SpaceRecord",
-    "StorageRecord",
-    "UploadsRecord",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord(Record):

@@ -10,32 +10,6 @@ from foreshock.api.records import NAN, Measured, Record
 from foreshock.api.runs import Coverage, OfStep
 from foreshock.interval_names import RANGE, RANGE_NOTE
 
-__all__ = [
-    "AffectedRecord",
-    "BiasRecord",
-    "BucketColumns",
-    "BucketsRecord",
-    "CheckRecord",
-    "CorrectionRecord",
-    "CorrectionsRecord",
-    "GradientRecord",
-    "HorizonRecord",
-    "LintExampleRecord",
-    "LintRecord",
-    "LintWarningRecord",
-    "PinskerRecord",
-    "PopulationRecord",
-    "RunLintRecord",
-    "RunWarningRecord",
-    "SequenceChi2Record",
-    "StepNoiseRecord",
-    "TheoryRecord",
-    "TokenIdColumns",
-    "TokenIdsRecord",
-    "TokenRecord",
-    "TokensRecord",
-]
-
 LintSeverity = Literal["critical", "warning", "info"]
 
 

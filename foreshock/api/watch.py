@@ -12,19 +12,6 @@ from foreshock.learning_rate.advice import Advice, Applied
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 
-__all__ = [
-    "AdviceRecord",
-    "AlertOfRun",
-    "AlertRecord",
-    "AlertState",
-    "DecisionRecord",
-    "RuleRecord",
-    "RulesRecord",
-    "RulesVersionRecord",
-    "RunRulesRecord",
-    "advice_record",
-]
-
 AlertState = Literal["open", "acknowledged", "resolved", "retracted"]
 
 

@@ -12,8 +12,6 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.text import moment, table
 
-__all__ = ["command"]
-
 
 class AuditCommand:
     """Prints one line per change, newest first."""

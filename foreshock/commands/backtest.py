@@ -14,9 +14,6 @@ from foreshock.errors import ConfigurationError
 if TYPE_CHECKING:
     from foreshock.backtest.scoring import BacktestResult
 
-__all__ = ["command"]
-
-
 SCHEDULE = {
     "multiplier": "period of the halvings / step of the surge (default: 1.8)",
     "factor": "factor of one halving (default: 0.5)",

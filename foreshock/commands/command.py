@@ -11,8 +11,6 @@ from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configur
 from foreshock.errors import did_you_mean
 from foreshock.page_addresses import run_page_path
 
-__all__ = ["Command", "SuggestingParser", "add_run_argument", "add_service_options", "connect", "run_url"]
-
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<given>--[^\s=]+)")
 

@@ -22,8 +22,6 @@ from foreshock.importers.dumps import KINDS
 from foreshock.importers.follow import Follower, ImportRecord
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["add_dump_options", "chosen_format", "import_dumps", "is_selected"]
-
 _POLL_SECONDS = 0.5
 
 

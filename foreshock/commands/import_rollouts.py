@@ -32,8 +32,6 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from foreshock.rollouts.parquet import decode_rollouts
 
-__all__ = ["Recording", "ShardFile", "command", "find_recording", "read_scalars", "read_shard"]
-
 _SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
 _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
 

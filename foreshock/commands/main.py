@@ -17,8 +17,6 @@ from foreshock.commands.command import Command, SuggestingParser
 from foreshock.errors import ForeshockError, Rejected, Unauthorized
 from foreshock.installing import install_command
 
-__all__ = ["ENTRY_POINT_GROUP", "main"]
-
 ENTRY_POINT_GROUP = "foreshock.commands"
 _OWN_PACKAGES = ("foreshock", "foreshock_service", "foreshock_probes")
 _DESCRIPTION = "The seismograph of LLM reinforcement learning: training-inference mismatch, its causes, early warning."

@@ -30,8 +30,6 @@ from foreshock.scorers import (
     split_score_name,
 )
 
-__all__ = ["command"]
-
 # The scorer that computes what the trainer logged.
 _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
 _KINDS_WITH_FLAG = [kind for kind in PROBE_KINDS.values() if kind.document]

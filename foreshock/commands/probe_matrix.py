@@ -27,8 +27,6 @@ from foreshock.diagnosis.configurations import in_words
 from foreshock.errors import ConfigurationError, ServiceUnavailable
 from foreshock.probe_kinds import MATRIX
 
-__all__ = ["add_matrix_arguments", "run_matrix"]
-
 _ENDED = frozenset({"done", "failed", "skipped"})
 _POLL_SECONDS = 1.0
 

@@ -26,8 +26,6 @@ from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
 from foreshock.reading.request import Request
 
-__all__ = ["Bucket", "Curve", "RunQueries", "find_run", "list_runs", "losses_of", "refuse_losses", "wait_for_delivery"]
-
 
 @dataclass(frozen=True, slots=True)
 class Curve:

@@ -15,8 +15,6 @@ from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError
 from foreshock.model_kind import MODEL_KINDS
 
-__all__ = ["command"]
-
 
 class ReportCommand:
     """Prints the diagnosis, mismatch by step, its cause, buckets of tokens, lengths, alerts, advice."""

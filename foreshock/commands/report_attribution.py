@@ -11,8 +11,6 @@ from foreshock.commands.text import Paint, bar, count, note, number, section_tit
 from foreshock.interval_names import RANGE
 from foreshock.measures.estimators.attribution import OLD_METHOD
 
-__all__ = ["attribution_section", "weights_search_lines"]
-
 MOST_ROWS = 8
 
 

@@ -19,8 +19,6 @@ from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
 from foreshock.model_kind import ModelKind
 
-__all__ = ["ReportData", "collect", "to_json"]
-
 MISMATCH_MEASURES = (
     "k3_kl",
     "k3_kl_bootstrap_low",

@@ -9,8 +9,6 @@ from foreshock.commands.text import count, number, table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.interval_names import RANGE
 
-__all__ = ["layers_lines", "layers_of_answer"]
-
 
 def layers_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
     """Return the lines of the comparison that the probe asked for."""

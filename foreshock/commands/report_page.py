@@ -15,8 +15,6 @@ from foreshock.commands.text import Paint, moment, number
 from foreshock.pixel_columns import drawn_points
 from foreshock.ranges import range_of, threshold_number
 
-__all__ = ["Mark", "Series", "Threshold", "render_page", "svg_curve"]
-
 WIDTH, HEIGHT = 560, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 26
 _COLUMNS = WIDTH - _LEFT - _RIGHT

@@ -13,8 +13,6 @@ from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasur
 from foreshock.routing import RoutingComparison
 from foreshock.scorers import score_name
 
-__all__ = ["routing_lines", "routing_of_answer"]
-
 
 def routing_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
     """Return the lines of the comparison that the probe asked for."""

@@ -36,8 +36,6 @@ from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import MODEL_KIND_NAMES, UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import required_range
 
-__all__ = ["buckets_section", "mismatch_section", "render"]
-
 _CURVE_WIDTH = 34
 _TABLE_ROWS = 12
 _COPIED = (

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from foreshock.diagnosis.rule import ThresholdRule
     from foreshock.diagnosis.rule_files import RuleChanges
 
-__all__ = ["command"]
-
 
 class RulesCommand:
     """`foreshock rules show [FILE]` and `foreshock rules check FILE`."""

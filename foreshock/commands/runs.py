@@ -12,8 +12,6 @@ from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import list_runs
 from foreshock.commands.text import count, moment, table
 
-__all__ = ["command"]
-
 
 class RunsCommand:
     """Prints one line per run."""

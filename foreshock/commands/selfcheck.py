@@ -21,8 +21,6 @@ from foreshock.lint import LintEvidence, LintReport, LintWarning, collect_eviden
 from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 from foreshock.severity import severity_rank
 
-__all__ = ["CheckedStep", "command", "render"]
-
 _INDENT = " " * 8
 
 

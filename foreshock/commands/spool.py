@@ -18,8 +18,6 @@ from foreshock.commands.command import add_service_options
 from foreshock.commands.text import moment, table
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, SpoolError
 
-__all__ = ["command"]
-
 
 class SpoolCommand:
     """Lists, sends again and deletes rejected items of a spool directory."""

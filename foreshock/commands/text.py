@@ -13,22 +13,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-__all__ = [
-    "STYLES",
-    "WIDTH",
-    "Paint",
-    "Progress",
-    "bar",
-    "count",
-    "moment",
-    "note",
-    "number",
-    "section_title",
-    "sparkline",
-    "table",
-    "wrap",
-]
-
 Style = Literal["bold", "dim", "good", "warning", "critical"]
 
 WIDTH = 100

@@ -18,8 +18,6 @@ from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import verdict_of
 
-__all__ = ["command"]
-
 _MISMATCH = ("k3_kl", "token_mult_prob_error")
 _SHOWN_STEPS = 60
 """Newest steps in the sparklines."""

@@ -16,19 +16,6 @@ from typing import Literal
 
 from foreshock.errors import InvalidArgumentError
 
-__all__ = [
-    "CORRECTIONS",
-    "AffectedSequences",
-    "Bounds",
-    "Correction",
-    "Evaluation",
-    "Population",
-    "Threshold",
-    "WeightMoments",
-    "correction_named",
-    "parse_threshold",
-]
-
 
 class Bounds(StrEnum):
     """The kinds of bounds that a correction takes."""

@@ -11,8 +11,6 @@ from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
-__all__ = ["Evaluator", "evaluate", "evaluate_usual"]
-
 
 class Evaluator:
     """Evaluate any number of corrections and thresholds on the rollouts of one comparison.

@@ -27,17 +27,6 @@ from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.compensated_sums import LogWeights
 
-__all__ = [
-    "Booleans",
-    "ExactKl",
-    "Float64",
-    "Sequences",
-    "evaluate_sequences",
-    "exact_sum",
-    "mean",
-    "undersampling_notes",
-]
-
 
 def exact_sum(values: Iterable[float]) -> float:
     """Return the correctly rounded sum, the same in any order; infinite on overflow, NaN for +inf and −inf together."""

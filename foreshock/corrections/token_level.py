@@ -25,9 +25,6 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_LEVELS, TAIL_SUMS
 
-__all__ = ["Cut", "SideBins", "SideSums", "TokenSums", "evaluate_tokens"]
-
-
 # Two levels closer than this are the same: differences of float32 log-probs do not resolve them.
 _SAME = 1e-9
 # The first bin of LOG_RATIO_GRID in each bin of WEIGHT_GRID, and the end of the last one.

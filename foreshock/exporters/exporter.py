@@ -11,8 +11,6 @@ from typing import ClassVar
 from foreshock.errors import ConfigurationError
 from foreshock.installing import install_command
 
-__all__ = ["DEFAULT_MEASURES", "PREFIX", "ExportedRun", "Exporter", "StepValues"]
-
 PREFIX = "foreshock/"
 
 DEFAULT_MEASURES = (

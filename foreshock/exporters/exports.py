@@ -30,8 +30,6 @@ from foreshock.page_addresses import run_page_path
 if TYPE_CHECKING:
     from foreshock.client.client import Client
 
-__all__ = ["NAMES", "Export", "ExportThread", "Exports", "make_exporters"]
-
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 30.0
 _FIRST_SECONDS_CLOSING = 0.1

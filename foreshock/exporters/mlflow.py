@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 from foreshock.clock import now_us
 from foreshock.exporters.exporter import PREFIX, ExportedRun, Exporter, StepValues
 
-__all__ = ["MlflowExporter"]
-
 
 class MlflowExporter(Exporter):
     """Writes to the run `run_id`, or to the active run of the thread that logs rollouts."""

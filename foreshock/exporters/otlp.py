@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 from foreshock.errors import ConfigurationError
 from foreshock.exporters.exporter import ExportedRun, Exporter, StepValues
 
-__all__ = ["OtlpExporter"]
-
 _FLUSH_SECONDS = 10.0
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 

@@ -18,8 +18,6 @@ from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
 from foreshock.severity import SEVERITIES
 
-__all__ = ["StepSource", "step_values"]
-
 
 class StepSource:
     """Reads closed steps of one attempt from the service."""

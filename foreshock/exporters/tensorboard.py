@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 
 from foreshock.exporters.exporter import PREFIX, ExportedRun, Exporter, StepValues
 
-__all__ = ["TensorBoardExporter"]
-
 _VARIABLES = ("TENSORBOARD_DIR", "TENSORBOARD_LOGGING_DIR")
 """Read by verl and by transformers."""
 

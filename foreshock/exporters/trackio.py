@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from foreshock.exporters.exporter import PREFIX, ExportedRun, Exporter, StepValues
 
-__all__ = ["TrackioExporter"]
-
 
 class TrackioExporter(Exporter):
     """Writes to `run` (of `trackio.init`), or to the active run of the thread that logs rollouts."""

@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 from foreshock.exporters.exporter import PREFIX, ExportedRun, Exporter, StepValues
 
-__all__ = ["WandbExporter"]
-
 _SETTLE_SECONDS = 0.2
 """`run.step` follows the row that a log call of another thread began; microseconds, unless that thread is held up."""
 

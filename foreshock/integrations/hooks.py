@@ -16,8 +16,6 @@ from typing import Any
 
 from foreshock.client.reporting import LogOnce
 
-__all__ = ["guard", "is_number", "is_observed", "mark_observed", "observe", "when_imported"]
-
 Before = Callable[[tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 

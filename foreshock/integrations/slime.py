@@ -41,8 +41,6 @@ from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.process_fingerprint import process_fingerprint
 
-__all__ = ["SlimeRun", "apply_advice", "log_rollouts"]
-
 # How long the first step of a resumed run waits for the advice: its scale may be below 1.
 _FIRST_ADVICE_SECONDS = 10.0
 # How long the last step waits until everything is delivered: Ray then ends the process without notice.

@@ -15,8 +15,6 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["attributes_of", "columns_of", "flat", "gather_slices", "model_kind_of", "precision_of", "response_ranges"]
-
 # What these frameworks write as the source of a sample whose data set is not named.
 _UNKNOWN_SOURCE = "unknown"
 

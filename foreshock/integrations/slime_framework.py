@@ -12,8 +12,6 @@ from typing import Any
 from foreshock.client.reporting import LogOnce
 from foreshock.integrations import KNOWN_VERSIONS
 
-__all__ = ["FRAMEWORKS", "Framework", "Place", "find_framework", "place_of", "warn_of_options"]
-
 
 @dataclass(frozen=True, slots=True)
 class Framework:

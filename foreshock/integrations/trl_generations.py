@@ -23,9 +23,6 @@ from foreshock.integrations.hooks import observe
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["Generation", "Generations"]
-
-
 _METHODS = ("_generate_and_score_completions", "_generate", "_calculate_rewards", "_get_per_token_logps_and_entropies")
 
 

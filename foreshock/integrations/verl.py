@@ -29,19 +29,6 @@ from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_folder
 
-__all__ = [
-    "ACTIVE",
-    "SCALE_KEY",
-    "VerlRun",
-    "announce_checkpoint",
-    "log",
-    "missing",
-    "observe_fit",
-    "observe_tracking",
-    "observe_trainer",
-    "observe_workers",
-]
-
 # The key of the scale in what travels with a batch.
 SCALE_KEY = "foreshock_learning_rate_scale"
 

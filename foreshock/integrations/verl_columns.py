@@ -7,8 +7,6 @@ from typing import Any
 from foreshock.fingerprint import dtype_name
 from foreshock.rollouts.attributes import BatchAttributes
 
-__all__ = ["attributes_of", "columns_of", "precision_of"]
-
 
 def columns_of(data: Any, *, response_mask: Any = None, entropy: Any = None) -> dict[str, Any]:
     """Return the columns for `Client.log_rollouts` of a `verl.DataProto` with N padded rollouts.

@@ -28,8 +28,6 @@ from foreshock.integrations.verl import (
 )
 from foreshock.integrations.verl_columns import attributes_of, precision_of
 
-__all__ = ["observe_v1_trainer"]
-
 _METHODS = ("fit", "_compute_old_log_prob", "_compute_advantage", "_update_actor", "_save_checkpoint")
 _TOKENS = {
     "rollout_log_probs": "rollout_log_probs",

@@ -21,8 +21,6 @@ from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
-__all__ = ["Comparison", "Mergeable", "StepMeasurement", "compare", "fold", "measure_step"]
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -28,8 +28,6 @@ from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.sequences import sequence_sums
 from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest
 
-__all__ = ["ComparisonStatistics"]
-
 _CLUSTER_PLACES = np.array([TOKEN_SUMS.index(name) for name in CLUSTER_COLUMNS])
 
 

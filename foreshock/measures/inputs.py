@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.arrays import as_array, names_of
 
-__all__ = ["TokenInputs", "check_size", "cuts_of", "group_names", "numbers_of", "token_inputs"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenInputs:

@@ -18,8 +18,6 @@ from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, nonnegative_
 from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
-__all__ = ["CLUSTERED_BY_PROMPT", "PooledMean", "pool_over_steps", "pool_summaries"]
-
 Float64 = NDArray[np.float64]
 
 CLUSTERED_BY_PROMPT = {"k3_kl": "sum_k3", "rollout_probs_diff_mean": "sum_abs_probability_difference"}

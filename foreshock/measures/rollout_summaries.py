@@ -24,8 +24,6 @@ from foreshock.measures.statistics.derived_columns import generated_means, trunc
 from foreshock.measures.statistics.rollout_sums import RolloutSums
 from foreshock.rollouts.batch import RolloutBatch
 
-__all__ = ["SUMMARY_SCHEMA", "RolloutSummaries"]
-
 SUMMARY_SCHEMA = pa.schema(
     [
         ("sample_id", pa.string()),

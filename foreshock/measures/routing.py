@@ -25,8 +25,6 @@ from foreshock.measures.estimators.token import k3_kl, log_ratio
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
 
-__all__ = ["UNKNOWN_EXPERT", "LayerRouting", "RoutedTokens", "RoutingMeasures", "measure_routing"]
-
 Float64 = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 

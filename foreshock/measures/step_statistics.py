@@ -17,8 +17,6 @@ from foreshock.measures.statistics.histograms import LENGTH_GRID, LengthStatisti
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
-__all__ = ["StepStatistics"]
-
 COUNTS = (
     "tool_tokens",
     "prompt_tokens",

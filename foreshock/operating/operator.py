@@ -15,8 +15,6 @@ from foreshock.operating import calls
 from foreshock.reading.caller import AsyncCaller, Caller, call
 from foreshock.reading.reader import AsyncReader, Reader
 
-__all__ = ["AsyncOperator", "Operator"]
-
 
 class _Methods:
     """The methods of both operators."""

@@ -26,17 +26,6 @@ from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.reading.request import ItemPage, Listing, Request
 from foreshock.retry import Backoff, retry, retry_async
 
-__all__ = [
-    "REMEMBERED_BYTES",
-    "AsyncCaller",
-    "Caller",
-    "RememberedAnswers",
-    "answer_of",
-    "call",
-    "items_of",
-    "listing",
-]
-
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")

@@ -13,20 +13,6 @@ from numpy.typing import NDArray
 from foreshock.api.records import parse
 from foreshock.api.runs import Coverage, IncompleteStep, StatisticsStep
 
-__all__ = [
-    "Buckets",
-    "Columns",
-    "Measurements",
-    "Scalars",
-    "TokenIds",
-    "Tokens",
-    "buckets",
-    "measurements",
-    "scalars",
-    "token_ids",
-    "tokens",
-]
-
 # Of the columns that are not float64; a measure may have any name, and may be missing at any step.
 _STEPS = {"step": np.int64, "attempt": np.int64}
 _MEASUREMENTS = {**_STEPS, "comparison": np.object_, "from_sample": np.bool_}

@@ -14,26 +14,6 @@ from foreshock.api.records import parse
 from foreshock.client.connection import QueryValue
 from foreshock.errors import ConfigurationError
 
-__all__ = [
-    "ITEMS_ON_A_PAGE",
-    "UNCHANGED",
-    "ItemPage",
-    "Listing",
-    "Method",
-    "Query",
-    "Request",
-    "Unchanged",
-    "change",
-    "get",
-    "given",
-    "listing",
-    "names_of",
-    "probe_path",
-    "run_path",
-    "several",
-    "step_path",
-]
-
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 Answer = TypeVar("Answer")
 Answer_co = TypeVar("Answer_co", covariant=True)

@@ -25,8 +25,6 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.arrays import offsets_of_lengths
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
-__all__ = ["METHOD", "OLD_METHOD", "Attribution", "Link", "SideBranch", "attribute"]
-
 Float64 = NDArray[np.float64]
 
 METHOD = "bootstrap-t over prompt groups"

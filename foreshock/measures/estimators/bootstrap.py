@@ -33,15 +33,6 @@ from numpy.typing import NDArray
 from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
 from foreshock.measures.estimators.uneven_groups import high_from_spread
 
-__all__ = [
-    "LEAST_CLUSTERS",
-    "MORE_RESAMPLES",
-    "RESAMPLES",
-    "bootstrap_interval",
-    "bootstrap_intervals",
-    "nonnegative_intervals",
-]
-
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 

@@ -13,8 +13,6 @@ from foreshock.measures.estimators import token
 from foreshock.measures.estimators.bootstrap import bootstrap_interval, bootstrap_intervals
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 
-__all__ = ["EnvironmentLink", "environment_link", "excess_over_environments"]
-
 Float64 = NDArray[np.float64]
 
 

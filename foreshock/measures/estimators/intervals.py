@@ -21,16 +21,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 
-__all__ = [
-    "NEVER_NEGATIVE",
-    "Interval",
-    "clustered_interval",
-    "interval_from_residuals",
-    "student_t_quantile",
-    "sums_of_clusters",
-    "token_mean_interval",
-]
-
 Float64 = NDArray[np.float64]
 
 

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.statistics.tails import LARGEST_VALUES
 
-__all__ = ["LEAST_TAIL", "pareto_shape", "tail_shapes", "tail_size"]
-
 Float64 = NDArray[np.float64]
 
 # Fewest values above the threshold for an estimate of the shape.

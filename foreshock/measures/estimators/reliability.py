@@ -14,8 +14,6 @@ from foreshock.interval_names import RANGE
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 
-__all__ = ["effective_of_all", "interval_warning"]
-
 Values = Mapping[str, float | None]
 
 

@@ -16,21 +16,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "chi2_token",
-    "k2_kl",
-    "k3_kl",
-    "kl",
-    "log_ratio",
-    "mean_ratio",
-    "probability_difference",
-    "ratio_minus_one",
-    "reverse_chi2_token",
-    "token_mult_prob_error",
-    "tv_token",
-    "verl_chi2_token",
-]
-
 Float64 = NDArray[np.float64]
 
 # (e^x − 1 − x)/x² = 1/2! + x/3! + x²/4! + …, exact to the last digit of a float64 for |x| < 2^-5.

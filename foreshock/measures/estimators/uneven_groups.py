@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.estimators.intervals import student_t_quantile
 
-__all__ = ["effective_number", "high_from_spread"]
-
 Float64 = NDArray[np.float64]
 
 # A group mean below this fraction of the mean counts as this fraction: only the spread of the large groups matters, and

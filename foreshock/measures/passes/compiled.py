@@ -30,8 +30,6 @@ from foreshock.measures.statistics.token_ids import TokenIdSums
 if TYPE_CHECKING:
     from foreshock.measures.passes.loops import Columns, Floats, Integers, Layout, Totals
 
-__all__ = ["available", "compute_verl_metrics", "is_prepared", "prepare", "sum_rollouts_compiled"]
-
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 AddRollouts = Callable[..., int]

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from foreshock.measures.passes import compiled
 
-__all__ = ["compile_elsewhere", "one_at_a_time", "package_folder"]
-
 _LONGEST_SECONDS = 300.0
 _NICENESS = 10
 

@@ -17,8 +17,6 @@ from foreshock.measures.passes.token_terms import inner
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS
 from foreshock.measures.statistics.tails import LARGEST_VALUES
 
-__all__ = ["Columns", "Floats", "Integers", "Layout", "Totals", "entry", "new_totals"]
-
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 # A column as (narrow, wide), float32 and float64 or int32 and int64: one is empty, and both if it was not logged.

@@ -38,8 +38,6 @@ from foreshock.measures.statistics.tails import (
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
 from foreshock.rollouts.arrays import offsets_of_lengths
 
-__all__ = ["CHUNK_TOKENS", "sum_rollouts_numpy"]
-
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Terms = dict[str, Float64]

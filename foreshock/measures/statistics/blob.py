@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from foreshock.digests import canonical_json
 from foreshock.errors import StatisticsError
 
-__all__ = ["STATISTICS_VERSION", "pack", "unpack"]
-
 # Increase it if the meaning of a stored number changes; blobs of two versions never mix.
 STATISTICS_VERSION = 3
 

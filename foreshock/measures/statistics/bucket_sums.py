@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from foreshock.json_values import finite_or_none
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, Parts, sums_by_bucket
 
-__all__ = ["BUCKET_SUMS", "BucketSums", "BucketTable"]
-
 Float64 = NDArray[np.float64]
 
 BUCKET_SUMS = ("abs_d", "d", "k3_kl", "abs_probability_difference")

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from foreshock.measures.inputs import group_names
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
-__all__ = ["CLUSTER_COLUMNS", "ClusterSums", "clusters_of", "sums_of_rollouts"]
-
 Float64 = NDArray[np.float64]
 
 # Terms summed per cluster; the surprisal is −log μ − H.

@@ -18,8 +18,6 @@ from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdSums
 
-__all__ = ["read_comparison", "store_comparison"]
-
 _KIND = "comparison"
 # The entry of COUNTS that holds the number of weights, for each of the three weights.
 _WEIGHTED = ("tokens", "turns", "measured_rollouts")

@@ -22,8 +22,6 @@ from foreshock.measures.statistics.sequences import SEQUENCE_SUMS
 from foreshock.measures.statistics.tails import TAIL_SUMS, level_index
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TokenIdSums, TokenIdTable
 
-__all__ = ["COUNTS", "EXTREMES", "SUMS", "ComparisonSums"]
-
 COUNTS = (
     "rollouts",
     "measured_rollouts",

@@ -17,8 +17,6 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CompensatedSums", "LogWeights", "summable_parts", "sums_by_bucket", "sums_by_run", "two_product", "two_sum"]
-
 Float64 = NDArray[np.float64]
 # A value or a sum as a float64 and its rounding error.
 Parts = tuple[Float64, Float64]

@@ -11,17 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BUCKET_EDGES",
-    "CONDITIONS",
-    "LOW_PROBABILITY",
-    "POSITION_EDGES",
-    "Condition",
-    "position_buckets",
-    "probability_buckets",
-]
-
-
 # Half decades of the probability under μ. The first bucket holds all below 1e-8; the last includes probability 1.
 BUCKET_EDGES: tuple[float, ...] = (0.0, *(10.0 ** (-8 + half / 2) for half in range(16)), 1.0)
 

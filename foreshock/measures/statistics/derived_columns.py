@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts.batch import RolloutBatch
 
-__all__ = ["generated_means", "lag_of_tokens", "truncated_rollouts", "turns_of_rollouts"]
-
 
 def truncated_rollouts(batch: RolloutBatch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return if each rollout was truncated, [N], and if that is known, [N].

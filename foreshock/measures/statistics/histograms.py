@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LENGTH_GRID", "LOG_RATIO_GRID", "WEIGHT_GRID", "BitGrid", "LengthStatistics"]
-
 _MANTISSA_BITS = 52
 _EXPONENT_BIAS = 1023
 

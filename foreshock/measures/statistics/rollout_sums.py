@@ -20,8 +20,6 @@ from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.tails import TAIL_LEVELS, TAIL_SUMS
 from foreshock.measures.statistics.token_ids import TokenIdSums
 
-__all__ = ["DPPO_PROBABILITY_GAP", "TOKEN_SUMS", "RolloutSums"]
-
 Float64 = NDArray[np.float64]
 
 # Terms summed over the tokens of each rollout. ρ − 1 instead of ρ keeps the digits near agreement.

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from foreshock.measures.statistics.compensated_sums import two_product
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 
-__all__ = ["MOMENTS", "SEQUENCE_MEANS", "SEQUENCE_SUMS", "sequence_sums"]
-
 Float64 = NDArray[np.float64]
 
 # Per-token sums whose mean over the sequence is averaged over sequences.

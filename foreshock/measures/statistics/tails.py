@@ -13,20 +13,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 
-__all__ = [
-    "ABOVE",
-    "BELOW",
-    "LARGEST_TAIL_SHAPE",
-    "LARGEST_VALUES",
-    "TAIL_ASYMMETRY_LEVELS",
-    "TAIL_LEVELS",
-    "TAIL_SUMS",
-    "TAIL_THRESHOLDS",
-    "level_index",
-    "merge_largest",
-    "sums_beyond",
-]
-
 Float64 = NDArray[np.float64]
 
 # In nats, rising. ln 2, ln 5 and ln 10 are the ratios that F(τ), TIS, MIS and IcePop cut at; ln 1e4 is the veto's.

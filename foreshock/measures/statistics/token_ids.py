@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, summable_parts, sums_by_run
 
-__all__ = ["KEPT_TOKEN_IDS", "TOKEN_ID_SUMS", "TokenIdSums", "TokenIdTable", "TokenIdTotals"]
-
 TOKEN_ID_SUMS = ("d", "abs_d", "k3_kl")
 KEPT_TOKEN_IDS = 512
 
