@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import PendingRollbackError
 from sqlalchemy.orm import Session
 
@@ -173,16 +174,23 @@ class Database:
                     connection.commit()
 
     def close(self) -> None:
-        """Finish the queued writes and close every connection."""
+        """Finish the queued writes and close every connection; one that a thread still uses, when it gives it back."""
         if self._writer is not None:
             self._writer.close()
-        self._write_engine.dispose()
-        self._read_engine.dispose()
+        for engine in (self._write_engine, self._read_engine):
+            # `dispose` closes the idle ones only; the others would go back to a pool that nobody empties.
+            event.listen(engine.pool, "checkin", _close_connection)
+            engine.dispose()
 
     def _write_directly(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
         with Session(self._write_engine, expire_on_commit=False) as session, session.begin():
             result = work(session)
         return result, session
+
+
+def _close_connection(connection: DBAPIConnection | None, _: object) -> None:
+    if connection is not None:
+        connection.close()
 
 
 def _run_callbacks(session: Session) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -108,3 +110,17 @@ def test_a_lost_connection_is_replaced(database: Database) -> None:
             session.execute(text("SELECT 1"))
     assert raised.value.connection_invalidated
     assert count(database) == 0
+
+
+def test_connection_that_is_in_use_when_the_database_closes_is_closed_when_it_comes_back(database_url: str) -> None:
+    database = Database(database_url)
+    with database.read() as session:
+        connection = session.connection().connection.driver_connection
+        assert connection is not None
+        database.close()
+        assert session.scalar(select(func.count()).select_from(EndedSession)) == 0
+    if isinstance(connection, sqlite3.Connection):
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
+    else:
+        assert connection.closed
