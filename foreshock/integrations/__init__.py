@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["KNOWN_VERSIONS"]
+__all__ = ["CLIP_SETTINGS", "KNOWN_VERSIONS", "clip_range"]
 
 KNOWN_VERSIONS: Final = {"verl": "0.9", "trl": "1.16", "slime": "0.3", "vime": "0.2", "miles": "0.1"}
 """Releases whose source the modules follow; the documents say which of them were run."""
+
+CLIP_SETTINGS: Final[dict[str, tuple[str, str, dict[str, tuple[str, ...]]]]] = {
+    "verl": ("clip_ratio_low", "clip_ratio_high", {}),
+    "trl": (
+        "epsilon",
+        "epsilon_high",
+        {"importance_sampling_level": ("token",), "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo")},
+    ),
+    "slime": (
+        "eps_clip",
+        "eps_clip_high",
+        {"advantage_estimator": ("grpo", "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")},
+    ),
+}
+"""Names of the settings of PPO's clip range in these releases (vime and miles have those of slime): its lower ε, its
+upper ε (without a value: the lower one), and the settings with which the ratio of each token is clipped to it."""
+
+
+def clip_range(framework: str, settings: Any) -> dict[str, Any]:
+    """Return `clip_low` and `clip_high` as batch attributes; empty if these settings do not clip each token's ratio."""
+    low, high, needed = CLIP_SETTINGS[framework]
+    if any(getattr(settings, name, None) not in values for name, values in needed.items()):
+        return {}
+    lower = getattr(settings, low, None)
+    upper = getattr(settings, high, None)
+    ends = {"clip_low": lower, "clip_high": lower if upper is None else upper}
+    return {name: float(value) for name, value in ends.items() if value is not None}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import Fingerprint
+from foreshock.integrations import clip_range
 from foreshock.model_kind import ModelKind, model_kind_of_folder
 from foreshock.rollouts.attributes import BatchAttributes
 
@@ -71,6 +72,7 @@ def attributes_of(args: Any, *, trainer_policy: Any, trainer_fingerprint: Finger
         logprobs_mode=None if truncated else "processed_logprobs",
         trainer_policy=trainer_policy,
         length_cap=getattr(args, "rollout_max_response_len", None),
+        **clip_range("slime", args),
     )
 
 

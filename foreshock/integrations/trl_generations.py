@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import Fingerprint
-from foreshock.integrations import KNOWN_VERSIONS
+from foreshock.integrations import KNOWN_VERSIONS, clip_range
 from foreshock.integrations.hooks import observe
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
@@ -128,6 +128,7 @@ class Generations:
             logprobs_mode="processed_logprobs" if uses_vllm else None,
             trainer_policy="recomputed_old",
             length_cap=getattr(args, "max_completion_length", None),
+            **clip_range("trl", args),
             engine_fingerprint=self._engine_fingerprint() if uses_vllm else None,
             trainer_fingerprint=process_fingerprint("torch", self._trainer.accelerator.device),
         )

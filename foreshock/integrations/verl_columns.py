@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foreshock.fingerprint import dtype_name
+from foreshock.integrations import clip_range
 from foreshock.rollouts.attributes import BatchAttributes
 
 
@@ -42,6 +43,9 @@ def attributes_of(configuration: Any) -> BatchAttributes:
     rollout = configuration.actor_rollout_ref.rollout
     correction = configuration.algorithm.get("rollout_correction", None) or {}
     mode = rollout.get("logprobs_mode", None)
+    actor = configuration.actor_rollout_ref.actor
+    # Other losses clip the ratio of a sequence, or not at all.
+    loss = (actor.get("policy_loss", None) or {}).get("loss_mode", "vanilla")
     return BatchAttributes(
         temperature=rollout.get("temperature", None),
         top_p=rollout.get("top_p", None),
@@ -49,6 +53,7 @@ def attributes_of(configuration: Any) -> BatchAttributes:
         logprobs_mode=mode if mode in ("raw_logprobs", "processed_logprobs") else None,
         trainer_policy="bypass" if correction.get("bypass_mode", False) else "recomputed_old",
         length_cap=rollout.get("response_length", None),
+        **(clip_range("verl", actor) if loss == "vanilla" else {}),
     )
 
 
