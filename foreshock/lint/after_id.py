@@ -15,16 +15,14 @@ responses of several prompts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder
-from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
+from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums
+from foreshock.lint.report import Clean, Finding, NotChecked, Outcome, format_number, format_percent
 from foreshock.lint.values import example_at
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -34,16 +32,6 @@ if TYPE_CHECKING:
 
 LARGE_D = 0.5
 CANDIDATES = 8
-AFTER_COUNTS = (
-    "rollouts",  # with a compared token after the first occurrence
-    "hits",  # of these: with |d| of LARGE_D or more after it
-    "near",  # of the hits: within the next tokens
-    "groups",  # prompt groups of the hits; a group that shards share counts once for each
-    "tokens",  # compared tokens after it, and before it or at it
-    "tokens_before",
-)
-AFTER_SUMS = ("k3", "k3_before", "surprisal", "surprisal_before")
-
 # Rollouts in which candidates are looked for, and how far before the first large difference.
 _ROLLOUTS_SEARCHED, _TOKENS_SEARCHED = 256, 64
 _LARGEST_D = 20.0
@@ -52,45 +40,23 @@ _NEAR = 8
 # Larger ids, which no vocabulary has, are counted by sorting.
 _LARGEST_VOCABULARY = 1 << 22
 
-Ids = NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MismatchAfterIds:
-    """Token ids [K] with AFTER_COUNTS of each, [K, 6], and AFTER_SUMS, [K, 4] in nats (k3, and −log μ).
+class MismatchAfterIds(KeyedSums):
+    """Sums after the first occurrence of an id in a response, by token id, in nats (k3, and −log μ).
 
     An id of one batch may be missing in another, where no large difference follows it.
     """
 
-    ids: Ids
-    counts: NDArray[np.int64]
-    sums: CompensatedSums
-
-    @classmethod
-    def empty(cls) -> MismatchAfterIds:
-        """Return a table without an id."""
-        counts = np.zeros((0, len(AFTER_COUNTS)), np.int64)
-        return cls(np.zeros(0, np.int64), counts, CompensatedSums.zeros(0, len(AFTER_SUMS)))
-
-    def merge(self, other: MismatchAfterIds) -> MismatchAfterIds:
-        """Return the ids of both; counts and sums of a common id are added."""
-        union = np.union1d(self.ids, other.ids)
-        counts = np.zeros((union.size, len(AFTER_COUNTS)), np.int64)
-        sums = CompensatedSums.zeros(union.size, len(AFTER_SUMS))
-        for part in (self, other):
-            slots = np.searchsorted(union, part.ids)
-            counts[slots] += part.counts
-            total = CompensatedSums(sums.high[slots], sums.low[slots]) + part.sums
-            sums.high[slots], sums.low[slots] = total.high, total.low
-        return MismatchAfterIds(union, counts, sums)
-
-    def count(self, index: int, name: str) -> int:
-        """Return one of AFTER_COUNTS of the id at `index`."""
-        return int(self.counts[index, AFTER_COUNTS.index(name)])
-
-    def sum(self, index: int, name: str) -> float:
-        """Return one of AFTER_SUMS of the id at `index`, in nats."""
-        return float(self.sums.value[index, AFTER_SUMS.index(name)])
+    __slots__ = ()
+    COUNTS = (
+        "rollouts",  # with a compared token after the first occurrence
+        "hits",  # of these: with |d| of LARGE_D or more after it
+        "near",  # of the hits: within the next tokens
+        "groups",  # prompt groups of the hits; a group that shards share counts once for each
+        "tokens",  # compared tokens after it, and before it or at it
+        "tokens_before",
+    )
+    SUMS = ("k3", "k3_before", "surprisal", "surprisal_before")
 
 
 def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_large: bool) -> MismatchAfterIds:
@@ -109,20 +75,15 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     k3 = np.expm1(d) - d
     found = [_sums_of(batch, int(each), compared, large, k3, surprisal) for each in candidates]
     # Examples of the id with the largest mean k3 after it, which is the one that a finding names.
-    worst = max(found, key=lambda each: each[1]["k3"] / max(each[0]["tokens"], 1), default=None)
+    worst = max(found, key=lambda each: each[1][0] / max(each[0][4], 1), default=None)
     for place in worst[2] if worst is not None else ():
         text = f"id {batch.response_token_ids[place]}, log μ {batch.rollout_log_probs[place]:.4g}; large |d| follow"
         builder.add_example("mismatch_after_id", example_at(batch, place, text))
-    values = np.array([[sums[name] for name in AFTER_SUMS] for _, sums, _ in found]).reshape(-1, len(AFTER_SUMS))
-    counted = [[counts[name] for name in AFTER_COUNTS] for counts, _, _ in found]
-    return MismatchAfterIds(
-        candidates,
-        np.array(counted, np.int64).reshape(-1, len(AFTER_COUNTS)),
-        CompensatedSums(values, np.zeros_like(values)),
-    )
+    counts, sums = np.array([each[0] for each in found], np.int64), np.array([each[1] for each in found])
+    return MismatchAfterIds.of(candidates, counts, sums)
 
 
-def _candidates(batch: RolloutBatch, large: Ids) -> Ids:
+def _candidates(batch: RolloutBatch, large: Ints) -> Ints:
     """Return at most CANDIDATES ids, ascending: those before the first large difference of responses, rare elsewhere.
 
     The order is by R² / occurrences, for an id that stands in R of the searched windows; then by how near it stands.
@@ -134,12 +95,9 @@ def _candidates(batch: RolloutBatch, large: Ids) -> Ids:
         many = np.bincount(np.searchsorted(rows, np.searchsorted(offsets, large, side="right") - 1))
         worst = np.argsort(-many, kind="stable")[:_ROLLOUTS_SEARCHED]
         rows, ends = rows[worst], ends[worst]
-    starts = np.maximum(offsets[rows], ends - _TOKENS_SEARCHED)
-    lengths = ends - starts
-    if not lengths.sum():
+    places, window = _ranges(np.maximum(offsets[rows], ends - _TOKENS_SEARCHED), ends)
+    if not places.size:
         return np.zeros(0, np.int64)
-    window = np.repeat(np.arange(rows.size), lengths)
-    places = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + starts[window]
     distance = ends[window] - places
     # One entry for each id of a window, at its nearest occurrence.
     order = np.lexsort((distance, ids[places], window))
@@ -154,7 +112,7 @@ def _candidates(batch: RolloutBatch, large: Ids) -> Ids:
     return np.sort(unique[best]).astype(np.int64)
 
 
-def _occurrences(ids: NDArray[np.integer], unique: NDArray[np.integer]) -> Ids:
+def _occurrences(ids: NDArray[np.integer], unique: NDArray[np.integer]) -> Ints:
     """Return how often each of the `unique` ids occurs, shape [U]."""
     if ids.min() >= 0 and ids.max() < _LARGEST_VOCABULARY:
         return np.asarray(np.bincount(ids)[unique], np.int64)
@@ -166,60 +124,44 @@ def _sums_of(
     batch: RolloutBatch,
     token_id: int,
     compared: NDArray[np.bool_],
-    large: Ids,
+    large: Ints,
     k3: NDArray[np.float32],
     surprisal: NDArray[np.float32],
-) -> tuple[dict[str, int], dict[str, float], list[int]]:
-    """Return AFTER_COUNTS, AFTER_SUMS, and the positions of three first occurrences that are hits."""
+) -> tuple[list[int], list[float], list[int]]:
+    """Return the counts and sums of an id, and the positions of three first occurrences that are hits."""
     offsets = batch.response_offsets
     places = np.flatnonzero(batch.response_token_ids == token_id)
     rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
     at = places[first] + 1
-    # Rows in turn: the tokens up to the first occurrence, and those after it.
-    bounds = np.stack([offsets[rows], at, offsets[rows + 1]], axis=1)
-    of_parts = {
-        name: np.stack([_between(values, bounds[:, part], bounds[:, part + 1]) for part in (0, 1)], axis=1)
-        for name, values in (("tokens", compared), ("k3", k3), ("surprisal", surprisal))
-    }
-    kept = of_parts["tokens"][:, 1] > 0
+    # Rows in turn: the tokens up to the first occurrence, and those after it; a last empty part ends them.
+    starts, ends = np.stack([offsets[rows], at], axis=1).ravel(), np.stack([at, offsets[rows + 1]], axis=1).ravel()
+    positions, parts = _ranges(starts, ends)
+    before, after = (
+        {
+            name: np.bincount(parts, values[positions], starts.size)[side::2]
+            for name, values in (("tokens", compared), ("k3", k3), ("surprisal", surprisal))
+        }
+        for side in (0, 1)
+    )
+    kept = after["tokens"] > 0
     next_large = np.searchsorted(large, at)
-    hit = np.searchsorted(large, bounds[:, 2]) > next_large
+    hit = kept & (np.searchsorted(large, offsets[rows + 1]) > next_large)
     distance = np.append(large, np.iinfo(np.int64).max)[next_large] - at
-    totals = {name: values[kept].sum(axis=0) for name, values in of_parts.items()}
-    counts = {
-        "rollouts": int(kept.sum()),
-        "hits": int((hit & kept).sum()),
-        "near": int((hit & kept & (distance < _NEAR)).sum()),
-        "groups": _number_of_groups(batch, rows[hit & kept]),
-        "tokens": int(totals["tokens"][1]),
-        "tokens_before": int(totals["tokens"][0]),
-    }
-    sums = {
-        "k3": float(totals["k3"][1]),
-        "k3_before": float(totals["k3"][0]),
-        "surprisal": float(totals["surprisal"][1]),
-        "surprisal_before": float(totals["surprisal"][0]),
-    }
-    return counts, sums, (at[hit & kept][:3] - 1).tolist()
-
-
-def _number_of_groups(batch: RolloutBatch, rows: Ids) -> int:
-    """Return the number of prompt groups of these rollouts; a rollout without a group is one of its own."""
+    near = hit & (distance < _NEAR)
     groups = batch.group_ids
-    return len({row if groups is None or groups[row] is None else groups[row] for row in rows.tolist()})
+    hits = rows[hit].tolist()
+    named = {row if groups is None or groups[row] is None else groups[row] for row in hits}
+    tokens = [int(side["tokens"][kept].sum()) for side in (after, before)]
+    counts = [int(kept.sum()), int(hit.sum()), int(near.sum()), len(named), *tokens]
+    sums = [float(side[name][kept].sum()) for name in ("k3", "surprisal") for side in (after, before)]
+    return counts, sums, (at[hit][:3] - 1).tolist()
 
 
-def _between(values: NDArray[np.float32] | NDArray[np.bool_], starts: Ids, ends: Ids) -> NDArray[np.float64]:
-    """Return the sum of `values` from each start up to its end, shape [R]; 0 where they are equal."""
-    sums = np.zeros(starts.size)
-    filled = np.flatnonzero(ends > starts)
-    if filled.size:
-        lengths = (ends - starts)[filled]
-        heads = np.cumsum(lengths) - lengths
-        # Gathered, because most ids stand in few responses: reduceat would also sum what lies between them.
-        gathered = values[np.arange(lengths.sum()) + np.repeat(starts[filled] - heads, lengths)]
-        sums[filled] = np.add.reduceat(gathered, heads, dtype=np.float64)
-    return sums
+def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return all positions from each start up to its end, [P], and the number of the range of each, [P]."""
+    lengths = ends - starts
+    parts = np.repeat(np.arange(starts.size), lengths)
+    return np.arange(parts.size) + (starts - np.cumsum(lengths) + lengths)[parts], parts
 
 
 _CHECK = "mismatch_after_id"
@@ -234,41 +176,27 @@ _LEAST_OTHERS = 0.1
 _LEAST_K3 = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class PairTotals:
-    """Tokens with two log-probs, and their Σ k3 and Σ −log μ in nats."""
-
-    tokens: int
-    k3: float
-    surprisal: float
-
-
 def check_after_id(evidence: LintEvidence) -> Outcome:
-    """Check a batch or a step."""
+    """Return the finding on the id with the largest mean k3 after it, of those that satisfy every condition."""
     if not evidence.count("paired"):
         return NotChecked(_CHECK, "needs rollout_log_probs and trainer_log_probs")
-    totals = PairTotals(evidence.count("paired"), evidence.sum("paired_k3"), evidence.sum("paired_surprisal"))
-    return check_mismatch_after_ids(evidence.after_ids, totals, evidence.where(_CHECK))
+    found = (_finding(evidence, index) for index in range(evidence.after_ids.keys.size))
+    return max(filter(None, found), key=lambda each: each.evidence["k3_after"], default=Clean(_CHECK))
 
 
-def check_mismatch_after_ids(table: MismatchAfterIds, totals: PairTotals, where: tuple[Example, ...] = ()) -> Outcome:
-    """Return the finding on the id with the largest mean k3 after it, of those that satisfy every condition."""
-    found = [each for index in range(table.ids.size) if (each := _finding(table, index, totals, where)) is not None]
-    return max(found, key=lambda each: each.evidence["k3_after"], default=Clean(_CHECK))
-
-
-def _finding(table: MismatchAfterIds, index: int, totals: PairTotals, where: tuple[Example, ...]) -> Finding | None:
-    token_id, after = int(table.ids[index]), table.count(index, "tokens")
-    before, rollouts, hits = (table.count(index, name) for name in ("tokens_before", "rollouts", "hits"))
-    near = table.count(index, "near") >= _NEAR_SHARE * hits
-    enough = near and hits >= max(_LEAST_HITS, _HIT_SHARE * rollouts) and table.count(index, "groups") >= _LEAST_GROUPS
-    others = totals.tokens - after - before
-    if not enough or not before or others < _LEAST_OTHERS * totals.tokens:
+def _finding(evidence: LintEvidence, index: int) -> Finding | None:
+    token_id, of_id = int(evidence.after_ids.keys[index]), evidence.after_ids.row(index)
+    whole, whole_k3 = evidence.count("paired"), evidence.sum("paired_k3")
+    rollouts, hits, after, before = (int(of_id[name]) for name in ("rollouts", "hits", "tokens", "tokens_before"))
+    enough = hits >= max(_LEAST_HITS, _HIT_SHARE * rollouts) and of_id["groups"] >= _LEAST_GROUPS
+    others = whole - after - before
+    if not enough or of_id["near"] < _NEAR_SHARE * hits or not before or others < _LEAST_OTHERS * whole:
         return None
-    k3, k3_before = table.sum(index, "k3"), table.sum(index, "k3_before")
-    surprisal, surprisal_before = table.sum(index, "surprisal"), table.sum(index, "surprisal_before")
-    of_others = max((totals.k3 - k3 - k3_before) / others, _LEAST_K3)
-    surprisal_of_others = max((totals.surprisal - surprisal - surprisal_before) / others, _LEAST_K3)
+    k3, k3_before = of_id["k3"], of_id["k3_before"]
+    surprisal = of_id["surprisal"]
+    of_others = max((whole_k3 - k3 - k3_before) / others, _LEAST_K3)
+    surprisal_left = evidence.sum("paired_surprisal") - surprisal - of_id["surprisal_before"]
+    surprisal_of_others = max(surprisal_left / others, _LEAST_K3)
     mean, mean_before = k3 / after, max(k3_before / before, _LEAST_K3)
     # k3 / mean surprisal, so that tokens are compared with equally uncertain ones.
     times_rate = (k3 / max(surprisal, _LEAST_K3)) / (of_others / surprisal_of_others)
@@ -276,14 +204,14 @@ def _finding(table: MismatchAfterIds, index: int, totals: PairTotals, where: tup
     if not begins_here or times_rate < _TIMES_THEIR_RATE:
         return None
     # Without the tokens after the id, all others must be at one level.
-    if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * totals.k3:
+    if of_others > _TIMES_BEFORE * mean_before or k3 < _SHARE_OF_K3 * whole_k3:
         return None
-    over_mean = mean / (totals.k3 / totals.tokens)
+    over_mean = mean / (whole_k3 / whole)
     seen = (
         f"Your mask drops token {token_id}, which the model sampled: after its first occurrence in a response k3 "
         f"averages {format_number(mean)} ({after:,} tokens of {rollouts:,} responses), before it "
         f"{format_number(mean_before)}, in responses without it {format_number(of_others)}. "
-        f"{format_percent(after, totals.tokens)} of the tokens have {format_percent(k3, totals.k3)} of all k3."
+        f"{format_percent(after, whole)} of the tokens have {format_percent(k3, whole_k3)} of all k3."
     )
     numbers = {
         "token_id": float(token_id),
@@ -294,6 +222,5 @@ def _finding(table: MismatchAfterIds, index: int, totals: PairTotals, where: tup
         "k3_of_other_responses": of_others,
         "k3_after_over_mean": over_mean,
     }
-    return Finding(
-        _CHECK, "critical", seen, numbers, tuple(each for each in where if each.text.startswith(f"id {token_id},"))
-    )
+    where = tuple(each for each in evidence.where(_CHECK) if each.text.startswith(f"id {token_id},"))
+    return Finding(_CHECK, "critical", seen, numbers, where)

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,6 +190,53 @@ class EvidenceBuilder:
             self.examples.setdefault(check, []).append(example)
 
 
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyedSums:
+    """Counts [K, C] and sums [K, S] by rising keys [K]; COUNTS and SUMS name the columns."""
+
+    COUNTS: ClassVar[tuple[str, ...]] = ()
+    SUMS: ClassVar[tuple[str, ...]] = ()
+
+    keys: Ints
+    counts: Ints
+    sums: CompensatedSums
+
+    @classmethod
+    def of(cls, keys: Ints, counts: NDArray[Any], sums: NDArray[np.float64] | None = None) -> Self:
+        """Return the table of these keys [K], counts [K, C] and sums [K, S]."""
+        values = np.zeros((keys.size, len(cls.SUMS))) if sums is None else sums.reshape(keys.size, len(cls.SUMS))
+        counts = np.asarray(counts, np.int64).reshape(keys.size, len(cls.COUNTS))
+        return cls(keys, counts, CompensatedSums(values, np.zeros_like(values)))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return a table without a key."""
+        return cls.of(np.zeros(0, np.int64), np.zeros(0))
+
+    def merge(self, other: Self) -> Self:
+        """Return the keys of both; counts and sums of a common key are added."""
+        union = np.union1d(self.keys, other.keys)
+        merged = self.of(union, np.zeros((union.size, len(self.COUNTS))))
+        for part in (self, other):
+            slots = np.searchsorted(union, part.keys)
+            merged.counts[slots] += part.counts
+            merged.sums.add_rows(slots, part.sums)
+        return merged
+
+    def rows(self, chosen: NDArray[Any]) -> Self:
+        """Return some of the rows, in their order."""
+        sums = CompensatedSums(self.sums.high[chosen], self.sums.low[chosen])
+        return type(self)(self.keys[chosen], self.counts[chosen], sums)
+
+    def row(self, index: int) -> dict[str, float]:
+        """Return the counts and sums of a row by name."""
+        values = (*self.counts[index].tolist(), *self.sums.value[index].tolist())
+        return dict(zip((*self.COUNTS, *self.SUMS), values, strict=True))
+
+
 Keys = NDArray[np.uint64]
 
 GROUP_COLUMNS = ("surprisal", "ratio_minus_one", "k3")
@@ -235,8 +283,7 @@ class GroupSums:
         for part in (self, other):
             slots = np.searchsorted(union, part.keys)
             tokens[slots] += part.tokens
-            total = CompensatedSums(sums.high[slots], sums.low[slots]) + part.sums
-            sums.high[slots], sums.low[slots] = total.high, total.low
+            sums.add_rows(slots, part.sums)
             rewards[slots, :2] += part.rewards[:, :2]
             rewards[slots, 2:] = np.maximum(rewards[slots, 2:], part.rewards[:, 2:])
         return GroupSums(union, tokens, sums, rewards)

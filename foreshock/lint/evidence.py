@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.after_id import AFTER_COUNTS, AFTER_SUMS, MismatchAfterIds, mismatch_after_ids
+from foreshock.lint.after_id import MismatchAfterIds, mismatch_after_ids
 from foreshock.lint.alignment import count_alignment
 from foreshock.lint.counting import (
     COLUMNS,
@@ -30,7 +30,7 @@ from foreshock.lint.duplicates import RolloutHashes, hash_rollouts
 from foreshock.lint.learning_signal import count_learning_signal
 from foreshock.lint.missing_log_probs import MissingByTokenId, count_masked_values, missing_by_token_id
 from foreshock.lint.pairs import count_pairs
-from foreshock.lint.places import PLACE_COUNTS, PLACE_SUMS, PlaceSums, sum_places
+from foreshock.lint.places import PlaceSums, sum_places
 from foreshock.lint.report import Example
 from foreshock.lint.sampling import count_sampling_parameters, sum_surprisals
 from foreshock.lint.values import count_rounding, count_values
@@ -51,11 +51,11 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "dropped_ids": ("<i8", (None,)),
     "dropped_counts": ("<i8", (None, 3)),
     "after_ids": ("<i8", (None,)),
-    "after_counts": ("<i8", (None, len(AFTER_COUNTS))),
-    "after_sums": ("<f8", (2, None, len(AFTER_SUMS))),
+    "after_counts": ("<i8", (None, len(MismatchAfterIds.COUNTS))),
+    "after_sums": ("<f8", (2, None, len(MismatchAfterIds.SUMS))),
     "place_keys": ("<i8", (None,)),
-    "place_counts": ("<i8", (None, len(PLACE_COUNTS))),
-    "place_sums": ("<f8", (2, None, len(PLACE_SUMS))),
+    "place_counts": ("<i8", (None, len(PlaceSums.COUNTS))),
+    "place_sums": ("<f8", (2, None, len(PlaceSums.SUMS))),
     "marks": ("<u8", (3, None)),
     "mark_log_probs": ("<f8", (None,)),
 }
@@ -159,9 +159,9 @@ class LintEvidence:
                 "group_tokens": self.groups.tokens,
                 "group_sums": self.groups.sums.to_array(),
                 "group_rewards": self.groups.rewards,
-                "dropped_ids": self.missing.ids,
+                "dropped_ids": self.missing.keys,
                 "dropped_counts": self.missing.counts,
-                "after_ids": self.after_ids.ids,
+                "after_ids": self.after_ids.keys,
                 "after_counts": self.after_ids.counts,
                 "after_sums": self.after_ids.sums.to_array(),
                 "place_keys": self.places.keys,
@@ -202,7 +202,7 @@ class LintEvidence:
                 CompensatedSums.from_array(arrays["group_sums"]),
                 arrays["group_rewards"],
             ),
-            MissingByTokenId(arrays["dropped_ids"], arrays["dropped_counts"]),
+            MissingByTokenId.of(arrays["dropped_ids"], arrays["dropped_counts"]),
             MismatchAfterIds(
                 arrays["after_ids"], arrays["after_counts"], CompensatedSums.from_array(arrays["after_sums"])
             ),
@@ -254,7 +254,9 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
     count_learning_signal(batch, builder)
     groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums, batch.reward)
-    return LintEvidence.of(builder, groups, missing, after_ids, sum_places(batch), hash_rollouts(batch, builder))
+    return LintEvidence.of(
+        builder, groups, missing, after_ids, sum_places(batch, builder), hash_rollouts(batch, builder)
+    )
 
 
 def _finite_only(piece: Piece, *finite: NDArray[np.bool_] | None) -> Piece:

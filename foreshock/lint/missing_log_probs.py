@@ -6,13 +6,12 @@ Such an id shows in the data: every occurrence of it is affected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder
+from foreshock.lint.counting import EvidenceBuilder, KeyedSums
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
 from foreshock.lint.values import example_at
 from foreshock.rollouts.batch import RolloutBatch
@@ -29,37 +28,24 @@ _IDS_KEPT = 256
 Places = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MissingByTokenId:
-    """Token ids [K] with missing log-probs, and three counts of each, [K, 3].
+class MissingByTokenId(KeyedSums):
+    """Missing log-probs by token id, of at most 256 ids.
 
     The counts are of generated tokens with a real log μ and no log π (0, NaN or −inf); of masked tokens with a log μ;
     and of all tokens of the id that are masked with a log μ or have a real log μ.
     """
 
-    ids: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    __slots__ = ()
+    COUNTS = ("without_target", "masked", "sampled")
 
-    @classmethod
-    def of(cls, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> MissingByTokenId:
-        """Return the table of the 256 ids with the most missing log-probs."""
-        if ids.size > _IDS_KEPT:
-            kept = np.sort(np.lexsort((ids, -(counts[:, 0] + counts[:, 1])))[:_IDS_KEPT])
-            ids, counts = ids[kept], counts[kept]
-        return cls(ids, counts)
-
-    @classmethod
-    def empty(cls) -> MissingByTokenId:
-        """Return a table without an id."""
-        return cls(np.zeros(0, np.int64), np.zeros((0, 3), np.int64))
-
-    def merge(self, other: MissingByTokenId) -> MissingByTokenId:
+    def merge(self, other: Self) -> Self:
         """Return the sum of both tables."""
-        union = np.union1d(self.ids, other.ids)
-        counts = np.zeros((union.size, 3), np.int64)
-        for part in (self, other):
-            counts[np.searchsorted(union, part.ids)] += part.counts
-        return MissingByTokenId.of(union, counts)
+        return KeyedSums.merge(self, other).cut()
+
+    def cut(self) -> Self:
+        """Return the table of the 256 ids with the most missing log-probs."""
+        order = np.lexsort((self.keys, -(self.counts[:, 0] + self.counts[:, 1])))
+        return self if self.keys.size <= _IDS_KEPT else self.rows(np.sort(order[:_IDS_KEPT]))
 
 
 def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
@@ -111,7 +97,7 @@ def missing_by_token_id(batch: RolloutBatch, builder: EvidenceBuilder) -> Missin
         slots = np.searchsorted(ids, batch.response_token_ids[places])
         counts[:, column] = np.bincount(slots, minlength=ids.size)
     _add_examples(batch, ids, counts, (without_target, masked), builder)
-    return MissingByTokenId.of(ids.astype(np.int64), counts)
+    return MissingByTokenId.of(ids.astype(np.int64), counts).cut()
 
 
 def _add_examples(
@@ -181,7 +167,7 @@ def check_missing_trainer(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     one, many = "pad_id_sampled", "tokens_without_trainer"
     if not evidence.count("rollout_logged"):
         return NotChecked(one, _NO_MU), NotChecked(many, _NO_MU)
-    ids, counts = evidence.missing.ids, evidence.missing.counts
+    ids, counts = evidence.missing.keys, evidence.missing.counts
     missing, masked = (int(counts[:, column].sum()) for column in (0, 1))
     no_target = not evidence.count("trainer_logged")
     rest: Outcome = NotChecked(many, "needs trainer_log_probs") if no_target else Clean(many)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.report import Clean, Finding, NotChecked, Outcome, format_number, format_percent
-from foreshock.measures.statistics.compensated_sums import CompensatedSums
+from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums, keys_of_texts
+from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.statistics.derived_columns import lag_of_tokens, truncated_rollouts
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
@@ -27,16 +27,13 @@ from foreshock.rollouts.schema import are_log_probs
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
-Ints = NDArray[np.int64]
-
-PLACE_COUNTS = ("tokens", "uncertain", "rollouts", "groups")  # a group that shards share counts once for each
-PLACE_SUMS = ("k3", "roots")  # Σ k3 in nats, and Σ √|d| over uncertain tokens
-
-DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout")
+# Stored by position: append only.
+DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source")
 # Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
 _WIDTH = 1000
 _MOST_TOKENS = 1 << 18
 _LARGEST_D = 20.0
+_MOST_SOURCES = 64
 # A token is uncertain if either log-prob is below this.
 _UNCERTAIN = -0.1
 # Position and distance from the end, in powers of two: bucket b holds 2^(b − 1) to 2^b − 1.
@@ -45,46 +42,29 @@ _FAR_FROM_END = 5
 _LOWEST_LEVEL = -40
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlaceSums:
-    """PLACE_COUNTS [K, 4] and PLACE_SUMS [K, 2] of the tokens at each place, by rising keys [K]."""
+class PlaceSums(KeyedSums):
+    """The tokens at each place: a key is that of its dimension and bucket. Sums are in nats, √nat."""
 
-    keys: Ints
-    counts: Ints
-    sums: CompensatedSums
-
-    @classmethod
-    def empty(cls) -> PlaceSums:
-        """Return the sums of no token."""
-        counts = np.zeros((0, len(PLACE_COUNTS)), np.int64)
-        return cls(np.zeros(0, np.int64), counts, CompensatedSums.zeros(0, len(PLACE_SUMS)))
-
-    def merge(self, other: PlaceSums) -> PlaceSums:
-        """Return the sums over the tokens of both."""
-        union = np.union1d(self.keys, other.keys)
-        counts = np.zeros((union.size, len(PLACE_COUNTS)), np.int64)
-        sums = CompensatedSums.zeros(union.size, len(PLACE_SUMS))
-        for part in (self, other):
-            slots = np.searchsorted(union, part.keys)
-            counts[slots] += part.counts
-            total = CompensatedSums(sums.high[slots], sums.low[slots]) + part.sums
-            sums.high[slots], sums.low[slots] = total.high, total.low
-        return PlaceSums(union, counts, sums)
+    __slots__ = ()
+    # A group that shards share counts once for each. `roots` is Σ √|d| over uncertain tokens.
+    COUNTS = ("tokens", "uncertain", "rollouts", "groups")
+    SUMS = ("k3", "roots")
 
     def without(self, dimension: str) -> PlaceSums:
         """Return the sums without a dimension."""
-        kept = self.keys // _WIDTH != DIMENSIONS.index(dimension)
-        return PlaceSums(self.keys[kept], self.counts[kept], CompensatedSums(self.sums.high[kept], self.sums.low[kept]))
+        return self.rows(self.keys // _WIDTH != DIMENSIONS.index(dimension))
 
-    def of(self, dimension: str) -> tuple[Ints, NDArray[np.float64]]:
-        """Return the buckets [B] of a dimension and a table [B, 6] of PLACE_COUNTS and PLACE_SUMS."""
-        chosen = self.keys // _WIDTH == DIMENSIONS.index(dimension)
-        table = np.concatenate([self.counts[chosen], self.sums.value[chosen]], axis=1)
-        return self.keys[chosen] % _WIDTH, table
+    def of_dimension(self, dimension: str) -> tuple[Ints, NDArray[np.float64]]:
+        """Return the buckets [B] of a dimension and a table [B, 6] of COUNTS and SUMS."""
+        chosen = self.rows(self.keys // _WIDTH == DIMENSIONS.index(dimension))
+        return chosen.keys % _WIDTH, np.concatenate([chosen.counts, chosen.sums.value], axis=1)
 
 
-def sum_places(batch: RolloutBatch) -> PlaceSums:
-    """Return the sums of a batch by place; empty if either log-prob was not logged."""
+def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
+    """Return the sums of a batch by place; empty if either log-prob was not logged.
+
+    The names of its data sources are kept as examples, by the code of each.
+    """
     behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
     if behaviour is None or target is None or not batch.num_tokens:
         return PlaceSums.empty()
@@ -118,6 +98,8 @@ def sum_places(batch: RolloutBatch) -> PlaceSums:
         codes["turn"] = np.clip(batch.turn[positions][kept].astype(np.int64), 0, _WIDTH - 1)
     if (lag := lag_of_tokens(batch)) is not None:
         codes["lag"] = np.clip(lag[positions][kept].astype(np.int64), 0, _WIDTH - 1)
+    if (sources := _sources(batch, rows, builder)) is not None:
+        codes["data_source"] = sources[of_row]
     groups = np.unique(_groups(batch, rows), return_inverse=True)[1][of_row]
     parts = [
         _add_up(DIMENSIONS.index(name) * _WIDTH, code, terms, uncertain, (of_row, groups))
@@ -153,6 +135,24 @@ def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
     )
 
 
+def _sources(batch: RolloutBatch, rows: Ints, builder: EvidenceBuilder) -> Ints | None:
+    """Return a code of the data source of each row, the same in every shard; None if there are none, or too many."""
+    if batch.data_sources is None:
+        return None
+    names = [batch.data_sources[row] or "" for row in rows.tolist()]
+    unique = sorted(set(names))
+    codes = dict(zip(unique, (keys_of_texts(unique) % _WIDTH).tolist(), strict=True))
+    if not len(set(codes.values())) == len(unique) <= _MOST_SOURCES:
+        return None
+    for name, code in codes.items():
+        builder.add_example(_source_example(code), Example(name))
+    return np.array([codes[name] for name in names], np.int64)
+
+
+def _source_example(code: int) -> str:
+    return f"data_source {code}"
+
+
 def _add_up(
     first: int, codes: Ints, terms: NDArray[np.float64], uncertain: NDArray[np.bool_], members: tuple[Ints, Ints]
 ) -> PlaceSums:
@@ -174,7 +174,7 @@ def _add_up(
     )
     sums: NDArray[np.float64] = np.stack([np.bincount(places, terms[:, column], size) for column in (0, 1)], axis=1)
     chosen = np.flatnonzero(tokens[1:]) + 1
-    return PlaceSums(first + chosen - 1, counts[chosen], CompensatedSums(sums[chosen], np.zeros_like(sums[chosen])))
+    return PlaceSums.of(first + chosen - 1, counts[chosen], sums[chosen])
 
 
 def _distinct(places: Ints, members: Ints, size: int) -> Ints:
@@ -224,11 +224,16 @@ def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) ->
     assert healthy is not None
     found = [part for name in DIMENSIONS for part in _parts(evidence, name) if part.k3 > healthy]
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
+    if best is not None and best.dimension == "rollout":
+        # The same rollouts, with a name.
+        named = (part for part in found if part.dimension == "data_source" and part.share >= 0.9 * best.share)
+        best = max(named, key=lambda part: part.share, default=best)
     if best is None:
         return _trend(evidence, "lag", healthy) or _trend(evidence, "position", healthy) or Clean(_CHECK)
     seen = (
-        f"k3 averages {format_number(best.k3)} {_words(best)}, and {format_number(best.k3_of_rest)} elsewhere: "
-        f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3."
+        f"k3 averages {format_number(best.k3)} {_words(best, evidence)}, and {format_number(best.k3_of_rest)} "
+        f"elsewhere: {format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of "
+        "all k3."
         f"{_HINTS.get(best.dimension, '')}"
     )
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
@@ -238,7 +243,7 @@ def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) ->
 
 def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | None:
     """Return a finding if k3 rises or falls steadily over the buckets of a dimension."""
-    buckets, table = evidence.places.of(dimension)
+    buckets, table = evidence.places.of_dimension(dimension)
     filled = (table[:, 1] >= _LEAST_UNCERTAIN) & (table[:, 3] >= _LEAST_GROUPS)
     buckets, table = buckets[filled], table[filled]
     if buckets.size < (_LEAST_LAGS if dimension == "lag" else _LEAST_POSITIONS):
@@ -267,7 +272,7 @@ def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | 
 def check_evenness(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:
     """Check for a large mismatch that is about the same everywhere; made only if no other check explains it."""
     check = "mismatch_everywhere"
-    buckets, table = evidence.places.of("position")
+    buckets, table = evidence.places.of_dimension("position")
     if not buckets.size:
         return NotChecked(check, "needs rollout_log_probs and trainer_log_probs")
     healthy = required_range("k3_kl", model_kind or "moe").warning
@@ -301,12 +306,15 @@ _HINTS = {
 
 def _parts(evidence: LintEvidence, dimension: str) -> list[_Part]:
     """Return the beginnings and the ends of a dimension's buckets, and single buckets, that stand out."""
-    buckets, table = evidence.places.of(dimension)
+    buckets, table = evidence.places.of_dimension(dimension)
     size = buckets.size
     if dimension.startswith("end_of"):
         # The rest includes every other response.
         cuts = [(0, stop) for stop in range(1, size) if buckets[stop - 1] < _FAR_FROM_END]
-        everything = evidence.places.of("position")[1].sum(axis=0)
+        everything = evidence.places.of_dimension("position")[1].sum(axis=0)
+    elif dimension == "data_source":
+        cuts = [(start, start + 1) for start in range(size)]
+        everything = table.sum(axis=0)
     else:
         cuts = [(start, size) for start in range(1, size)]
         cuts += [] if dimension == "rollout" else [(0, stop) for stop in range(1, size)]
@@ -348,7 +356,7 @@ def _part(
     )  # fmt: skip
 
 
-def _words(part: _Part) -> str:
+def _words(part: _Part, evidence: LintEvidence) -> str:
     """Return which tokens a part has."""
     low, high = part.low, part.high
     if part.dimension == "turn":
@@ -366,6 +374,9 @@ def _words(part: _Part) -> str:
         )
     if part.dimension == "rollout":
         return f"in {int(part.rollouts):,} rollouts"
+    if part.dimension == "data_source":
+        name = next((each.sample_id for each in evidence.where(_source_example(low))), "of one name")
+        return f"in the {int(part.rollouts):,} rollouts of the data source {name}"
     ends = "truncated" if part.dimension == "end_of_truncated" else "other than truncated"
     count = 2**high
     return f"at the last {count} tokens of {ends} responses" if count > 1 else f"at the last token of {ends} responses"

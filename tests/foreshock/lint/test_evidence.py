@@ -46,7 +46,7 @@ def test_any_split_in_any_order_gives_same_evidence(seed: int, order: list[int],
     for name in SUMS:
         if not name.startswith("shift") and "float16" not in name:
             assert merged.sum(name) == pytest.approx(whole.sum(name), rel=1e-6, abs=1e-6), name
-    assert merged.missing.ids.tolist() == whole.missing.ids.tolist()
+    assert merged.missing.keys.tolist() == whole.missing.keys.tolist()
     assert merged.missing.counts[:, :2].tolist() == whole.missing.counts[:, :2].tolist()
     assert merged.groups.keys.tolist() == whole.groups.keys.tolist()
     assert merged.groups.tokens.tolist() == whole.groups.tokens.tolist()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from foreshock.lint import lint_batch
+from foreshock.lint import LintEvidence, collect_evidence, lint_batch, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.conftest import real_mu, real_pi, recorded_steps
 from tests.foreshock.lint.healthy import Policy, healthy_batch
@@ -29,6 +30,24 @@ def test_shift_in_rollouts_of_one_rank_is_a_shift_only(by: int) -> None:
     assert warning.severity == "critical"
     assert 16 <= warning.evidence["rollouts_preferring"] <= 32
     assert "in the others it does not" in warning.seen
+
+
+def test_rollouts_apart_are_named_by_their_data_source() -> None:
+    batch = healthy_batch(1)
+    rows = np.arange(batch.num_rollouts)
+    noise = np.random.default_rng(1).normal(0, 0.8, batch.num_tokens).astype(np.float32)
+    moved = np.minimum(np.float32(-1e-3), real_pi(batch) + noise)
+    off = np.where(np.repeat(rows % 4 == 3, batch.response_lengths), moved, real_pi(batch))
+    named = [f"replica-{row % 4}" for row in rows]
+    whole = replace(batch, trainer_log_probs=off, data_sources=named)
+    shards = [whole.select(part) for part in np.array_split(rows, 4)]
+    merged = functools.reduce(LintEvidence.merge, map(collect_evidence, shards))
+    merged = LintEvidence.from_bytes(merged.to_bytes(), merged.examples_to_json())
+    for report in (lint_batch(whole), run_checks(merged)):
+        found = {warning.name: warning.seen for warning in report.warnings}
+        assert "rollouts of the data source replica-3, and" in found["mismatch_by_place"]
+    unnamed = {warning.name: warning.seen for warning in lint_batch(replace(whole, data_sources=None)).warnings}
+    assert "data source" not in unnamed["mismatch_by_place"]
 
 
 def test_shift_of_log_mu_is_not_padding() -> None:
