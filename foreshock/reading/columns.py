@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import html
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 
 from foreshock.api.records import parse
 from foreshock.api.runs import Coverage, IncompleteStep, StatisticsStep
+from foreshock.errors import did_you_mean
+
+_SHOWN_ROWS = 20  # in a notebook
 
 # Of the columns that are not float64; a measure may have any name, and may be missing at any step.
 _STEPS = {"step": np.int64, "attempt": np.int64}
@@ -24,41 +28,49 @@ _TOKENS = {
 }  # fmt: skip
 
 
-class Columns(Mapping[str, NDArray[Any]]):
-    """Columns of equal length by name: int64, float64, bool, or objects for text.
+class Columns(dict[str, NDArray[Any]]):
+    """Columns of equal length by name: int64, float64, bool, or objects for text; `rows` is their length.
 
-    `len(columns)` is the number of columns; `rows` is their length.
+    It is a dict, so `pandas.DataFrame(columns)` is a frame of them. A notebook shows the first rows as a table.
     """
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        self._columns = dict(columns)
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self._columns:
-            raise KeyError(f"no column {name!r}; columns: {', '.join(self._columns)}")
-        return self._columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
+    def __missing__(self, name: str) -> NDArray[Any]:
+        raise KeyError(f"no column {name!r}{did_you_mean(name, self)}; columns: {', '.join(self)}")
 
     def __repr__(self) -> str:
-        return f"Columns({self.rows} rows of {', '.join(self._columns)})"
+        return f"Columns({self.rows} rows of {', '.join(self)})"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self)
+        rows = zip(*(column[:_SHOWN_ROWS].tolist() for column in self.values()), strict=True)
+        body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in rows)
+        more = f"<p>{_SHOWN_ROWS} of {self.rows:,} rows</p>" if self.rows > _SHOWN_ROWS else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
     @property
     def rows(self) -> int:
         """The length of the columns."""
-        return len(next(iter(self._columns.values()), ()))
+        return len(next(iter(self.values()), ()))
 
     def where(self, mask: NDArray[np.bool_]) -> Columns:
         """Return the rows at which `mask` [rows] is true."""
-        return Columns({name: column[mask] for name, column in self._columns.items()})
+        return Columns({name: column[mask] for name, column in self.items()})
 
     def to_arrow(self) -> pa.Table:
         """Return the columns as an Arrow table; a float that is not finite becomes null."""
-        return pa.table({name: _arrow(column) for name, column in self._columns.items()})
+        return pa.table({name: _arrow(column) for name, column in self.items()})
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame; "not estimable" stays NaN. Raises ModuleNotFoundError without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self)
+
+    def to_polars(self) -> Any:
+        """Return a polars DataFrame of `to_arrow()`. Raises ModuleNotFoundError without polars."""
+        import polars
+
+        return polars.from_arrow(self.to_arrow())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +211,10 @@ def tokens(value: Mapping[str, Any]) -> Tokens:
 def _columns(columns: Mapping[str, Sequence[Any]], types: Mapping[str, type]) -> Columns:
     # numpy reads None as NaN in a column of floats.
     return Columns({name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()})
+
+
+def _cell(value: Any) -> str:
+    return "" if value != value else f"{value:.4g}" if isinstance(value, float) else html.escape(str(value))
 
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:

@@ -163,6 +163,19 @@ def test_scalars_have_nan_for_what_is_not_finite(reader: Any) -> None:
     assert scalars.columns.to_arrow().column("value").null_count == 15
 
 
+def test_columns_are_a_data_frame_in_one_call(reader: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns = reader.measurements("my-run").columns
+    for frame in (columns.to_pandas(), pandas.DataFrame(columns)):
+        assert list(frame.columns) == list(columns)
+        assert frame["k3_kl"].to_numpy() == pytest.approx(columns["k3_kl"], nan_ok=True)
+    shown = columns._repr_html_()
+    assert shown.count("<tr>") == 21
+    assert f"20 of {columns.rows} rows" in shown
+    with pytest.raises(KeyError, match="did you mean 'k3_kl'"):
+        columns["k3_lk"]
+
+
 def test_exports_are_the_files_of_the_same_columns(reader: Any) -> None:
     chosen = {"measures": ["k3_kl"], "comparisons": ["trainer/rollout"]}
     measured = reader.measurements("my-run", **chosen).columns
