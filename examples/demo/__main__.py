@@ -72,7 +72,7 @@ def run_demo(data: Path, *, once: bool) -> None:
         console.print("[bold]3. Replay[/]   checkpointed steps through vLLM and torch")
         failures = replay(record, manifest, data, connection, service, run.id)
         console.print("[bold]4. Diagnosis[/]\n")
-        if foreshock_command(["report", run.id, "--url", url]):
+        if foreshock_command(["report", run.id, "--full", "--url", url]):
             raise DemoError("the report failed; its message is above")
         console.print(f"\n[bold]Done[/] in {time.monotonic() - started:.0f} s.")
         if not once:

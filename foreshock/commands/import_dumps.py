@@ -20,15 +20,14 @@ from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
 from foreshock.importers.dumps import KINDS
 from foreshock.importers.follow import Follower, ImportRecord
-from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
 
 _POLL_SECONDS = 0.5
 
 
 def add_dump_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for dumps of frameworks."""
-    group = parser.add_argument_group("dumps of a framework (docs/integrations.md)")
-    group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
+    group = add_format_options(parser)
     group.add_argument(
         "--follow", action="store_true", help="import the dumps of folder PATH as they appear, until Ctrl-C"
     )
@@ -39,19 +38,48 @@ def add_dump_options(parser: argparse.ArgumentParser) -> None:
         "--settle", type=float, default=5.0, metavar="SECONDS",
         help="--follow: time without a change after which a file without a marker is finished (default: 5)",
     )  # fmt: skip
+
+
+def add_format_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the arguments for reading dumps, and return their group."""
+    group = parser.add_argument_group("dumps of a framework (docs/integrations.md)")
+    group.add_argument("--format", choices=[*FORMATS], help="the format of PATH (default: told from its files)")
     group.add_argument("--allow-pickle", action="store_true", help="read .pt and .pkl files, in a sandboxed process")
     group.add_argument("--log-probs", choices=KINDS, help="what the dump's log-probs are, if its values leave it open")
     group.add_argument("--reward-key", metavar="NAME", help="the entry of rewards that are mappings")
+    return group
+
+
+def read_options(arguments: argparse.Namespace, attributes: BatchAttributes) -> ReadOptions:
+    """Return the options of `add_format_options`."""
+    return ReadOptions(arguments.allow_pickle, arguments.log_probs, arguments.reward_key, attributes)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `sampling_attributes`."""
+    sampling = parser.add_argument_group("sampling of all rollouts (for JSON lines, which do not contain it)")
+    for name in ("temperature", "top-p", "min-p"):
+        sampling.add_argument(f"--{name}", type=float)
+    sampling.add_argument("--top-k", type=int)
+    sampling.add_argument("--logprobs-mode", choices=LOGPROBS_MODES)
+    sampling.add_argument("--trainer-policy", choices=TRAINER_POLICIES)
+
+
+def sampling_attributes(arguments: argparse.Namespace, length_cap: int | None = None) -> BatchAttributes:
+    """Return the attributes of `add_sampling_options`. Raises ConfigurationError for an invalid value."""
+    names = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "trainer_policy")
+    return BatchAttributes(length_cap=length_cap, **{name: getattr(arguments, name) for name in names})
 
 
 def chosen_format(arguments: argparse.Namespace) -> DumpFormat | None:
     """Return the format of the paths; None for recorded runs. Raises ConfigurationError."""
-    if arguments.until_idle is not None and not arguments.follow:
+    follow = getattr(arguments, "follow", False)
+    if not follow and getattr(arguments, "until_idle", None) is not None:
         raise ConfigurationError("--until-idle needs --follow")
     name = arguments.format
-    if name is None and (arguments.follow or len(arguments.paths) == 1):
+    if name is None and (follow or len(arguments.paths) == 1):
         found = formats_of(arguments.paths[0])
-        if arguments.follow and len(found) != 1:
+        if follow and len(found) != 1:
             raise ConfigurationError(
                 f"{str(arguments.paths[0])!r} has files of {', '.join(found) or 'no known format'}: pass --format, one "
                 f"of {', '.join(FORMATS)}"
@@ -62,7 +90,7 @@ def chosen_format(arguments: argparse.Namespace) -> DumpFormat | None:
     if len(arguments.paths) != 1:
         raise ConfigurationError(f"--format {name} reads one PATH, got {len(arguments.paths)}")
     if arguments.format is None:
-        print(f"format: {name}")
+        print(f"format: {name}", file=sys.stderr)
     return FORMATS[name]
 
 
@@ -74,8 +102,7 @@ def import_dumps(
     arguments: argparse.Namespace,
 ) -> int:
     """Import the dumps with a client that was started, and close it. Raises ForeshockError."""
-    options = ReadOptions(arguments.allow_pickle, arguments.log_probs, arguments.reward_key, attributes)
-    importing = _Importing(client, kind, options, arguments)
+    importing = _Importing(client, kind, read_options(arguments, attributes), arguments)
     try:
         status = importing.follow() if arguments.follow else importing.once()
         if not arguments.unfinished and not importing.interrupted:

@@ -21,13 +21,20 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect, run_url
-from foreshock.commands.import_dumps import add_dump_options, chosen_format, import_dumps, is_selected
+from foreshock.commands.import_dumps import (
+    add_dump_options,
+    add_sampling_options,
+    chosen_format,
+    import_dumps,
+    is_selected,
+    sampling_attributes,
+)
 from foreshock.commands.queries import wait_for_delivery
 from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.page_addresses import DEFAULT_PROJECT
-from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
+from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from foreshock.rollouts.parquet import decode_rollouts
@@ -141,7 +148,6 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 _DESCRIBED = ("name", "model", "trainer", "engine", "hardware")
-_ATTRIBUTES = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "trainer_policy")
 _ATTEMPT_KEY = "import"
 
 
@@ -170,21 +176,14 @@ class ImportCommand:
             metavar="NAME=FOLDER",
             help="announce checkpoints below FOLDER, which workers know as NAME",
         )
-        sampling = parser.add_argument_group("sampling of all rollouts (for JSON lines, which do not contain it)")
-        for name in ("temperature", "top-p", "min-p"):
-            sampling.add_argument(f"--{name}", type=float)
-        sampling.add_argument("--top-k", type=int)
-        sampling.add_argument("--logprobs-mode", choices=LOGPROBS_MODES)
-        sampling.add_argument("--trainer-policy", choices=TRAINER_POLICIES)
+        add_sampling_options(parser)
         parser.add_argument("--unfinished", action="store_true", help="do not mark the run as finished")
         add_dump_options(parser)
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
-        attributes = BatchAttributes(
-            length_cap=arguments.length_cap, **{name: getattr(arguments, name) for name in _ATTRIBUTES}
-        )
+        attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
         chosen = chosen_format(arguments)
         if chosen is not None:
             with connect(arguments) as connection:

@@ -1,4 +1,4 @@
-"""`foreshock report`: the diagnosis of a run, as text, JSON or one HTML page."""
+"""`foreshock report`: the diagnosis of a run on one screen, or with its tables, as text, JSON or one HTML page."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from foreshock.model_kind import MODEL_KINDS
 
 
 class ReportCommand:
-    """Prints the diagnosis, mismatch by step, its cause, buckets of tokens, lengths, alerts, advice."""
+    """Prints the diagnosis; with `--full` also the mismatch by step, its links, buckets, lengths, alerts, advice."""
 
-    help = "diagnose a run: mismatch, its cause, probability buckets, lengths, alerts, learning-rate advice"
+    help = "diagnose a run on one screen; --full: mismatch, its cause, probability buckets, lengths, alerts, advice"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         add_run_argument(parser, required=False)
-        parser.add_argument("--step", type=int, metavar="N", help="show attribution and buckets of this step")
+        parser.add_argument("--full", action="store_true", help="print all tables")
+        parser.add_argument("--step", type=int, metavar="N", help="all tables, attribution and buckets of this step")
         parser.add_argument(
             "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
         )
@@ -52,7 +53,9 @@ class ReportCommand:
                 model_kind=arguments.model_kind,
             )
         if form is None:
-            print(_json(found) if arguments.json else _text(found, Paint()))
+            whole = arguments.full or arguments.step is not None
+            lines = report_text.render if whole else report_text.render_screen
+            print(_json(found) if arguments.json else "\n".join(lines(found, Paint())))
         else:
             _write(arguments.output, _WRITERS[form](found))
             print(f"{arguments.output}: the report of {run.title}", file=sys.stderr)
@@ -63,12 +66,8 @@ def _json(found: report_data.ReportData) -> str:
     return json.dumps(report_data.to_json(found), indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _text(found: report_data.ReportData, paint: Paint) -> str:
-    return "\n".join(report_text.render(found, paint))
-
-
 _WRITERS: dict[str, Callable[[report_data.ReportData], str]] = {
-    ".txt": lambda found: _text(found, Paint.off()),
+    ".txt": lambda found: "\n".join(report_text.render(found, Paint.off())),
     ".json": _json,
     ".html": report_page.render_page,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from foreshock.api.diagnosis import Diagnosis
+from foreshock.api.watch import AdviceRecord
 from foreshock.commands.queries import Curve
 from foreshock.commands.report_attribution import attribution_section
 from foreshock.commands.report_data import (
@@ -71,13 +72,15 @@ def mismatch_section(report: ReportData, paint: Paint) -> list[str]:
     return lines
 
 
-def diagnosis_section(found: Diagnosis, paint: Paint) -> list[str]:
-    """Return the lines of the diagnosis: its headline, in one line as everywhere, and its parts."""
+def diagnosis_section(found: Diagnosis, paint: Paint, most: int | None = None) -> list[str]:
+    """Return the lines of the diagnosis: its headline, in one line as everywhere, and `most` sentences of each part."""
     lines = [paint(found.headline, STYLES.get(found.verdict))]
     for title, sentences in found.parts().items():
         lines += ["", f"  {title}"]
-        for sentence in sentences:
+        for sentence in sentences[:most]:
             lines += wrap(sentence, "      ", "    · ")
+        if most is not None and len(sentences) > most:
+            lines += note(f"  and {len(sentences) - most} more", paint)
     return lines
 
 
@@ -193,6 +196,33 @@ def _edge(value: float) -> str:
 
 
 _SPARKLINE_WIDTH = 48
+_SENTENCES_ON_A_SCREEN = 2
+
+
+def render_screen(report: ReportData, paint: Paint) -> list[str]:
+    """Return the lines of one screen: the diagnosis, the curves that it is about, and the advice in force."""
+    lines = [*_heading(report, paint), "", *diagnosis_section(report.diagnosis, paint, _SENTENCES_ON_A_SCREEN)]
+    shown = ((report.mismatch, "k3_kl", "k3 per token"), (report.rollouts, "reward_mean", "reward"),
+             (report.rollouts, "response_length_mean", "mean length"))  # fmt: skip
+    rows = []
+    for curve, measure, label in shown:
+        if curve.known(measure):
+            values, logarithmic = curve.of(measure), measure == "k3_kl"
+            now = recent_mean(values, curve.of("tokens")) if logarithmic else recent_median(values)
+            healthy = required_range(measure, report.model_kind).text if logarithmic else ""
+            line = sparkline(values, _SPARKLINE_WIDTH, logarithmic=logarithmic).ljust(_SPARKLINE_WIDTH)
+            rows.append([label, line, number(now), healthy])
+    if rows:
+        lines += ["", *table(["", "all steps", "now", "healthy"], rows, left=(0, 1, 3))]
+    if report.advice is not None:
+        lines += ["", f"  learning rate: {_scale_in_words(report.advice)}"]
+    return [*lines, "", f"Tables of steps, tokens, probes, alerts: --full. Pages: {report.url}"]
+
+
+def _scale_in_words(reading: AdviceRecord) -> str:
+    advice = reading.advice
+    effect = effect_in_words(advice.mode, advice.revision, reading.applied)
+    return f"scale {reading.advised_scale:g}; mode {advice.mode} ({effect}); revision {advice.revision}"
 
 
 def render(report: ReportData, paint: Paint) -> list[str]:
@@ -308,11 +338,7 @@ def _advice(report: ReportData, paint: Paint) -> list[str]:
     if reading is None:
         return []
     advice = reading.advice
-    effect = effect_in_words(advice.mode, advice.revision, reading.applied)
-    lines = [
-        section_title("Learning-rate advice", paint, advice.phase),
-        f"  scale {reading.advised_scale:g}; mode {advice.mode} ({effect}); revision {advice.revision}",
-    ]
+    lines = [section_title("Learning-rate advice", paint, advice.phase), f"  {_scale_in_words(reading)}"]
     lines += wrap(advice.reason, "  ", "  ") if advice.reason else []
     if advice.schedule is not None:
         lines.append(

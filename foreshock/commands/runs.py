@@ -6,11 +6,17 @@ import argparse
 import dataclasses
 import itertools
 import json
+from collections import Counter
+from collections.abc import Iterable
 
 from foreshock.api.runs import RunRecord
+from foreshock.api.watch import AlertOfRun
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import list_runs
 from foreshock.commands.text import count, moment, table
+from foreshock.reading import calls
+from foreshock.reading.caller import items_of
+from foreshock.severity import Severity, severity_rank
 
 
 class RunsCommand:
@@ -29,21 +35,40 @@ class RunsCommand:
         """Print the list."""
         with connect(arguments) as connection:
             runs = list(itertools.islice(list_runs(connection, arguments.project), arguments.limit))
+            alerts = items_of(connection, calls.alerts_of_runs(states=("open", "acknowledged")), arguments.project)
+            open_alerts = {} if arguments.json or not runs else _alerts_by_run(alerts)
         if arguments.json:
             print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))
         elif runs:
-            header = ["run", "key", "project", "model", "state", "last step", "newest data", "diagnosis"]
-            rows = [_row(run) for run in runs]
-            print("\n".join(table(header, rows, left=(0, 1, 2, 3, 4, 7), indent="")))
+            header = ["run", "key", "project", "model", "state", "last step", "newest data", "verdict", "alerts",
+                      "diagnosis"]  # fmt: skip
+            rows = [_row(run, open_alerts.get(run.id, "–")) for run in runs]
+            print("\n".join(table(header, rows, left=(0, 1, 2, 3, 4, 7, 8, 9), indent="")))
         else:
             print(f"{arguments.project or connection.url}: no runs yet")
         return 0
 
 
-def _row(run: RunRecord) -> list[str]:
+def _alerts_by_run(alerts: Iterable[AlertOfRun]) -> dict[str, str]:
+    """Return the open alerts of each run that has some, such as "2 critical, 1 info"."""
+    counted: dict[str, Counter[Severity]] = {}
+    for alert in alerts:
+        counted.setdefault(alert.run, Counter())[alert.severity] += 1
+    return {
+        run: ", ".join(f"{number} {severity}" for severity, number in sorted(found.items(), key=_gravest_first))
+        for run, found in counted.items()
+    }
+
+
+def _gravest_first(counted: tuple[Severity, int]) -> int:
+    return severity_rank(counted[0])
+
+
+def _row(run: RunRecord, alerts: str) -> list[str]:
     newest = moment(run.updated_at_us or run.created_at_us)
-    headline = "" if run.diagnosis is None else run.diagnosis.headline
-    return [run.id, run.key, run.project, run.model or "", run.state, count(run.last_step), newest, headline]
+    found = ("", "") if run.diagnosis is None else (run.diagnosis.verdict, run.diagnosis.headline)
+    where = [run.id, run.key, run.project, run.model or "", run.state, count(run.last_step), newest]
+    return [*where, found[0], alerts, found[1]]
 
 
 command = RunsCommand()

@@ -8,17 +8,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from pathlib import Path
 
+from foreshock.commands.import_dumps import (
+    add_format_options,
+    add_sampling_options,
+    chosen_format,
+    read_options,
+    sampling_attributes,
+)
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
 from foreshock.commands.text import STYLES, Paint, Progress, count, wrap
 from foreshock.errors import ConfigurationError, RolloutsError
+from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
 from foreshock.lint import LintEvidence, LintReport, LintWarning, collect_evidence, run_checks
-from foreshock.rollouts.attributes import LOGPROBS_MODES, TRAINER_POLICIES, BatchAttributes
+from foreshock.rollouts.attributes import BatchAttributes
+from foreshock.rollouts.batch import RolloutBatch
 from foreshock.severity import severity_rank
 
 _INDENT = " " * 8
@@ -37,7 +46,7 @@ class CheckedStep:
 def render(steps: Sequence[CheckedStep], together: CheckedStep | None, paint: Paint) -> list[str]:
     """Return the lines of text; `together` adds the warnings that no single step has."""
     if not steps:
-        return ["No file could be read."]
+        return ["No log-probs could be read."]
     lines: list[str] = []
     found = _by_name(steps)
     for name in sorted(found, key=lambda each: (severity_rank(found[each][0][1].severity), found[each][0][0].step)):
@@ -112,7 +121,6 @@ def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> 
     return found
 
 
-_ATTRIBUTES = ("temperature", "top_p", "top_k", "min_p", "logprobs_mode", "trainer_policy")
 _CLEAN, _WARNED, _UNREADABLE = 0, 1, 2
 
 
@@ -130,29 +138,29 @@ class SelfcheckCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.epilog = "Exit status: 0 clean, 1 warnings, 2 a file could not be read."
-        parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="files of rollouts, or a run's folder")
+        parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="rollouts, a run's folder, or dumps")
         parser.add_argument(
             "--step", type=int, default=0, metavar="N", help="the step of files without a step in their name"
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-        sampling = parser.add_argument_group("sampling of all rollouts (for JSON lines, which do not contain it)")
-        for name in ("temperature", "top-p", "min-p"):
-            sampling.add_argument(f"--{name}", type=float)
-        sampling.add_argument("--top-k", type=int)
-        sampling.add_argument("--logprobs-mode", choices=LOGPROBS_MODES)
-        sampling.add_argument("--trainer-policy", choices=TRAINER_POLICIES)
+        add_format_options(parser)
+        add_sampling_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the findings. Exit status 0 without findings, 1 with findings, 2 if a file could not be read."""
         try:
-            files = find_recording(arguments.paths, step=arguments.step).shards
-            attributes = BatchAttributes(**{name: getattr(arguments, name) for name in _ATTRIBUTES})
+            attributes = sampling_attributes(arguments)
+            chosen = chosen_format(arguments)
+            if chosen is None:
+                parts = _shards(find_recording(arguments.paths, step=arguments.step).shards, attributes)
+            else:
+                parts = _dumps(chosen, arguments.paths[0], read_options(arguments, attributes))
         except (ConfigurationError, OSError) as error:
             print(f"foreshock: error: {error}", file=sys.stderr)
             return _UNREADABLE
         steps: list[CheckedStep] = []
         unreadable: list[_Unreadable] = []
-        for found in _checked(files, attributes):
+        for found in _checked(parts):
             if isinstance(found, CheckedStep):
                 steps.append(found)
             else:
@@ -170,24 +178,53 @@ class SelfcheckCommand:
         return _CLEAN if clean else _WARNED
 
 
-def _checked(files: Iterable[ShardFile], attributes: BatchAttributes) -> Iterator[CheckedStep | _Unreadable]:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file of a step; `read` returns its batches, or raises RolloutsError."""
+
+    step: int
+    path: Path
+    read: Callable[[], Sequence[RolloutBatch]]
+
+
+def _shards(files: Iterable[ShardFile], attributes: BatchAttributes) -> list[_Part]:
+    def read(file: ShardFile) -> list[RolloutBatch]:
+        return [read_shard(file, attributes, check_values=False)]
+
+    return [_Part(file.step, file.path, partial(read, file)) for file in files]
+
+
+def _dumps(kind: DumpFormat, path: Path, options: ReadOptions) -> list[_Part]:
+    noted: set[str] = set()
+
+    def read(dump: Dump) -> Sequence[RolloutBatch]:
+        found = kind.read(dump, options)
+        for note in found.notes:
+            if note not in noted:
+                print(f"note: {note}", file=sys.stderr)
+        noted.update(found.notes)
+        return found.batches
+
+    return [_Part(dump.step, dump.files[0], partial(read, dump)) for dump in find_dumps(kind.name, path)]
+
+
+def _checked(parts: Sequence[_Part]) -> Iterator[CheckedStep | _Unreadable]:
     """Yield the lint of each step (all its files together), and each file that cannot be read."""
-    files = list(files)
-    progress = Progress("checking", len(files))
+    progress = Progress("checking", len(parts))
     done = 0
-    for step, in_step in groupby(files, key=lambda file: file.step):
-        parts, names = [], []
-        for file in in_step:
+    for step, in_step in groupby(parts, key=lambda part: part.step):
+        found, names = [], []
+        for part in in_step:
             try:
-                parts.append(collect_evidence(read_shard(file, attributes, check_values=False)))
-                names.append(file.path.name)
+                found += [collect_evidence(batch) for batch in part.read()]
+                names.append(part.path.name)
             except RolloutsError as error:
-                yield _Unreadable(str(file.path), str(error))
+                yield _Unreadable(str(part.path), str(error))
             done += 1
-            if len(files) > 1:
+            if len(parts) > 1:
                 progress.show(done)
-        if parts:
-            evidence = reduce(LintEvidence.merge, parts)
+        if found:
+            evidence = reduce(LintEvidence.merge, found)
             yield CheckedStep(step, tuple(names), evidence, run_checks(evidence))
 
 

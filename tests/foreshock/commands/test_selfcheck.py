@@ -13,6 +13,7 @@ import pytest
 from foreshock.commands.main import main
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from tests.foreshock.batches import recorded_run
+from tests.foreshock.importers.make_dumps import DUMPS
 from tests.foreshock.lint.conftest import recorded_step
 from tests.foreshock.lint.healthy import healthy_batch
 from tests.paths import RECORDED
@@ -51,6 +52,23 @@ def test_checks_that_were_not_possible_are_listed(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "1 step, 128 rollouts, 2,486 tokens, 24 of 29 checks: clean." in out
     assert "not checked: raw_log_probs: the surprisal test needs rollout_log_probs and entropy" in out
+
+
+@pytest.mark.parametrize("folder", ["nemo-rl", "prime-rl", "slime"])
+def test_dumps_of_a_framework_are_read_as_import_reads_them(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selfcheck", str(DUMPS / folder), "--allow-pickle"]) in (0, 1)
+    found = capsys.readouterr()
+    assert "2 steps, 16 rollouts, " in found.out
+    assert f"format: {folder}" in found.err
+
+
+def test_dumps_without_log_probs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"input": "a", "output": "b", "gts": None, "score": 1.0, "step": 3}
+    (tmp_path / "3.jsonl").write_text(json.dumps(line) + "\n")
+    assert main(["selfcheck", str(tmp_path)]) == 0
+    found = capsys.readouterr()
+    assert found.out == "No log-probs could be read.\n"
+    assert "verl's rollout dumps have texts and scores only" in found.err
 
 
 def test_checks_with_one_missing_column_share_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

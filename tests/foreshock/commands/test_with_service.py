@@ -98,9 +98,10 @@ def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture
     assert run(imported, "runs") == 0
     header, line = capsys.readouterr().out.splitlines()
     assert re.split(r" {2,}", header) == [
-        "run", "key", "project", "model", "state", "last step", "newest data", "diagnosis"
+        "run", "key", "project", "model", "state", "last step", "newest data", "verdict", "alerts", "diagnosis"
     ]  # fmt: skip
-    assert re.search(r" 30 +\d{4}-.* UTC  (Critical|Warning) since step \d+: .*\.$", line)
+    expected = r" 30 +\d{4}-.* UTC  (critical|warning) +\d+ (critical|warning|info).*  (Critical|Warning) since step "
+    assert re.search(expected, line)
     assert line.split()[1:6] == ["imported", "default", "M", "finished", "30"]
     assert run(imported, "runs", "--project", "nobody's") == 0
     assert "no runs yet" in capsys.readouterr().out
@@ -132,6 +133,21 @@ def test_report_is_readable_in_100_columns(imported: RunningService, capsys: pyt
     assert len(worst.split()) >= 8
     assert "step 17 ─" in text
     assert f"Pages: {imported.url}/runs/default/imported" in text
+
+
+def test_report_is_one_screen_unless_asked_for_more(
+    imported: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(imported, "report", "imported") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert all(len(line) <= WIDTH or " since step " in line for line in lines)
+    titles = [lines.index(f"  {title}") for title in ("What happened, in order", "What to do")]
+    assert titles == sorted(titles)
+    assert [line.split("  ")[1] for line in lines if "▁" in line] == ["k3 per token", "reward", "mean length"]
+    assert any(line.startswith("  learning rate: scale 1; mode shadow") for line in lines)
+    assert lines[-1].startswith("Tables of steps, tokens, probes, alerts: --full.")
+    assert not any(line.startswith("Attribution") for line in lines)
 
 
 def test_report_is_written_to_a_file_by_its_ending(
@@ -211,7 +227,7 @@ def test_repeated_probe_request_finds_the_same_probe(
     shown = capsys.readouterr()
     assert "queued" in shown.out
     assert "foreshock worker" in shown.err
-    assert run(imported, "report", "imported") == 0
+    assert run(imported, "report", "imported", "--full") == 0
     assert "probe of step 20: queued" in capsys.readouterr().out
 
 

@@ -142,7 +142,7 @@ def test_report_names_old_statistics_and_shows_the_rest(
     sender = start_run(http)
     put_step(sender, 3)
     make_old(beside, sender, 3)
-    assert main(["report", "a-run", "--url", server.url]) == 0
+    assert main(["report", "a-run", "--full", "--url", server.url]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "run `foreshock remeasure`" in text
     assert "Mismatch, trainer/rollout" in text

@@ -179,7 +179,7 @@ def test_pages_and_answers_of_the_run_are_there(run: Sender, app: FastAPI, capsy
     assert severities <= {"info", "warning", "critical"}
     for page in ("/", f"/runs/{run.run}", f"/runs/{run.run}/steps/45"):
         assert run.http.get(page).status_code == 200, page
-    assert main(["report", run.run, "--url", str(run.http.base_url)]) == 0
+    assert main(["report", run.run, "--full", "--url", str(run.http.base_url)]) == 0
     assert "tail_heavy" in capsys.readouterr().out
 
 
