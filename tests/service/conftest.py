@@ -93,9 +93,12 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def app(settings: Settings, decoders: DecoderPool) -> FastAPI:
+def app(settings: Settings, decoders: DecoderPool) -> Iterator[FastAPI]:
     """The application; `server` (or a TestClient) runs its lifespan."""
-    return create_app(settings, decoders)
+    application = create_app(settings, decoders)
+    yield application
+    # A test may use it without its lifespan, which would close the connections.
+    application.state.context.database.close()
 
 
 @pytest.fixture
