@@ -23,6 +23,7 @@ from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.maintenance.retention import purge_all
 from foreshock_service.maintenance.retention import router as retention
+from foreshock_service.platform import keys, logs, openapi, parameters, problem, process, request_guards, uploads
 from foreshock_service.platform.audit import router as audit
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
@@ -30,17 +31,9 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.figures import ServiceFigures
 from foreshock_service.platform.health import router as health
 from foreshock_service.platform.jobs import Job, JobRunner
-from foreshock_service.platform.keys import KeyLimits
-from foreshock_service.platform.logs import RequestIds, add_tracing, stop_tracing
-from foreshock_service.platform.openapi import document_problems
-from foreshock_service.platform.parameters import refuse_unknown_parameters
-from foreshock_service.platform.problem import install_problem_handlers
-from foreshock_service.platform.process import handle_signals
-from foreshock_service.platform.request_guards import BodyTimeouts, RequestGuard
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import open_store
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
-from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter.endpoints import router as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.replay.attribution.conclusions import causes_of_run
@@ -54,20 +47,17 @@ from foreshock_service.replay.attribution.service import router as attribution
 from foreshock_service.replay.leases.endpoints import router as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
 from foreshock_service.replay.matrix import router as matrix
+from foreshock_service.replay.probes import policies, requests, workers
 from foreshock_service.replay.probes.policies import make_automatic_probes
-from foreshock_service.replay.probes.policies import router as probe_policies
-from foreshock_service.replay.probes.requests import router as probes
 from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
-from foreshock_service.replay.probes.workers import router as hardware
-from foreshock_service.replay.results.publishing import ScoresPublished
+from foreshock_service.replay.results import publishing, scores
 from foreshock_service.replay.results.publishing import router as results
-from foreshock_service.replay.results.scores import read_replayed_scores
+from foreshock_service.runs import curves, run_endpoints, shard_decoding, tokens
 from foreshock_service.runs.attempts import router as attempts
 from foreshock_service.runs.changes import router as changes
 from foreshock_service.runs.checkpoints import router as checkpoints
 from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.corrections import router as corrections
-from foreshock_service.runs.curves import router as measurements
 from foreshock_service.runs.deletions import router as deletions
 from foreshock_service.runs.events import (
     AdviceModeChanged,
@@ -93,37 +83,19 @@ from foreshock_service.runs.findings.service import forget_superseded as forget_
 from foreshock_service.runs.ingest import router as ingest
 from foreshock_service.runs.lint.endpoints import router as lint
 from foreshock_service.runs.lint.service import findings_of_run
-from foreshock_service.runs.run_endpoints import router as runs
 from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.runs.scalars import router as scalars
-from foreshock_service.runs.shard_decoding import PRELOAD
 from foreshock_service.runs.steps import router as steps
 from foreshock_service.runs.theory import router as theory
-from foreshock_service.runs.tokens import router as rollouts
+from foreshock_service.watch import alert_endpoints, delivery, long_polls
 from foreshock_service.watch.advice.endpoints import router as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
-from foreshock_service.watch.alert_endpoints import of_runs as alerts_of_runs
 from foreshock_service.watch.alert_endpoints import router as alerts
 from foreshock_service.watch.alerts import reconcile_alerts, resolve_superseded
-from foreshock_service.watch.delivery import (
-    alert_of_incomplete_step,
-    alert_of_losses,
-    alert_of_silence,
-    alert_of_split,
-    forget_superseded,
-    retract_silence,
-)
-from foreshock_service.watch.detection.background import DerivationThread
-from foreshock_service.watch.detection.derivation import (
-    DetectionDerived,
-    derive_after_resume,
-    derive_all,
-    derive_changed_step,
-)
+from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
 from foreshock_service.watch.diagnosis import OfRun, diagnose_due_runs, note_awaiting, note_change
 from foreshock_service.watch.diagnosis import router as diagnosis
-from foreshock_service.watch.long_polls import LongPolls
 from foreshock_service.watch.notifications.service import Notifier
 from foreshock_service.watch.rules.endpoints import defaults as default_rules
 from foreshock_service.watch.rules.endpoints import router as rules
@@ -133,28 +105,28 @@ from foreshock_service.watch.rules.service import RulesChanged
 ROUTERS = (
     health,
     audit,
-    runs,
+    run_endpoints.router,
     attempts,
     steps,
     ingest,
-    rollouts,
+    tokens.router,
     scalars,
     changes,
     checkpoints,
-    measurements,
+    curves.router,
     lint,
     findings,
     findings_of_runs,
-    probes,
-    probe_policies,
+    requests.router,
+    policies.router,
     leases,
     results,
     matrix,
     attribution,
-    hardware,
+    workers.router,
     exporter,
     alerts,
-    alerts_of_runs,
+    alert_endpoints.of_runs,
     rules,
     default_rules,
     advice,
@@ -175,7 +147,7 @@ CHANGES_OF_RUNS: tuple[type[OfRun], ...] = (
     ScalarsLogged,
     MeasurementsChanged,
     ChangeAnnounced,
-    DetectionDerived,
+    derivation.DetectionDerived,
     AttemptStarted,
     RanksCompared,
     ItemsLost,
@@ -193,7 +165,7 @@ def _routes() -> tuple[BaseRoute, ...]:
     """
     every = APIRouter()
     for router in ROUTERS:
-        every.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
+        every.include_router(router, dependencies=[Depends(parameters.refuse_unknown_parameters)])
     for router in PAGES:
         every.include_router(router)
     return tuple(every.routes)
@@ -215,17 +187,17 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         lifespan=_lifespan,
     )
     app.state.context = context = _make_context(settings, decoders)
-    context.events.subscribe_after_commit(ScoresPublished, partial(attribute_published_scores, context))
+    context.events.subscribe_after_commit(publishing.ScoresPublished, partial(attribute_published_scores, context))
     app.state.owns_decoders = decoders is None
-    app.state.long_polls = LongPolls(app.state.context.database)
-    install_problem_handlers(app)
+    app.state.long_polls = long_polls.LongPolls(app.state.context.database)
+    problem.install_problem_handlers(app)
     app.router.routes.extend(_routes())
     # The last one that is added comes first.
-    add_tracing(app, settings)
-    app.add_middleware(RequestGuard, settings=settings, limits=app.state.context.key_limits)
-    app.add_middleware(BodyTimeouts, settings=settings)
-    app.add_middleware(RequestIds, log_requests=settings.log_requests)
-    document_problems(app, api_routes())
+    logs.add_tracing(app, settings)
+    app.add_middleware(request_guards.RequestGuard, settings=settings, limits=app.state.context.key_limits)
+    app.add_middleware(request_guards.BodyTimeouts, settings=settings)
+    app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
+    openapi.document_problems(app, api_routes())
     return app
 
 
@@ -235,40 +207,42 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         settings=settings,
         database=Database(settings.database_url, connections=settings.connections_per_process),
         store=open_store(settings),
-        decoders=decoders or DecoderPool(settings, PRELOAD),
-        uploads=UploadPlaces(settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads),
-        key_limits=KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
+        decoders=decoders or DecoderPool(settings, shard_decoding.PRELOAD),
+        uploads=uploads.UploadPlaces(
+            settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads
+        ),
+        key_limits=keys.KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.
-        score_readers=(read_replayed_scores,),
+        score_readers=(scores.read_replayed_scores,),
     )
 
 
 def subscribe_handlers(events: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
     for changed in (StepClosed, ScalarsChanged, MeasurementsChanged, ChangeAnnounced):
-        events.subscribe(changed, partial(derive_changed_step, events))
+        events.subscribe(changed, partial(derivation.derive_changed_step, events))
     events.subscribe(ScalarsLogged, partial(observe_scalars, events))
-    events.subscribe(ScalarsLogged, retract_silence)
+    events.subscribe(ScalarsLogged, delivery.retract_silence)
     events.subscribe(AttemptStarted, resolve_superseded)
-    events.subscribe(AttemptStarted, forget_superseded)
+    events.subscribe(AttemptStarted, delivery.forget_superseded)
     events.subscribe(AttemptStarted, forget_superseded_findings)
     events.subscribe(AttemptStarted, rewind_log)
     # After the rewind: detection appends decisions to the new attempt's log.
-    events.subscribe(AttemptStarted, partial(derive_after_resume, events))
-    events.subscribe(StepClosed, alert_of_incomplete_step)
-    events.subscribe(StepClosed, retract_silence)
-    events.subscribe(RunBecameStale, alert_of_silence)
-    events.subscribe(RanksCompared, alert_of_split)
-    events.subscribe(ItemsLost, alert_of_losses)
-    events.subscribe(DetectionDerived, reconcile_alerts)
-    events.subscribe(DetectionDerived, decide_after_detection)
+    events.subscribe(AttemptStarted, partial(derivation.derive_after_resume, events))
+    events.subscribe(StepClosed, delivery.alert_of_incomplete_step)
+    events.subscribe(StepClosed, delivery.retract_silence)
+    events.subscribe(RunBecameStale, delivery.alert_of_silence)
+    events.subscribe(RanksCompared, delivery.alert_of_split)
+    events.subscribe(ItemsLost, delivery.alert_of_losses)
+    events.subscribe(derivation.DetectionDerived, reconcile_alerts)
+    events.subscribe(derivation.DetectionDerived, decide_after_detection)
     events.subscribe(AdviceModeChanged, record_mode)
     events.subscribe(StepClosed, mark_stale_after_late_rollouts)
     for reread in (ModelKindChanged, ScalarNamesChanged, RulesChanged):
-        events.subscribe(reread, partial(derive_all, events))
-    events.subscribe(ScoresPublished, mark_attribution_stale)
+        events.subscribe(reread, partial(derivation.derive_all, events))
+    events.subscribe(publishing.ScoresPublished, mark_attribution_stale)
     events.subscribe(ShardAwaitsOthers, note_awaiting)
     for changes_run in CHANGES_OF_RUNS:
         events.subscribe(changes_run, note_change)
@@ -321,18 +295,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.decoders.warm_up_in_background()
     # Apart from the other jobs, which must not wait for them: these may take long.
     cleaning = JobRunner("cleaning", context.database, _long_jobs(context), context.settings.sweep_interval_seconds)
-    notifier, derivations = Notifier(context), DerivationThread(context)
+    notifier, derivations = Notifier(context), background.DerivationThread(context)
     jobs.start()
     cleaning.start()
     notifier.start()
     derivations.start()
-    polls: LongPolls = app.state.long_polls
+    polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
     figures = ServiceFigures(context, (jobs, cleaning), polls, app.version)
     app.state.figures = figures
     watching = asyncio.create_task(figures.loop_delays.watch())
     context.stopping.on_begin(polls.release)
-    handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, context.stopping.begin))
+    process.handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, context.stopping.begin))
     try:
         yield
     finally:
@@ -347,7 +321,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)
-        await run_in_threadpool(stop_tracing, app)
+        await run_in_threadpool(logs.stop_tracing, app)
 
 
 def _version() -> str:

@@ -18,13 +18,9 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform.audit import BY_SERVICE, record
-from foreshock_service.platform.database.engine import parse_database_url
-from foreshock_service.platform.database.opening import only_service, prepare_database
+from foreshock_service.platform import audit, keys, logs, process
+from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.keys import Scope, create_key, describe, keys_exist, was_ever_a_secret
-from foreshock_service.platform.logs import log_configuration
-from foreshock_service.platform.process import end_with_parent, spare_collections
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.local import open_store
 
@@ -47,8 +43,8 @@ def serve(*, show_settings: bool = False) -> None:
     # First: a service that cannot have its port makes no database and no folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
-        prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
-        with only_service(settings.database_url):
+        opening.prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
+        with opening.only_service(settings.database_url):
             check_store(settings)
             prepare_keys(settings)
             bound.close()
@@ -107,7 +103,7 @@ def _run(settings: Settings, port: int) -> None:
         host=settings.host,
         port=port,
         workers=settings.processes,
-        log_config=log_configuration(settings.log_format, settings.log_level),
+        log_config=logs.log_configuration(settings.log_format, settings.log_level),
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
         **http_options(settings),
@@ -147,9 +143,9 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 def _make_bootstrap_key(session: Session, secret: str) -> None:
     # A secret that was rotated away must not become a key again.
-    if not was_ever_a_secret(session, secret):
-        key = create_key(session, secret, "bootstrap", None, {Scope.ADMIN})
-        record(session, BY_SERVICE, "key.create", key.id, after=describe(key))
+    if not keys.was_ever_a_secret(session, secret):
+        key = keys.create_key(session, secret, "bootstrap", None, {keys.Scope.ADMIN})
+        audit.record(session, audit.BY_SERVICE, "key.create", key.id, after=keys.describe(key))
 
 
 def application() -> FastAPI:
@@ -157,15 +153,15 @@ def application() -> FastAPI:
     # Not before: a refused start, and the process that supervises several, do without its second of imports.
     from foreshock_service.app import create_app
 
-    end_with_parent()
+    process.end_with_parent()
     made = create_app(load_settings())
-    spare_collections()
+    process.spare_collections()
     return made
 
 
 def check_processes(settings: Settings) -> None:
     """Raise ConfigurationError if several processes would write to one SQLite file."""
-    if settings.processes > 1 and parse_database_url(settings.database_url).get_backend_name() == "sqlite":
+    if settings.processes > 1 and engine.parse_database_url(settings.database_url).get_backend_name() == "sqlite":
         raise ConfigurationError(
             f"FORESHOCK_PROCESSES={settings.processes} needs PostgreSQL (FORESHOCK_DATABASE_URL=postgresql://…): "
             "SQLite has one writer"
@@ -192,7 +188,7 @@ def prepare_keys(settings: Settings) -> None:
             secret = settings.bootstrap_key.get_secret_value()
             database.write(lambda session: _make_bootstrap_key(session, secret))
         with database.read() as session:
-            guarded = keys_exist(session)
+            guarded = keys.keys_exist(session)
     finally:
         database.close()
     if not guarded and not settings.binds_loopback_only:

@@ -9,18 +9,17 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform import context, uploads
 from foreshock_service.platform.database.opening import existing_database
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import open_store
-from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.runs.shard_decoding import PRELOAD
 
 
 @contextmanager
-def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -> Iterator[ServiceContext]:
+def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -> Iterator[context.ServiceContext]:
     """Give the parts of a service; raises ConfigurationError if data is missing or of another release.
 
     It has no event handlers. `shared` are decoders to use; without it there is a pool of the command's own.
@@ -30,7 +29,7 @@ def maintenance_context(settings: Settings, shared: DecoderPool | None = None) -
         store.check_exists()
         decoders = shared or DecoderPool(settings, PRELOAD)
         try:
-            yield ServiceContext(settings, database, store, decoders, b"", UploadPlaces(1))
+            yield context.ServiceContext(settings, database, store, decoders, b"", uploads.UploadPlaces(1))
         finally:
             if shared is None:
                 decoders.close()

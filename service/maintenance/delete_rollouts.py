@@ -23,36 +23,14 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.maintenance.stored_files import (
-    StrippedFile,
-    anonymise_summaries,
-    deleted_in_summaries,
-    find_rollouts,
-    strip_examples,
-    strip_report,
-    strip_rollouts,
-    strip_scores,
-)
+from foreshock_service.maintenance import stored_files
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.tables import (
-    Deletion,
-    ExactShard,
-    MeasurementStatistics,
-    Probe,
-    ProbeJob,
-    ScoreShard,
-    Shard,
-    ShardLint,
-    ShardStatistics,
-    Step,
-    StepLint,
-)
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
+from foreshock_service.runs import events, runs
 from foreshock_service.runs.deletions import DeletedIds
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.runs import lock_run_for_background
 
 _STEPS_AT_ONCE = 100
 _ROUND_SECONDS = 20.0
@@ -60,31 +38,37 @@ _TRIES = 5
 _REASON = "rollouts of its step were deleted: request a new probe"
 _logger = logging.getLogger(__name__)
 
-ScoreRow = ScoreShard | ExactShard
+ScoreRow = tables.ScoreShard | tables.ExactShard
 
 
 @dataclass(slots=True)
 class StepRows:
     """The rows of a step that may hold deleted rollouts."""
 
-    shards: list[Shard]
-    statistics: list[ShardStatistics]
-    measurements: list[MeasurementStatistics]
+    shards: list[tables.Shard]
+    statistics: list[tables.ShardStatistics]
+    measurements: list[tables.MeasurementStatistics]
     scores: list[ScoreRow]
 
     @classmethod
-    def read(cls, session: Session, key: StepKey) -> StepRows:
+    def read(cls, session: Session, key: events.StepKey) -> StepRows:
         """Read the rows of a step."""
-        jobs = select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id)
-        jobs = jobs.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
+        jobs = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
+        jobs = jobs.where(
+            tables.Probe.run_id == key.run_id, tables.Probe.attempt == key.attempt, tables.Probe.step == key.step
+        )
         scores: list[ScoreRow] = []
-        scores += session.scalars(select(ScoreShard).where(ScoreShard.job_id.in_(jobs)).order_by(ScoreShard.file))
-        scores += session.scalars(select(ExactShard).where(ExactShard.job_id.in_(jobs)).order_by(ExactShard.file))
+        scores += session.scalars(
+            select(tables.ScoreShard).where(tables.ScoreShard.job_id.in_(jobs)).order_by(tables.ScoreShard.file)
+        )
+        scores += session.scalars(
+            select(tables.ExactShard).where(tables.ExactShard.job_id.in_(jobs)).order_by(tables.ExactShard.file)
+        )
         of_step = key._asdict()
         return cls(
-            list(session.scalars(select(Shard).filter_by(**of_step).order_by(Shard.shard))),
-            list(session.scalars(select(ShardStatistics).filter_by(**of_step))),
-            list(session.scalars(select(MeasurementStatistics).filter_by(**of_step))),
+            list(session.scalars(select(tables.Shard).filter_by(**of_step).order_by(tables.Shard.shard))),
+            list(session.scalars(select(tables.ShardStatistics).filter_by(**of_step))),
+            list(session.scalars(select(tables.MeasurementStatistics).filter_by(**of_step))),
             scores,
         )
 
@@ -104,7 +88,7 @@ class StepPlan:
     version: list[object]
     deleted: frozenset[str] = frozenset()
     rollouts: int = 0
-    files: dict[str, tuple[str, StrippedFile]] = field(default_factory=dict)
+    files: dict[str, tuple[str, stored_files.StrippedFile]] = field(default_factory=dict)
     shard_summaries: dict[tuple[int, str], bytes] = field(default_factory=dict)
     step_summaries: dict[str, bytes] = field(default_factory=dict)
 
@@ -121,7 +105,9 @@ def carry_out_deletions(
     begin = time.monotonic()
     with context.database.read() as session:
         pending = session.scalars(
-            select(Deletion).where(Deletion.finished_at_us.is_(None)).order_by(Deletion.requested_at_us)
+            select(tables.Deletion)
+            .where(tables.Deletion.finished_at_us.is_(None))
+            .order_by(tables.Deletion.requested_at_us)
         ).all()
     for deletion in pending:
         ids = DeletedIds(deletion.run_id, frozenset(deletion.sample_digests), frozenset(deletion.group_digests))
@@ -142,7 +128,7 @@ def carry_out_deletions(
     return False
 
 
-def strip_step(context: ServiceContext, key: StepKey, ids: DeletedIds, *, dry_run: bool = False) -> StepPlan:
+def strip_step(context: ServiceContext, key: events.StepKey, ids: DeletedIds, *, dry_run: bool = False) -> StepPlan:
     """Take the deleted rollouts out of a step; return what was replaced, or would be."""
     for _ in range(_TRIES):
         with context.database.read() as session:
@@ -158,18 +144,18 @@ def strip_step(context: ServiceContext, key: StepKey, ids: DeletedIds, *, dry_ru
 
 
 def _plan(
-    context: ServiceContext, key: StepKey, ids: DeletedIds, rows: StepRows, marks: ExitStack, *, dry_run: bool
+    context: ServiceContext, key: events.StepKey, ids: DeletedIds, rows: StepRows, marks: ExitStack, *, dry_run: bool
 ) -> StepPlan:
     plan = StepPlan(rows.version())
     run, file_of = context.decoders.run, context.store.file
     deleted: set[str] = set()
     kept: set[str] = set()
-    touched: list[Shard] = []
+    touched: list[tables.Shard] = []
     for shard in rows.shards:
         if shard.tokens_removed is not None:
             continue
         try:
-            found = run(find_rollouts, file_of(shard.file), ids)
+            found = run(stored_files.find_rollouts, file_of(shard.file), ids)
         except (FileNotFoundError, pa.ArrowException):
             # Its bytes sent again restore it, and make the step be searched again.
             _logger.warning("%s is gone or damaged: no rollout of it can be deleted", shard.file)
@@ -182,30 +168,30 @@ def _plan(
     secret = secrets.token_bytes(16)
     for part in rows.statistics:
         if part.summaries is not None:
-            deleted |= run(deleted_in_summaries, part.summaries, ids)
-            changed = run(anonymise_summaries, part.summaries, ids, secret)
+            deleted |= run(stored_files.deleted_in_summaries, part.summaries, ids)
+            changed = run(stored_files.anonymise_summaries, part.summaries, ids, secret)
             if changed is not None:
                 plan.shard_summaries[part.shard, part.comparison] = changed
     for whole in rows.measurements:
         if whole.summaries is not None:
             # Those of a step that is one shard are held here alone.
-            deleted |= run(deleted_in_summaries, whole.summaries, ids)
-            changed = run(anonymise_summaries, whole.summaries, ids, secret)
+            deleted |= run(stored_files.deleted_in_summaries, whole.summaries, ids)
+            changed = run(stored_files.anonymise_summaries, whole.summaries, ids, secret)
             if changed is not None:
                 plan.step_summaries[whole.comparison] = changed
     plan.deleted = frozenset(deleted)
     of_kept = frozenset(kept)
     for shard in touched:
         name = shard_file_name(key.run_id, key.attempt, key.step, shard.shard, shard.digest)
-        strip = partial(strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
+        strip = partial(stored_files.strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
         plan.files[shard.file] = (name, _rewrite(context, shard.file, name, strip, marks, dry_run=dry_run))
     for row in rows.scores if touched else ():
         if row.file in plan.files:
             continue
-        exact = isinstance(row, ExactShard)
+        exact = isinstance(row, tables.ExactShard)
         make = exact_file_name if exact else score_file_name
         name = make(key.run_id, key.attempt, key.step, row.job_id, row.digest)
-        strip = partial(strip_scores, kept=of_kept, exact=exact)
+        strip = partial(stored_files.strip_scores, kept=of_kept, exact=exact)
         plan.files[row.file] = (name, _rewrite(context, row.file, name, strip, marks, dry_run=dry_run))
     return plan
 
@@ -214,11 +200,11 @@ def _rewrite(
     context: ServiceContext,
     old: str,
     name: str,
-    strip: Callable[[StoredFile, Path], StrippedFile],
+    strip: Callable[[StoredFile, Path], stored_files.StrippedFile],
     marks: ExitStack,
     *,
     dry_run: bool,
-) -> StrippedFile:
+) -> stored_files.StrippedFile:
     temporary = context.store.temporary_file()
     try:
         stripped = context.decoders.run(strip, context.store.file(old), temporary)
@@ -231,15 +217,15 @@ def _rewrite(
     return stripped
 
 
-def _replace(context: ServiceContext, key: StepKey, plan: StepPlan, session: Session) -> bool:
+def _replace(context: ServiceContext, key: events.StepKey, plan: StepPlan, session: Session) -> bool:
     """Replace the rows in this transaction; False if they are others than the plan was made of."""
-    if lock_run_for_background(session, key.run_id) is None:
+    if runs.lock_run_for_background(session, key.run_id) is None:
         return True
     rows = StepRows.read(session, key)
     if rows.version() != plan.version:
         return False
     now, given_up = now_us(), []
-    step = session.get(Step, tuple(key))
+    step = session.get(tables.Step, tuple(key))
     for shard in rows.shards:
         if shard.file not in plan.files:
             continue
@@ -277,24 +263,26 @@ def _replace(context: ServiceContext, key: StepKey, plan: StepPlan, session: Ses
     return True
 
 
-def _strip_lint(session: Session, key: StepKey, deleted: frozenset[str]) -> None:
-    for evidence in session.scalars(select(ShardLint).filter_by(**key._asdict())):
-        evidence.examples = strip_examples(evidence.examples, deleted)
-    verdict: Any = session.get(StepLint, tuple(key))
+def _strip_lint(session: Session, key: events.StepKey, deleted: frozenset[str]) -> None:
+    for evidence in session.scalars(select(tables.ShardLint).filter_by(**key._asdict())):
+        evidence.examples = stored_files.strip_examples(evidence.examples, deleted)
+    verdict: Any = session.get(tables.StepLint, tuple(key))
     if verdict is not None:
-        verdict.report = strip_report(verdict.report, deleted)
+        verdict.report = stored_files.strip_report(verdict.report, deleted)
 
 
-def steps_beyond(session: Session, run_id: str, place: tuple[int, int]) -> list[StepKey]:
+def steps_beyond(session: Session, run_id: str, place: tuple[int, int]) -> list[events.StepKey]:
     """Return the next steps of a run beyond (attempt, step), in order."""
-    beyond = or_(Step.attempt > place[0], (Step.attempt == place[0]) & (Step.step > place[1]))
-    query = select(Step.run_id, Step.attempt, Step.step).where(Step.run_id == run_id, beyond)
-    rows = session.execute(query.order_by(Step.attempt, Step.step).limit(_STEPS_AT_ONCE))
-    return [StepKey(*row) for row in rows]
+    beyond = or_(tables.Step.attempt > place[0], (tables.Step.attempt == place[0]) & (tables.Step.step > place[1]))
+    query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
+        tables.Step.run_id == run_id, beyond
+    )
+    rows = session.execute(query.order_by(tables.Step.attempt, tables.Step.step).limit(_STEPS_AT_ONCE))
+    return [events.StepKey(*row) for row in rows]
 
 
-def _advance(deletion_id: str, place: tuple[int, int], key: StepKey, plan: StepPlan, session: Session) -> None:
-    deletion = session.get(Deletion, deletion_id, with_for_update=True)
+def _advance(deletion_id: str, place: tuple[int, int], key: events.StepKey, plan: StepPlan, session: Session) -> None:
+    deletion = session.get(tables.Deletion, deletion_id, with_for_update=True)
     if deletion is None:
         return
     if not plan.is_empty:
@@ -308,7 +296,7 @@ def _advance(deletion_id: str, place: tuple[int, int], key: StepKey, plan: StepP
 
 def _finish(deletion_id: str, place: tuple[int, int], session: Session) -> bool:
     """Mark the deletion as finished; False if a step has to be searched again."""
-    deletion = session.get(Deletion, deletion_id, with_for_update=True)
+    deletion = session.get(tables.Deletion, deletion_id, with_for_update=True)
     if deletion is None:
         return True
     if (deletion.attempt, deletion.step) != place:

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.maintenance.command_context import maintenance_context, run_called
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
+from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables import (
@@ -35,8 +36,6 @@ from foreshock_service.platform.database.tables import (
     Step,
 )
 from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.security import Principal
-from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.service import cancel_jobs_of_run
 from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
@@ -149,7 +148,7 @@ _BY_JOB: dict[str, Callable[[str], ColumnElement[bool]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorPrincipal(Principal):
+class OperatorPrincipal(security.Principal):
     """An operator at the console, who may do everything."""
 
     @property
@@ -158,14 +157,14 @@ class OperatorPrincipal(Principal):
         return f"console:{getpass.getuser()}"
 
 
-def operator() -> Principal:
+def operator() -> security.Principal:
     """Return the operator who runs this process."""
     return OperatorPrincipal(None, None, frozenset(Scope))
 
 
 def delete_whole_run(run: str, *, dry_run: bool) -> None:
     """Delete a run by id, key or name; print what is deleted, or would be."""
-    with maintenance_context(load_settings()) as context:
+    with maintenance_context(settings.load_settings()) as context:
         with context.database.read() as session:
             found = run_called(session, run)
             steps = session.scalar(select(func.count()).select_from(Step).where(Step.run_id == found.id)) or 0
@@ -186,7 +185,7 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
 
 def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str], *, dry_run: bool) -> None:
     """Delete rollouts of a run by their ids; print what is deleted, or would be."""
-    with maintenance_context(load_settings()) as context:
+    with maintenance_context(settings.load_settings()) as context:
         with context.database.read() as session:
             found = run_called(session, run)
         if dry_run:

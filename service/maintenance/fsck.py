@@ -19,8 +19,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.commands.text import Progress
 from foreshock.errors import RolloutsError
-from foreshock_service.maintenance.command_context import maintenance_context
-from foreshock_service.maintenance.stored_files import read_contents
+from foreshock_service.maintenance import command_context, stored_files
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run, Shard
@@ -30,8 +29,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans
 from foreshock_service.platform.store.tokens import FileName, ListedFile, parse_name
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.shards import set_file_bytes
+from foreshock_service.runs import events, shards
 
 Problem = Literal["missing", "damaged", "wrong size", "orphan"]
 
@@ -124,7 +122,7 @@ def _check(context: ServiceContext, sizes: dict[str, int], quick: bool, file: Ca
 def _difference(context: ServiceContext, name: str, file: CataloguedFile) -> str | None:
     """Return how the contents of a file differ from what the row says; None if they do not."""
     try:
-        contents = context.decoders.run(read_contents, context.store.file(name), file.kind)
+        contents = context.decoders.run(stored_files.read_contents, context.store.file(name), file.kind)
     except RolloutsError as error:
         return error.fault
     except (OSError, ProblemError) as error:
@@ -154,8 +152,8 @@ def _repair(
     intact = repaired is not None or (finding.problem == "wrong size" and _difference(context, file.name, file) is None)
     if intact and size is not None and size != file.size and file.key is not None:
         run_id, attempt, step, shard = file.key
-        key, size_found = StepKey(run_id, attempt, step), size
-        context.database.write(lambda session: set_file_bytes(session, key, shard, size_found))
+        key, size_found = events.StepKey(run_id, attempt, step), size
+        context.database.write(lambda session: shards.set_file_bytes(session, key, shard, size_found))
         repaired = repaired or "its contents are intact: the row now has its size"
     if repaired is None:
         return finding
@@ -298,7 +296,7 @@ def fsck(request: Request, *, as_json: bool, decoders: DecoderPool | None = None
     """
     # Nothing is measured, so nothing needs to be compiled.
     settings = load_settings().model_copy(update={"token_pass": "numpy"})
-    with maintenance_context(settings, decoders) as context:
+    with command_context.maintenance_context(settings, decoders) as context:
         with context.database.read() as session:
             progress = Progress("checking files", _count(session))
         report = check_store(context, request, progress.show)

@@ -12,33 +12,24 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.audit import Actor, record
+from foreshock_service.platform import audit, keys, settings
 from foreshock_service.platform.database.opening import existing_database, is_missing, prepare_database, shown
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ApiKey
-from foreshock_service.platform.keys import (
-    Scope,
-    create_key,
-    describe,
-    is_valid,
-    list_keys,
-    new_secret,
-    revoke_key,
-    rotate_key,
-)
-from foreshock_service.platform.settings import load_settings
 
 _DAY_US = 86_400_000_000
 
 
 def create(name: str, project: str | None, scopes: Sequence[str], expires_days: float | None) -> None:
     """Make a key and print its secret, which is stored nowhere."""
-    secret = new_secret()
+    secret = keys.new_secret()
     expires = None if expires_days is None else now_us() + int(expires_days * _DAY_US)
 
     def make(session: Session) -> ApiKey:
-        key = create_key(session, secret, name, project, {Scope(scope) for scope in scopes}, expires_at_us=expires)
-        record(session, _author(), "key.create", key.id, project=key.project, after=describe(key))
+        key = keys.create_key(
+            session, secret, name, project, {keys.Scope(scope) for scope in scopes}, expires_at_us=expires
+        )
+        audit.record(session, _author(), "key.create", key.id, project=key.project, after=keys.describe(key))
         return key
 
     with _database(make_missing=True) as database:
@@ -49,7 +40,7 @@ def create(name: str, project: str | None, scopes: Sequence[str], expires_days: 
 def show() -> None:
     """Print every key."""
     with _database() as database, database.read() as session:
-        for key in list_keys(session):
+        for key in keys.list_keys(session):
             used = "never used" if key.last_used_at_us is None else f"used {_time(key.last_used_at_us)}"
             shown = [key.id, key.name, _project(key.project), ",".join(key.scopes), _time(key.created_at_us)]
             print("\t".join([*shown, _state(key), used]))
@@ -57,12 +48,12 @@ def show() -> None:
 
 def rotate(key_id: str, overlap_hours: float) -> None:
     """Give a key another secret and print it; raises ConfigurationError if there is no valid key with this id."""
-    secret = new_secret()
+    secret = keys.new_secret()
 
     def change(session: Session) -> ApiKey | None:
-        key = rotate_key(session, key_id, secret, overlap_hours * 3600)
+        key = keys.rotate_key(session, key_id, secret, overlap_hours * 3600)
         if key is not None:
-            record(
+            audit.record(
                 session, _author(), "key.rotate", key.id, project=key.project, after={"overlap_hours": overlap_hours}
             )
         return key
@@ -77,9 +68,9 @@ def revoke(key_id: str) -> None:
     """Revoke a key; raises ConfigurationError if there is none with this id."""
 
     def change(session: Session) -> ApiKey | None:
-        key = revoke_key(session, key_id)
+        key = keys.revoke_key(session, key_id)
         if key is not None:
-            record(session, _author(), "key.revoke", key.id, project=key.project, before=describe(key))
+            audit.record(session, _author(), "key.revoke", key.id, project=key.project, before=keys.describe(key))
         return key
 
     with _database() as database:
@@ -88,8 +79,8 @@ def revoke(key_id: str) -> None:
     print(f"{key_id} is revoked")
 
 
-def _author() -> Actor:
-    return Actor(f"console:{getpass.getuser()}")
+def _author() -> audit.Actor:
+    return audit.Actor(f"console:{getpass.getuser()}")
 
 
 def _unknown(key_id: str) -> ConfigurationError:
@@ -99,7 +90,7 @@ def _unknown(key_id: str) -> ConfigurationError:
 @contextmanager
 def _database(*, make_missing: bool = False) -> Iterator[Database]:
     """Give the database of the settings; `make_missing`: a key may be made before the service first starts."""
-    url = load_settings().database_url
+    url = settings.load_settings().database_url
     if make_missing:
         made = is_missing(url)
         prepare_database(url, upgrade_older=False)
@@ -124,4 +115,4 @@ def _ends(key: ApiKey) -> str:
 def _state(key: ApiKey) -> str:
     if key.revoked_at_us is not None:
         return f"revoked {_time(key.revoked_at_us)}"
-    return ("active" if is_valid(key) else "expired") + _ends(key)
+    return ("active" if keys.is_valid(key) else "expired") + _ends(key)

@@ -24,6 +24,7 @@ from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.maintenance.command_context import maintenance_context, run_called
+from foreshock_service.platform import problem, settings
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import (
     MeasurementStatistics,
@@ -34,19 +35,14 @@ from foreshock_service.platform.database.tables import (
     measurements,
 )
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.settings import load_settings
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from foreshock_service.replay.results.exact import remeasure_exact
-from foreshock_service.runs.closing import store_fold
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import closing, events, shard_decoding, steps
 from foreshock_service.runs.folding import fold_step
 from foreshock_service.runs.lint.judging import judge_step
 from foreshock_service.runs.runs import lock_run_for_background
-from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard
 from foreshock_service.runs.shards import measure_again, replace_shards, shards_of_step, why_not_whole
-from foreshock_service.runs.steps import is_closed
 
 _TRIES = 5
 
@@ -55,7 +51,7 @@ _TRIES = 5
 class StepReport:
     """The outcome of a step; `left` is the reason why a part was left unchanged, None if no part was."""
 
-    key: StepKey
+    key: events.StepKey
     left: str | None = None
 
 
@@ -69,7 +65,7 @@ class _Stored:
     scored: AttributionInputs | None
 
     @classmethod
-    def read(cls, context: ServiceContext, session: Session, key: StepKey) -> _Stored:
+    def read(cls, context: ServiceContext, session: Session, key: events.StepKey) -> _Stored:
         files = tuple(shards_of_step(session, key))
         contents = tuple((each.shard, each.file, each.tokens_removed, each.deleted_rollouts) for each in files)
         whole = all(file.tokens_removed is None for file in files)
@@ -81,12 +77,12 @@ class _Measured:
     """A step as it is measured now: its shards, their folds, and the attribution of its scores (None: not replaced)."""
 
     stored: _Stored
-    shards: tuple[MeasuredShard, ...]
-    folded: FoldedStep
+    shards: tuple[shard_decoding.MeasuredShard, ...]
+    folded: shard_decoding.FoldedStep
     attribution: AttributionResult | None
 
 
-def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
+def remeasure_step(context: ServiceContext, key: events.StepKey) -> StepReport:
     """Measure a step again and replace its stored measures; what cannot be measured is left unchanged and reported."""
     try:
         for _ in range(_TRIES):
@@ -103,13 +99,13 @@ def remeasure_step(context: ServiceContext, key: StepKey) -> StepReport:
         return StepReport(key, f"a file of it cannot be read: {error}")
     except MemoryError:
         return StepReport(key, "it needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows")
-    except (ForeshockError, ProblemError) as error:
+    except (ForeshockError, problem.ProblemError) as error:
         return StepReport(key, str(error))
     except OperationalError as error:
         return StepReport(key, f"the database refused the transaction: {error.orig}; run it again")
 
 
-def check_step(context: ServiceContext, key: StepKey) -> StepReport:
+def check_step(context: ServiceContext, key: events.StepKey) -> StepReport:
     """Return the report of `remeasure_step` on the step's files, without measuring."""
     with context.database.read() as session:
         stored = _Stored.read(context, session, key)
@@ -130,11 +126,13 @@ def gone_files(context: ServiceContext, files: Sequence[Shard]) -> str | None:
     return f"{len(gone)} of its {len(files)} token files are missing, such as {gone[0].file}"
 
 
-def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
+def _measure(context: ServiceContext, key: events.StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
     """Return the step as it is measured now, and a description of missing scores."""
     measured = tuple(measure_again(context, file) for file in stored.files)
     measurements = fold_step(part for shard in measured for part in shard.parts)
-    folded = FoldedStep(measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured]))
+    folded = shard_decoding.FoldedStep(
+        measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured])
+    )
     gone = _gone_scores(stored.scored)
     attribution = None
     scored = stored.scored
@@ -143,7 +141,7 @@ def _measure(context: ServiceContext, key: StepKey, stored: _Stored) -> tuple[_M
     return _Measured(stored, measured, folded, attribution), gone
 
 
-def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session: Session) -> bool:
+def _replace(context: ServiceContext, key: events.StepKey, measured: _Measured, session: Session) -> bool:
     """Replace everything in this transaction; False if the step has changed since it was measured."""
     if lock_run_for_background(session, key.run_id) is None:
         return True
@@ -151,8 +149,8 @@ def _replace(context: ServiceContext, key: StepKey, measured: _Measured, session
         return False
     numbers = [file.shard for file in measured.stored.files]
     replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
-    if is_closed(session, key):
-        store_fold(session, key, measured.folded, again=True)
+    if steps.is_closed(session, key):
+        closing.store_fold(session, key, measured.folded, again=True)
     if measured.attribution is not None and measured.stored.scored is not None:
         store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True
@@ -167,7 +165,7 @@ def _gone_scores(scored: AttributionInputs | None) -> str | None:
     return f"{len(gone)} files of its replayed scores are missing, such as {gone[0]}; their measures are unchanged"
 
 
-def _still_old(context: ServiceContext, key: StepKey) -> str | None:
+def _still_old(context: ServiceContext, key: events.StepKey) -> str | None:
     """Describe the comparisons that can no longer be computed from stored data."""
     with context.database.read() as session:
         old = old_comparisons(session, key)
@@ -188,7 +186,7 @@ class Request:
 _COUNTS = [measure.column for measure in COMPARISON_MEASURES if measure.column_type == "integer"]
 
 
-def steps_to_measure(session: Session, run_id: str | None, request: Request) -> list[StepKey]:
+def steps_to_measure(session: Session, run_id: str | None, request: Request) -> list[events.StepKey]:
     """Return the requested steps of a run (None: of every run), in order."""
     query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
     query = query.where(Run.deleted_at_us.is_(None))
@@ -199,10 +197,10 @@ def steps_to_measure(session: Session, run_id: str | None, request: Request) -> 
         old = _of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics)
         query = query.where(old | _without_newest_measures())
     ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
-    return [StepKey(*row) for row in session.execute(ordered)]
+    return [events.StepKey(*row) for row in session.execute(ordered)]
 
 
-def old_comparisons(session: Session, key: StepKey) -> Sequence[str]:
+def old_comparisons(session: Session, key: events.StepKey) -> Sequence[str]:
     """Return the comparisons of a step whose measurement is of another version."""
     table = MeasurementStatistics
     query = select(table.comparison).where(
@@ -243,7 +241,7 @@ def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
 
     `decoders` lets a process that has a pool share it.
     """
-    with maintenance_context(load_settings(), decoders) as context:
+    with maintenance_context(settings.load_settings(), decoders) as context:
         keys = _chosen(context, request)
         if not keys:
             print(f"nothing to do: all statistics are of version {STATISTICS_VERSION}, which this release reads")
@@ -259,7 +257,7 @@ def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
     return 1 if left else 0
 
 
-def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepReport]:
+def _measure_all(context: ServiceContext, keys: Sequence[events.StepKey]) -> list[StepReport]:
     """Measure the steps again, as many at once as there are decoders; return the reports of incomplete ones."""
     progress = Progress("measuring again", len(keys))
     if not context.decoders.is_warm:
@@ -282,7 +280,7 @@ def _measure_all(context: ServiceContext, keys: Sequence[StepKey]) -> list[StepR
     return left
 
 
-def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
+def _chosen(context: ServiceContext, request: Request) -> list[events.StepKey]:
     with context.database.read() as session:
         run_id = run_called(session, request.run).id if request.run is not None else None
         keys = steps_to_measure(session, run_id, request)
@@ -292,7 +290,7 @@ def _chosen(context: ServiceContext, request: Request) -> list[StepKey]:
     return keys
 
 
-def _extent(context: ServiceContext, keys: Sequence[StepKey]) -> str:
+def _extent(context: ServiceContext, keys: Sequence[events.StepKey]) -> str:
     files = size = 0
     totals = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
     with context.database.read() as session:

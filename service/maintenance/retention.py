@@ -22,17 +22,7 @@ from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.command_context import maintenance_context, run_called
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.tables import (
-    Alert,
-    Attribution,
-    ExactShard,
-    Probe,
-    ProbeJob,
-    Run,
-    ScoreShard,
-    Shard,
-    Step,
-)
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
@@ -91,7 +81,7 @@ _logger = logging.getLogger(__name__)
 class RunReport:
     """What was purged of a run, or would be."""
 
-    run: Run
+    run: tables.Run
     rules: RetentionRules
     steps: int = 0
     files: int = 0
@@ -108,7 +98,7 @@ class RunReport:
         self.last_step = key.step if self.last_step is None else max(self.last_step, key.step)
 
 
-def rules_of(settings: Settings, run: Run) -> RetentionRules:
+def rules_of(settings: Settings, run: tables.Run) -> RetentionRules:
     """Return the rules of a run: its own, else those of the settings."""
     if run.retention is not None:
         return RetentionRules(**run.retention)
@@ -162,7 +152,7 @@ def purge_all(context: ServiceContext, go_on: Callable[[], bool] = lambda: True)
 
 
 def _purge_run(
-    context: ServiceContext, run: Run, rules: RetentionRules, dry_run: bool, go_on: Callable[[], bool]
+    context: ServiceContext, run: tables.Run, rules: RetentionRules, dry_run: bool, go_on: Callable[[], bool]
 ) -> RunReport:
     report = RunReport(run, rules)
     with context.database.read() as session:
@@ -196,18 +186,18 @@ def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, in
     return True
 
 
-def _runs(session: Session, run_id: str | None) -> Sequence[Run]:
+def _runs(session: Session, run_id: str | None) -> Sequence[tables.Run]:
     """Return the runs that are not deleted, or one of them, oldest first."""
-    query = select(Run).where(Run.deleted_at_us.is_(None))
+    query = select(tables.Run).where(tables.Run.deleted_at_us.is_(None))
     if run_id is not None:
-        query = query.where(Run.id == run_id)
-    return session.scalars(query.order_by(Run.created_at_us, Run.id)).all()
+        query = query.where(tables.Run.id == run_id)
+    return session.scalars(query.order_by(tables.Run.created_at_us, tables.Run.id)).all()
 
 
 def _newest_step(session: Session, run_id: str) -> int | None:
     """Return the newest step of the run's active history: that of its newest attempt with rollouts."""
-    query = select(Step.step).where(Step.run_id == run_id)
-    return session.scalar(query.order_by(Step.attempt.desc(), Step.step.desc()).limit(1))
+    query = select(tables.Step.step).where(tables.Step.run_id == run_id)
+    return session.scalar(query.order_by(tables.Step.attempt.desc(), tables.Step.step.desc()).limit(1))
 
 
 def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, int], limit: int) -> list[StepKey]:
@@ -216,45 +206,48 @@ def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, 
     Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out.
     """
     probed = exists().where(
-        Probe.run_id == Step.run_id,
-        Probe.attempt == Step.attempt,
-        Probe.step == Step.step,
-        ProbeJob.probe_id == Probe.id,
-        ProbeJob.state.not_in(sorted(ENDED)),
+        tables.Probe.run_id == tables.Step.run_id,
+        tables.Probe.attempt == tables.Step.attempt,
+        tables.Probe.step == tables.Step.step,
+        tables.ProbeJob.probe_id == tables.Probe.id,
+        tables.ProbeJob.state.not_in(sorted(ENDED)),
     )
     attributed = exists().where(
-        Attribution.run_id == Step.run_id,
-        Attribution.attempt == Step.attempt,
-        Attribution.step == Step.step,
-        Attribution.stale,
+        tables.Attribution.run_id == tables.Step.run_id,
+        tables.Attribution.attempt == tables.Step.attempt,
+        tables.Attribution.step == tables.Step.step,
+        tables.Attribution.stale,
     )
-    query = select(Step.run_id, Step.attempt, Step.step).where(
-        Step.run_id == run_id,
-        Step.step <= up_to,
-        or_(Step.attempt > after[0], and_(Step.attempt == after[0], Step.step > after[1])),
-        Step.closed_at_us.is_not(None),
-        Step.folded_shards >= Step.received_shards,
-        Step.tokens_purged_at_us.is_(None),
+    query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
+        tables.Step.run_id == run_id,
+        tables.Step.step <= up_to,
+        or_(tables.Step.attempt > after[0], and_(tables.Step.attempt == after[0], tables.Step.step > after[1])),
+        tables.Step.closed_at_us.is_not(None),
+        tables.Step.folded_shards >= tables.Step.received_shards,
+        tables.Step.tokens_purged_at_us.is_(None),
         ~probed,
         ~attributed,
     )
-    rows = session.execute(query.order_by(Step.attempt, Step.step).limit(limit))
+    rows = session.execute(query.order_by(tables.Step.attempt, tables.Step.step).limit(limit))
     return [StepKey(*row) for row in rows]
 
 
 def _alert_steps(session: Session, run_id: str) -> set[int]:
     """Return the steps at which alerts of the run fired, but those that were retracted."""
-    query = select(Alert.step).where(Alert.run_id == run_id, Alert.state != "retracted")
+    query = select(tables.Alert.step).where(tables.Alert.run_id == run_id, tables.Alert.state != "retracted")
     return set(session.scalars(query.distinct()))
 
 
 def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
     """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
-    own = select(Shard.file, Shard.file_bytes).where(
-        Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step, Shard.tokens_removed.is_(None)
+    own = select(tables.Shard.file, tables.Shard.file_bytes).where(
+        tables.Shard.run_id == key.run_id,
+        tables.Shard.attempt == key.attempt,
+        tables.Shard.step == key.step,
+        tables.Shard.tokens_removed.is_(None),
     )
     found = [(name, size) for name, size in session.execute(own)]
-    for table in (ScoreShard, ExactShard):
+    for table in (tables.ScoreShard, tables.ExactShard):
         of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(_jobs_of(key)))
         found += [(name, size) for name, size in session.execute(of_jobs)]
     return sorted(set(found))
@@ -267,26 +260,28 @@ def _is_settled(session: Session, key: StepKey) -> bool:
 
 def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:
     """Mark the tokens of a step as purged: its shards keep their rows, its scores and exact divergences theirs."""
-    of_step = (Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
+    of_step = (tables.Shard.run_id == key.run_id, tables.Shard.attempt == key.attempt, tables.Shard.step == key.step)
     session.execute(
-        update(Shard)
-        .where(*of_step, Shard.tokens_removed.is_(None))
+        update(tables.Shard)
+        .where(*of_step, tables.Shard.tokens_removed.is_(None))
         .values(
             tokens_removed="retention", tokens_changed_at_us=at_us, full_rollouts=0, full_tokens=0, sampled_rollouts=0
         )
     )
     session.execute(
-        update(Step)
-        .where(Step.run_id == key.run_id, Step.attempt == key.attempt, Step.step == key.step)
+        update(tables.Step)
+        .where(tables.Step.run_id == key.run_id, tables.Step.attempt == key.attempt, tables.Step.step == key.step)
         .values(tokens_purged_at_us=at_us, full_rollouts=0, full_tokens=0)
     )
-    for table in (ScoreShard, ExactShard):
+    for table in (tables.ScoreShard, tables.ExactShard):
         session.execute(delete(table).where(table.job_id.in_(_jobs_of(key))))
 
 
 def _jobs_of(key: StepKey) -> Select[str]:
-    query = select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id)
-    return query.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
+    query = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
+    return query.where(
+        tables.Probe.run_id == key.run_id, tables.Probe.attempt == key.attempt, tables.Probe.step == key.step
+    )
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

@@ -16,12 +16,11 @@ from sqlalchemy.orm import Session
 from foreshock.api.records import from_attributes
 from foreshock.api.service import AuditRecord
 from foreshock.clock import now_us
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry
 from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.platform.parameters import Cursor, CursorKey, Limit, Name, Page, decode_cursor, page_of
-from foreshock_service.platform.security import Administrator, Principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ BY_SERVICE = Actor("service")
 
 def record(
     session: Session,
-    author: Principal | Actor,
+    author: security.Principal | Actor,
     action: str,
     subject: str,
     *,
@@ -64,14 +63,14 @@ def record(
 
 def list_entries(
     session: Session, project: str | None, filters: Mapping[str, str | None], cursor: str | None, limit: int
-) -> Page[AuditRecord]:
+) -> parameters.Page[AuditRecord]:
     """Return one page of entries, newest first; `project`: those of one project alone."""
-    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+    after = cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else None
     rows = _newest_first(session, project, filters, after, limit + 1)
-    return page_of([from_attributes(AuditRecord, row) for row in rows], limit, _key_of)
+    return parameters.page_of([from_attributes(AuditRecord, row) for row in rows], limit, _key_of)
 
 
-def _key_of(entry: AuditRecord) -> CursorKey:
+def _key_of(entry: AuditRecord) -> parameters.CursorKey:
     return (entry.at_us, entry.id)
 
 
@@ -98,13 +97,13 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 @router.get("")
 def list_audit(
     context: Context,
-    principal: Administrator,
-    actor: Annotated[Name | None, Query(description="only changes by this key or actor")] = None,
-    action: Annotated[Name | None, Query(description="only this action")] = None,
-    run: Annotated[Name | None, Query(description="only changes of the run with this id")] = None,
-    cursor: Cursor = None,
-    limit: Limit = 100,
-) -> Page[AuditRecord]:
+    principal: security.Administrator,
+    actor: Annotated[parameters.Name | None, Query(description="only changes by this key or actor")] = None,
+    action: Annotated[parameters.Name | None, Query(description="only this action")] = None,
+    run: Annotated[parameters.Name | None, Query(description="only changes of the run with this id")] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 100,
+) -> parameters.Page[AuditRecord]:
     """List who changed advice, alerts, runs and keys, newest first; for a key of one project, of that project."""
     filters = {"actor": actor, "action": action, "run_id": run}
     with context.database.read() as session:

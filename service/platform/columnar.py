@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
+from foreshock_service.platform import problem, request_guards
 from foreshock_service.platform.parameters import content_etag, matches
-from foreshock_service.platform.problem import NotAcceptable, ProblemError
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 
 Kind = Literal["integer", "float", "boolean", "label"]
 _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_}
@@ -30,7 +29,7 @@ _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boole
 _BLOCK_ROWS = 4096
 
 
-class AnswerTooLarge(ProblemError):
+class AnswerTooLarge(problem.ProblemError):
     """A columnar answer with more values than a setting allows; the detail says how to ask for less."""
 
     status = 422
@@ -229,7 +228,7 @@ else:
 
 JSON_MEDIA_TYPE = "application/json"
 CSV_MEDIA_TYPE = "text/csv"
-MEDIA_TYPES = {"json": JSON_MEDIA_TYPE, "csv": CSV_MEDIA_TYPE, "parquet": PARQUET_MEDIA_TYPE}
+MEDIA_TYPES = {"json": JSON_MEDIA_TYPE, "csv": CSV_MEDIA_TYPE, "parquet": request_guards.PARQUET_MEDIA_TYPE}
 
 FormatName = Literal["json", "csv", "parquet"]
 Format = Annotated[
@@ -243,7 +242,7 @@ FORMATS: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
             CSV_MEDIA_TYPE: {"schema": {"type": "string"}},
-            PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
+            request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}},
         }
     },
     304: {"description": "Unchanged since the answer whose ETag is in If-None-Match"},
@@ -264,7 +263,7 @@ def choose_format(accept: str | None, name: FormatName | None = None) -> str:
         if quality > best_quality:
             best, best_quality = offered, quality
     if not best:
-        raise NotAcceptable(
+        raise problem.NotAcceptable(
             f"the Accept header matches no available media type; available: {', '.join(MEDIA_TYPES.values())}"
         )
     return best

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
+from foreshock_service.platform import keys, process
 from foreshock_service.platform.database.session import Database, after_commit
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.keys import KeyLimits, KeyUses
-from foreshock_service.platform.process import Stopping
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
 from foreshock_service.platform.uploads import IngestRate, UploadPlaces
@@ -78,11 +77,11 @@ class ServiceContext:
     decoders: DecoderPool
     session_secret: bytes
     uploads: UploadPlaces
-    key_limits: KeyLimits = field(default_factory=KeyLimits)
-    key_uses: KeyUses = field(default_factory=KeyUses)
+    key_limits: keys.KeyLimits = field(default_factory=keys.KeyLimits)
+    key_uses: keys.KeyUses = field(default_factory=keys.KeyUses)
     # Checks that hang keep their thread; beyond these, later checks fail without one.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
-    stopping: Stopping = field(default_factory=Stopping)
+    stopping: process.Stopping = field(default_factory=process.Stopping)
     ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()

@@ -31,12 +31,11 @@ from foreshock.api.service import (
     UploadsRecord,
 )
 from foreshock.clock import now_us
+from foreshock_service.platform import jobs, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
 from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
 from foreshock_service.platform.figures import ServiceFigures, percentile, resident_bytes
-from foreshock_service.platform.jobs import process_name
-from foreshock_service.platform.security import Administrator
 
 Part = TypeVar("Part")
 router = APIRouter(tags=["health"])
@@ -118,7 +117,7 @@ FiguresOfApp = Annotated[ServiceFigures, Depends(_figures_of)]
 
 
 @router.get("/v1/service")
-async def read_service(context: Context, principal: Administrator, figures: FiguresOfApp) -> ServiceRecord:
+async def read_service(context: Context, principal: security.Administrator, figures: FiguresOfApp) -> ServiceRecord:
     """Return the state of the service: the process that answers, its queues and its background jobs."""
     return await service_state(context, figures)
 
@@ -135,7 +134,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
     return ServiceRecord(
         version=figures.version,
         process=ProcessRecord(
-            name=process_name(),
+            name=jobs.process_name(),
             process_id=os.getpid(),
             processes=context.settings.processes,
             started_at_us=figures.started_at_us,
@@ -177,7 +176,7 @@ def _jobs(figures: ServiceFigures) -> tuple[ServiceJobRecord, ...]:
     return tuple(
         ServiceJobRecord(
             name=name,
-            holder=process_name(),
+            holder=jobs.process_name(),
             is_running=record.started_at_us is not None and record.finished_at_us is None,
             runs=record.runs,
             started_at_us=record.started_at_us,

@@ -19,7 +19,7 @@ from fastapi import FastAPI, params
 from fastapi.routing import APIRoute
 
 from foreshock.errors import PROBLEM_TYPE_PREFIX
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform import context, request_guards, uploads
 from foreshock_service.platform.problem import (
     PROBLEM_MEDIA_TYPE,
     BadRequest,
@@ -35,22 +35,15 @@ from foreshock_service.platform.problem import (
     StorageUnavailable,
     UnsupportedMediaType,
 )
-from foreshock_service.platform.request_guards import (
-    SAFE_METHODS,
-    CrossSiteRefused,
-    HostNotAllowed,
-    InvalidBodyEncoding,
-)
-from foreshock_service.platform.uploads import UploadIncomplete
 
 Problem = type[ProblemError]
 
 _OWN = "foreshock_service."
 # What middleware and handlers answer with; a body may come with any request, but only some read it.
-_EVERY_ROUTE = {HostNotAllowed, LimitExceeded, UnsupportedMediaType, InternalError}
+_EVERY_ROUTE = {request_guards.HostNotAllowed, LimitExceeded, UnsupportedMediaType, InternalError}
 _EVERY_ROUTE |= {DatabaseUnavailable, StorageUnavailable}
-_UNSAFE = {CrossSiteRefused, StorageFull}
-_WITH_BODY = {RequestTimeout, InvalidBodyEncoding, BadRequest}
+_UNSAFE = {request_guards.CrossSiteRefused, StorageFull}
+_WITH_BODY = {RequestTimeout, request_guards.InvalidBodyEncoding, BadRequest}
 _REFERENCE = {"$ref": "#/components/schemas/ProblemDocument"}
 
 
@@ -107,11 +100,11 @@ def problems_of(route: APIRoute, method: str, *, has_body: bool) -> set[Problem]
     if route.path.startswith("/v1/"):
         # Also for a query parameter that no route has.
         found.add(InvalidRequest)
-    found = found - _UNSAFE if method.upper() in SAFE_METHODS else found | _UNSAFE
+    found = found - _UNSAFE if method.upper() in request_guards.SAFE_METHODS else found | _UNSAFE
     # A table that is sent is checked by the library, whose errors have no class here.
-    if UploadIncomplete in found:
+    if uploads.UploadIncomplete in found:
         found.add(InvalidRollouts)
-    return found | _WITH_BODY if has_body or UploadIncomplete in found else found
+    return found | _WITH_BODY if has_body or uploads.UploadIncomplete in found else found
 
 
 def _with_dependencies(call: Callable[..., Any]) -> Iterator[FunctionType]:
@@ -201,5 +194,5 @@ def _is_own(value: object) -> bool:
 
 @cache
 def _parts_of_context() -> dict[str, type]:
-    hints = get_type_hints(ServiceContext)
+    hints = get_type_hints(context.ServiceContext)
     return {name: hint for name, hint in hints.items() if isclass(hint) and hint.__module__.startswith(_OWN)}

@@ -18,19 +18,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foreshock.errors import HOST_NOT_ALLOWED
-from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform.keys import KeyLimits
-from foreshock_service.platform.parameters import keep_encoded_slashes
-from foreshock_service.platform.problem import (
-    BodyRefused,
-    InternalError,
-    LimitExceeded,
-    ProblemError,
-    RequestTimeout,
-    UnsupportedMediaType,
-    problem_response,
-)
+from foreshock import errors, statistics_shards
+from foreshock_service.platform import keys, parameters, problem
 from foreshock_service.platform.settings import Settings
 
 if sys.version_info >= (3, 14):
@@ -39,7 +28,7 @@ else:
     from backports import zstd
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
-_TABLES = (PARQUET_MEDIA_TYPE, STATISTICS_MEDIA_TYPE)
+_TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)
 # The longest time that a refused client may go on writing.
 _LINGER_SECONDS = 2.0
 
@@ -58,13 +47,15 @@ def body_limit(request: Request, settings: Settings) -> int:
     limit = settings.max_body_bytes if is_table else settings.max_json_bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
-        raise LimitExceeded(
+        raise problem.LimitExceeded(
             f"the body has {int(declared):,} bytes, more than the {limit:,} allowed: send more, smaller shards"
         )
     return limit
 
 
-async def refuse_unread(error: ProblemError, scope: Scope, receive: Receive, send: Send, most_bytes: int) -> None:
+async def refuse_unread(
+    error: problem.ProblemError, scope: Scope, receive: Receive, send: Send, most_bytes: int
+) -> None:
     """Answer before the body, then close the connection.
 
     A client that still writes would see a reset connection instead of the answer if it were closed at once. So the
@@ -78,13 +69,13 @@ async def refuse_unread(error: ProblemError, scope: Scope, receive: Receive, sen
             return
         await send({**message, "more_body": True})
         # The latter is of a body that stalls.
-        with contextlib.suppress(TimeoutError, BodyRefused):
+        with contextlib.suppress(TimeoutError, problem.BodyRefused):
             async with asyncio.timeout(_LINGER_SECONDS):
                 await _discard(receive, most_bytes)
         await send({"type": "http.response.body"})
 
     error.headers = {**error.headers, "Connection": "close"}
-    await problem_response(error)(scope, receive, send_lingering)
+    await problem.problem_response(error)(scope, receive, send_lingering)
 
 
 async def _discard(receive: Receive, most_bytes: int) -> None:
@@ -95,10 +86,10 @@ async def _discard(receive: Receive, most_bytes: int) -> None:
         most_bytes -= len(message.get("body", b""))
 
 
-def too_large(limit: int, how: str = "") -> BodyRefused:
+def too_large(limit: int, how: str = "") -> problem.BodyRefused:
     """Return the error for a body of more than `limit` bytes, counted `how`."""
     more = f"more than the {limit:,} bytes allowed{f', {how}' if how else ''}"
-    return BodyRefused(LimitExceeded(f"the body has {more}: send more, smaller shards"))
+    return problem.BodyRefused(problem.LimitExceeded(f"the body has {more}: send more, smaller shards"))
 
 
 class CountedBody:
@@ -125,7 +116,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 _WINDOW_LOG = 23
 
 
-class InvalidBodyEncoding(ProblemError):
+class InvalidBodyEncoding(problem.ProblemError):
     """A body that is not in the encoding of its Content-Encoding, or ends too early."""
 
     status = 400
@@ -151,7 +142,7 @@ def body_encoding(content_encoding: str | None) -> str | None:
     if name == "identity":
         return None
     if name not in ("gzip", "x-gzip", "zstd"):
-        raise UnsupportedMediaType(
+        raise problem.UnsupportedMediaType(
             f"a body may have Content-Encoding gzip, zstd or none, got {name[:100]!r}",
             headers={"Accept-Encoding": "gzip, zstd"},
         )
@@ -180,7 +171,7 @@ class DecompressedBody:
             try:
                 piece = self._take()
             except (zlib.error, zstd.ZstdError) as error:
-                raise BodyRefused(
+                raise problem.BodyRefused(
                     InvalidBodyEncoding(f"the body is not {self._encoding}, as its Content-Encoding says: {error}")
                 ) from error
             if piece:
@@ -192,7 +183,9 @@ class DecompressedBody:
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._is_last:
                 if self._has_begun and not self._stream.eof:
-                    raise BodyRefused(InvalidBodyEncoding(f"the {self._encoding} body ends too early: send it again"))
+                    raise problem.BodyRefused(
+                        InvalidBodyEncoding(f"the {self._encoding} body ends too early: send it again")
+                    )
                 return {"type": "http.request", "body": b"", "more_body": False}
             message = await self._receive()
             if message["type"] != "http.request":
@@ -219,8 +212,8 @@ class DecompressedBody:
 _CLOSE = {"Connection": "close"}
 
 
-def _stalled(detail: str) -> BodyRefused:
-    return BodyRefused(RequestTimeout(detail, headers=_CLOSE))
+def _stalled(detail: str) -> problem.BodyRefused:
+    return problem.BodyRefused(problem.RequestTimeout(detail, headers=_CLOSE))
 
 
 class BodyTimeouts:
@@ -238,9 +231,9 @@ class BodyTimeouts:
             return
         try:
             await self._app(scope, self._timed(receive), send)
-        except BodyRefused as error:
+        except problem.BodyRefused as error:
             # Raised before an answer began: nothing reads a body afterwards.
-            await problem_response(error.problem)(scope, receive, send)
+            await problem.problem_response(error.problem)(scope, receive, send)
 
     def _timed(self, receive: Receive) -> Receive:
         begin = time.monotonic()
@@ -278,18 +271,18 @@ _logger = logging.getLogger(__name__)
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class CrossSiteRefused(ProblemError):
+class CrossSiteRefused(problem.ProblemError):
     """A browser request that did not come from the service's own pages."""
 
     status = 403
     problem_type = "cross-site-refused"
 
 
-class HostNotAllowed(ProblemError):
+class HostNotAllowed(problem.ProblemError):
     """A Host header that is not in the allow-list; the check prevents DNS rebinding."""
 
     status = 400
-    problem_type = HOST_NOT_ALLOWED
+    problem_type = errors.HOST_NOT_ALLOWED
 
 
 class RequestGuard:
@@ -298,7 +291,7 @@ class RequestGuard:
     Charges the bytes to the key of the request.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, limits: KeyLimits) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, limits: keys.KeyLimits) -> None:
         self._app = app
         self._settings = settings
         self._limits = limits
@@ -309,13 +302,13 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = keep_encoded_slashes(scope)
+        scope = parameters.keep_encoded_slashes(scope)
         request = Request(scope)
         try:
             self._check_origin(request)
             limit = body_limit(request, self._settings)
             encoding = body_encoding(request.headers.get("content-encoding"))
-        except ProblemError as error:
+        except problem.ProblemError as error:
             await refuse_unread(error, scope, receive, send, self._settings.max_json_bytes)
             return
         if request.method == "HEAD":
@@ -346,8 +339,8 @@ class RequestGuard:
             if started:
                 raise
             _logger.exception("unexpected error in %s %s", request.method, request.url.path)
-            error = InternalError("the service failed: see its log")
-            await problem_response(error)(request.scope, receive, send)
+            error = problem.InternalError("the service failed: see its log")
+            await problem.problem_response(error)(request.scope, receive, send)
 
     def _check_origin(self, request: Request) -> None:
         # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json, and it does

@@ -16,12 +16,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
 
 from foreshock.clock import now_us
+from foreshock_service.platform import keys, logs, problem, request_guards
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import ApiKey
-from foreshock_service.platform.keys import Scope, find_key, find_key_by_secret, has_session_ended, is_valid, keys_exist
-from foreshock_service.platform.logs import current_request_id
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.request_guards import SAFE_METHODS, CrossSiteRefused
 
 # The salts keep a token of one purpose from being accepted for the other.
 _SESSION, _FORM = "foreshock.session", "foreshock.form"
@@ -79,7 +76,7 @@ SESSION_COOKIE = "foreshock_session"
 bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 
 
-class AuthenticationRequired(ProblemError):
+class AuthenticationRequired(problem.ProblemError):
     """No key, an unknown, revoked or expired key, or a session that has ended."""
 
     status = 401
@@ -89,7 +86,7 @@ class AuthenticationRequired(ProblemError):
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-class ScopeMissing(ProblemError):
+class ScopeMissing(problem.ProblemError):
     """A valid key without the scope that the endpoint requires."""
 
     status = 403
@@ -102,7 +99,7 @@ class Principal:
 
     key_id: str | None
     project: str | None
-    scopes: frozenset[Scope]
+    scopes: frozenset[keys.Scope]
     request_id: str | None = field(default=None, compare=False)
 
     @property
@@ -110,9 +107,9 @@ class Principal:
         """What the audit calls it."""
         return self.key_id or "anonymous"
 
-    def may(self, scope: Scope) -> bool:
+    def may(self, scope: keys.Scope) -> bool:
         """Return True if the principal has the scope or `admin`."""
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        return scope in self.scopes or keys.Scope.ADMIN in self.scopes
 
     def sees(self, project: str) -> bool:
         """Return True if this principal may see runs of the project."""
@@ -123,12 +120,12 @@ class Principal:
         return tuple(project for project in (self.project, asked) if project is not None)
 
 
-UNRESTRICTED = Principal(None, None, frozenset(Scope))
+UNRESTRICTED = Principal(None, None, frozenset(keys.Scope))
 
 
-def require(scope: Scope | str) -> Callable[..., Principal]:
+def require(scope: keys.Scope | str) -> Callable[..., Principal]:
     """Return the dependency for a scope: `principal: Annotated[Principal, Depends(require("read"))]`."""
-    needed = Scope(scope)
+    needed = keys.Scope(scope)
 
     def principal_with_scope(
         request: Request,
@@ -142,16 +139,16 @@ def require(scope: Scope | str) -> Callable[..., Principal]:
     return principal_with_scope
 
 
-def check_scope(principal: Principal, needed: Scope) -> None:
+def check_scope(principal: Principal, needed: keys.Scope) -> None:
     """Raise ScopeMissing unless the principal has the scope."""
     if not principal.may(needed):
         raise ScopeMissing(f"this key lacks the scope `{needed}`")
 
 
-Reader = Annotated[Principal, Depends(require(Scope.READ))]
-Ingester = Annotated[Principal, Depends(require(Scope.INGEST))]
-Worker = Annotated[Principal, Depends(require(Scope.WORKER))]
-Administrator = Annotated[Principal, Depends(require(Scope.ADMIN))]
+Reader = Annotated[Principal, Depends(require(keys.Scope.READ))]
+Ingester = Annotated[Principal, Depends(require(keys.Scope.INGEST))]
+Worker = Annotated[Principal, Depends(require(keys.Scope.WORKER))]
+Administrator = Annotated[Principal, Depends(require(keys.Scope.ADMIN))]
 
 
 def authenticate(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
@@ -165,7 +162,7 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
         context.key_limits.admit(principal.key_id)
         # `request_guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
         request.state.key_id = principal.key_id
-    return replace(principal, request_id=current_request_id())
+    return replace(principal, request_id=logs.current_request_id())
 
 
 def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
@@ -184,32 +181,32 @@ def principal_of_secret(context: ServiceContext, secret: str | None) -> Principa
     Raises AuthenticationRequired unless the key is known and valid, or there are no keys.
     """
     with context.database.read() as session:
-        key = None if secret is None else find_key_by_secret(session, secret)
-        if key is None and not keys_exist(session):
+        key = None if secret is None else keys.find_key_by_secret(session, secret)
+        if key is None and not keys.keys_exist(session):
             return UNRESTRICTED
     if secret is None:
         raise AuthenticationRequired("send an API key: Authorization: Bearer fsk_…")
-    if key is None or not is_valid(key):
+    if key is None or not keys.is_valid(key):
         raise AuthenticationRequired("this API key is unknown, revoked or expired")
     return _principal(key)
 
 
 def _principal_of_session(context: ServiceContext, signed: SignedSession, cookie: str) -> Principal:
     with context.database.read() as session:
-        key = find_key(session, signed.key_id)
-        ended = has_session_ended(session, session_hash(cookie))
-    if key is None or ended or not is_valid(key) or signed.signed_at_us < key.sessions_from_us:
+        key = keys.find_key(session, signed.key_id)
+        ended = keys.has_session_ended(session, session_hash(cookie))
+    if key is None or ended or not keys.is_valid(key) or signed.signed_at_us < key.sessions_from_us:
         raise AuthenticationRequired("this session has ended: log in again")
     return _principal(key)
 
 
 def _principal(key: ApiKey) -> Principal:
-    return Principal(key.id, key.project, frozenset(Scope(scope) for scope in key.scopes))
+    return Principal(key.id, key.project, frozenset(keys.Scope(scope) for scope in key.scopes))
 
 
 def _refuse_foreign_form(request: Request) -> None:
     # SameSite=Strict already keeps other sites from sending the cookie; some browsers ignore it.
-    if request.method in SAFE_METHODS:
+    if request.method in request_guards.SAFE_METHODS:
         return
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise CrossSiteRefused("a session is valid only for this site's own pages")
+        raise request_guards.CrossSiteRefused("a session is valid only for this site's own pages")

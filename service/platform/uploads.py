@@ -22,9 +22,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
-from foreshock_service.platform.keys import TooManyRequests
-from foreshock_service.platform.problem import LimitExceeded, ProblemError, UnsupportedMediaType
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE, media_type_of
+from foreshock_service.platform import keys, problem, request_guards
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
 
@@ -70,18 +68,18 @@ def _binary_body(media_type: str) -> dict[str, Any]:
 
 
 # For `openapi_extra` of an endpoint that takes such a body.
-PARQUET_BODY = _binary_body(PARQUET_MEDIA_TYPE)
+PARQUET_BODY = _binary_body(request_guards.PARQUET_MEDIA_TYPE)
 STATISTICS_BODY = _binary_body(STATISTICS_MEDIA_TYPE)
 
 
-class UploadsBusy(ProblemError):
+class UploadsBusy(problem.ProblemError):
     """Full: as many uploads as the service takes at a time are being received, decoded or stored."""
 
     status = 503
     problem_type = "uploads-busy"
 
 
-class UploadIncomplete(ProblemError):
+class UploadIncomplete(problem.ProblemError):
     """A connection that ended before the body did."""
 
     status = 400
@@ -113,7 +111,7 @@ class UploadPlaces:
     async def place(self, key_id: str | None = None) -> AsyncIterator[None]:
         """Hold a place; raises UploadsBusy if there is none, TooManyRequests if the key has its part already."""
         if key_id is not None and 0 < self._most_of_one_key <= self._taken_by[key_id]:
-            raise TooManyRequests(
+            raise keys.TooManyRequests(
                 f"this key has {self._most_of_one_key} uploads under way: try again (FORESHOCK_KEY_UPLOADS of the "
                 "service bounds them)",
                 headers={"Retry-After": "1"},
@@ -164,16 +162,16 @@ class ReceivesUploads(Protocol):
 
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: ReceivesUploads, expected: str = PARQUET_MEDIA_TYPE
+    request: Request, context: ReceivesUploads, expected: str = request_guards.PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
     The upload holds a place until then. Raises UnsupportedMediaType (415); before the body is read UploadsBusy (503)
     and TooManyRequests (429); LimitExceeded (413, before the rest is read) and UploadIncomplete.
     """
-    media_type = media_type_of(request)
+    media_type = request_guards.media_type_of(request)
     if media_type != expected:
-        raise UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
+        raise problem.UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     async with context.uploads.place(getattr(request.state, "key_id", None)):
         path = await context.uploads.run(context.store.temporary_file)
         try:
@@ -195,7 +193,9 @@ async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Up
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
-                    raise LimitExceeded(f"the body has more than the {limit:,} bytes of one shard: send smaller shards")
+                    raise problem.LimitExceeded(
+                        f"the body has more than the {limit:,} bytes of one shard: send smaller shards"
+                    )
                 block += chunk
                 if len(block) >= _BLOCK_BYTES:
                     await context.uploads.run(write, file, bytes(block))

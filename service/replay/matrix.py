@@ -11,33 +11,26 @@ from fastapi import APIRouter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from foreshock import comparisons, configuration_grid, json_values, probe_kinds, scorers
 from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord, MismatchRecord
-from foreshock.comparisons import comparison_name
-from foreshock.configuration_grid import MOST_CELLS
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
-from foreshock.json_values import number_or_nan
-from foreshock.probe_kinds import MATRIX
-from foreshock.scorers import REFERENCE, SCORERS
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal, Reader
+from foreshock_service.replay.probes import pinned_rollouts, workers
 from foreshock_service.replay.probes.jobs import JobState, waiting_reason
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
-from foreshock_service.replay.probes.workers import live_workers
 from foreshock_service.replay.results.files import CellFiles, CellMeasures, MeasuredCells, measure_cells
-from foreshock_service.runs.attempts import resolve_step
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import attempts, events, runs
 from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run
 
 router = APIRouter(prefix="/v1", tags=["probes"])
 
 # Cells of older rollouts and those on several kinds of hardware are read too.
-_MOST_READ = 4 * MOST_CELLS
+_MOST_READ = 4 * configuration_grid.MOST_CELLS
 _MOST_PAIRS = 256
 
 
@@ -79,7 +72,7 @@ def read_matrix(
     with context.database.read() as session:
         cells, others, rollouts = _cells(context, session, principal, run, step, attempt)
     scored = [cell.files for cell in cells if cell.files is not None]
-    reference = next((cell for cell in cells if cell.scorer == REFERENCE and cell.files is not None), None)
+    reference = next((cell for cell in cells if cell.scorer == scorers.REFERENCE and cell.files is not None), None)
     pairs = _pairs(cells, reference)
     with present_file(f"a score of the matrix of step {step}"):
         measured = context.decoders.run(measure_cells, rollouts, scored, pairs) if scored else None
@@ -101,10 +94,10 @@ def read_matrix(
 
 def _cells(
     context: ServiceContext, session: Session, principal: Principal, run_id: str, step: int, attempt: int | None
-) -> tuple[list[_Cell], int, PinnedRollouts]:
+) -> tuple[list[_Cell], int, pinned_rollouts.PinnedRollouts]:
     """Return the cells over the rollouts and weights of the newest one, oldest first; the number of others."""
-    run = get_run(session, principal, run_id)
-    key = resolve_step(session, run_id, step, attempt)
+    run = runs.get_run(session, principal, run_id)
+    key = attempts.resolve_step(session, run_id, step, attempt)
     found = newest_cells(session, key, _MOST_READ)
     if not found:
         raise MatrixNotFound(
@@ -118,7 +111,7 @@ def _cells(
     files = defaultdict(list)
     for shard in shards_of_jobs(session, jobs):
         files[shard.job_id].append(context.store.file(shard.file))
-    live = live_workers(session, run.project, database_now_us(session))
+    live = workers.live_workers(session, run.project, database_now_us(session))
     cells = []
     for probe, job in reversed(same):
         done = job.state == JobState.DONE and files[job.id]
@@ -150,7 +143,9 @@ def _pairs(cells: Sequence[_Cell], reference: _Cell | None) -> list[tuple[str, s
     """Return (target, behaviour) of what is compared: the reference with each, the trainer's with the engine's."""
     scored = [cell for cell in cells if cell.files is not None]
     pairs = [(reference.id, cell.id) for cell in scored if cell is not reference] if reference is not None else []
-    sides = {side: [cell for cell in scored if SCORERS[cell.scorer].side == side] for side in ("engine", "trainer")}
+    sides = {
+        side: [cell for cell in scored if scorers.SCORERS[cell.scorer].side == side] for side in ("engine", "trainer")
+    }
     pairs += [
         (trainer.id, engine.id)
         for trainer in sides["trainer"]
@@ -187,8 +182,8 @@ def _cell_read(
         hardware=cell.hardware,
         state=JobState(cell.job.state).value,
         reason=cell.reason,
-        against_reference=_mismatch(found, REFERENCE, cell.scorer) if found is not None else None,
-        seconds_per_token=number_or_nan(seconds),
+        against_reference=_mismatch(found, scorers.REFERENCE, cell.scorer) if found is not None else None,
+        seconds_per_token=json_values.number_or_nan(seconds),
     )
 
 
@@ -199,7 +194,7 @@ def _measures_of(measured: MeasuredCells | None, target: str, behaviour: str) ->
 
 def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRecord:
     return MismatchRecord(
-        comparison=comparison_name(target, behaviour),
+        comparison=comparisons.comparison_name(target, behaviour),
         k3_kl=found.k3_kl,
         low=found.low,
         high=found.high,
@@ -236,12 +231,12 @@ def _recommendations(
     for each in measured.pairs:
         target, behaviour = of[each.target], of[each.behaviour]
         if _is(reference, each.target):
-            if behaviour.hardware in paired or SCORERS[behaviour.scorer].side is None:
+            if behaviour.hardware in paired or scorers.SCORERS[behaviour.scorer].side is None:
                 continue
             varied: tuple[_Cell, ...] = (behaviour,)
         else:
             varied = (behaviour, target)
-        name = comparison_name(target.scorer, behaviour.scorer)
+        name = comparisons.comparison_name(target.scorer, behaviour.scorer)
         settings = tuple(
             Setting(cell.scorer, changed[cell.id], measured.seconds_per_token.get(cell.id)) for cell in varied
         )
@@ -255,11 +250,11 @@ def _is(reference: _Cell | None, cell: str) -> bool:
     return reference is not None and reference.id == cell
 
 
-def newest_cells(session: Session, key: StepKey, most: int) -> list[tuple[Probe, ProbeJob]]:
+def newest_cells(session: Session, key: events.StepKey, most: int) -> list[tuple[Probe, ProbeJob]]:
     """Return up to `most` cells of a step with their jobs, the newest first."""
     query = select(Probe, ProbeJob).join(ProbeJob, ProbeJob.probe_id == Probe.id)
     query = query.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
-    query = query.where(Probe.kind == MATRIX.name)
+    query = query.where(Probe.kind == probe_kinds.MATRIX.name)
     rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(most))
     return [(probe, job) for probe, job in rows]
 

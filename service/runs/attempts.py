@@ -13,26 +13,13 @@ from sqlalchemy.orm import Session
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
 from foreshock.clock import now_us
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
-from foreshock_service.platform.parameters import (
-    LARGEST_STEP,
-    Cursor,
-    JsonObject,
-    Limit,
-    Name,
-    Page,
-    Step,
-    decode_cursor,
-    page_of,
-)
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
+from foreshock_service.runs import active_steps, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run, note_sign_of_life
 
 router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
@@ -45,9 +32,9 @@ BEGUN_TOGETHER_SECONDS = 60
 class AttemptCreate(BaseModel):
     """An attempt to get or create; `key` is the client's own name for this start or resume."""
 
-    key: Name
-    resume_step: Step = Field(default=0, description="the first step that this attempt computes")
-    fingerprint: JsonObject = Field(default_factory=dict)
+    key: parameters.Name
+    resume_step: parameters.Step = Field(default=0, description="the first step that this attempt computes")
+    fingerprint: parameters.JsonObject = Field(default_factory=dict)
     heartbeats: bool = Field(
         default=False, description="the client sends heartbeats, so that its silence has a meaning"
     )
@@ -56,7 +43,7 @@ class AttemptCreate(BaseModel):
 class Heartbeat(BaseModel):
     """A sign of life of a client, with the items that it could not deliver since it was created."""
 
-    shard: Step | None = Field(default=None, description="the rank's shard, if the client knows it")
+    shard: parameters.Step | None = Field(default=None, description="the rank's shard, if the client knows it")
     undelivered: Count = Field(default=0, description="kept by the client, which tries again")
     rejected: Count = 0
     dropped: Count = 0
@@ -69,14 +56,14 @@ class Heartbeat(BaseModel):
         return self.rejected + self.dropped + self.invalid
 
 
-class AttemptNotFound(ProblemError):
+class AttemptNotFound(problem.ProblemError):
     """The run has no such attempt."""
 
     status = 404
     problem_type = "attempt-not-found"
 
 
-class AttemptConflict(ProblemError):
+class AttemptConflict(problem.ProblemError):
     """Conflict: an attempt of that key exists and begins at another step."""
 
     status = 409
@@ -87,7 +74,7 @@ class AttemptConflict(ProblemError):
     "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRecord, "description": "It existed"}}
 )
 def create_attempt(
-    run: RunIdentifier, body: AttemptCreate, context: Context, principal: Ingester, response: Response
+    run: RunIdentifier, body: AttemptCreate, context: Context, principal: security.Ingester, response: Response
 ) -> AttemptRecord:
     """Get or create the attempt of this key: 201 if it is new. A step is active in the newest attempt that holds it."""
     attempt, created = context.database.write(
@@ -101,11 +88,11 @@ def create_attempt(
 @router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
 def put_heartbeat(
     run: RunIdentifier,
-    attempt: Annotated[int, Path(ge=1, le=LARGEST_STEP)],
+    attempt: Annotated[int, Path(ge=1, le=parameters.LARGEST_STEP)],
     client: Annotated[str, Path(max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
     body: Heartbeat,
     context: Context,
-    principal: Ingester,
+    principal: security.Ingester,
 ) -> None:
     """Note that a client of the attempt lives, and what it could not deliver."""
     context.database.write(
@@ -115,22 +102,26 @@ def put_heartbeat(
 
 @router.get("")
 def list_attempts(
-    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[AttemptRecord]:
+    run: RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 200,
+) -> parameters.Page[AttemptRecord]:
     """List the attempts of a run, in order."""
     with context.database.read() as session:
-        get_run(session, principal, run)
-        after = decode_cursor(cursor, (int,))[0] if cursor is not None else 0
+        runs.get_run(session, principal, run)
+        after = parameters.decode_cursor(cursor, (int,))[0] if cursor is not None else 0
         query = select(Attempt).where(Attempt.run_id == run, Attempt.attempt > after).order_by(Attempt.attempt)
         rows = [from_attributes(AttemptRecord, row) for row in session.scalars(query.limit(limit + 1))]
-    return page_of(rows, limit, lambda row: (row.attempt,))
+    return parameters.page_of(rows, limit, lambda row: (row.attempt,))
 
 
 def get_or_create_attempt(
-    session: Session, events: EventBus, principal: Principal, run_id: str, body: AttemptCreate
+    session: Session, events: EventBus, principal: security.Principal, run_id: str, body: AttemptCreate
 ) -> tuple[Attempt, bool]:
     """Return the attempt of this key, and True if it is new; raise AttemptConflict if `resume_step` differs."""
-    run = lock_run(session, principal, run_id)
+    run = runs.lock_run(session, principal, run_id)
     newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id)) or 0
     row = {
         "run_id": run_id,
@@ -147,22 +138,28 @@ def get_or_create_attempt(
             "give each resume its own key"
         )
     if body.heartbeats:
-        note_sign_of_life(run, resumed=created)
+        runs.note_sign_of_life(run, resumed=created)
     if created and attempt.attempt > 1:
         events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step))
     return attempt, created
 
 
 def note_heartbeat(
-    session: Session, events: EventBus, principal: Principal, run_id: str, attempt: int, client: str, body: Heartbeat
+    session: Session,
+    events: EventBus,
+    principal: security.Principal,
+    run_id: str,
+    attempt: int,
+    client: str,
+    body: Heartbeat,
 ) -> None:
     """Store a heartbeat; publish ItemsLost if the client has lost more items than before."""
-    run = lock_run(session, principal, run_id)
+    run = runs.lock_run(session, principal, run_id)
     check_attempt(session, run_id, attempt)
     before = _lost_by_clients(session, run_id, attempt)
     row = {"run_id": run_id, "attempt": attempt, "client": client, "seen_at_us": now_us(), **body.model_dump()}
     upsert(session, AttemptClient, [row], ("run_id", "attempt", "client"))
-    note_sign_of_life(run)
+    runs.note_sign_of_life(run)
     lost = _lost_by_clients(session, run_id, attempt) if body.lost else before
     if lost > before:
         events.publish(session, ItemsLost(run_id, attempt, run.last_step or 0, lost, body.reason))
@@ -183,12 +180,12 @@ def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list
     return [each for each in attempts if each.attempt != attempt and abs(each.created_at_us - begun) <= within]
 
 
-def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
+def attempts_of_run(session: Session, run_id: str) -> Sequence[active_steps.AttemptStart]:
     """Return where every attempt of a run begins, in order; a session asks once."""
-    known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
+    known: dict[str, Sequence[active_steps.AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
         query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
-        known[run_id] = [AttemptStart(*row) for row in session.execute(query)]
+        known[run_id] = [active_steps.AttemptStart(*row) for row in session.execute(query)]
     return known[run_id]
 
 
@@ -222,7 +219,7 @@ def rows_of_steps(
     `columns` are the table's attempt and step; `first` ≤ step ≤ `last`. Raises AttemptNotFound.
     """
     if attempt is None:
-        return is_active(attempts_of_run(session, run_id), *columns, first, last)
+        return active_steps.is_active(attempts_of_run(session, run_id), *columns, first, last)
     check_attempt(session, run_id, attempt)
     number, step = columns
     return and_(number == attempt, step >= first, true() if last is None else step <= last)
@@ -233,7 +230,7 @@ def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) 
     if attempt is not None:
         check_attempt(session, run_id, attempt)
         return StepKey(run_id, attempt, step)
-    active = active_attempt_of(attempts_of_run(session, run_id), step)
+    active = active_steps.active_attempt_of(attempts_of_run(session, run_id), step)
     if active is None:
         raise AttemptNotFound(f"no attempt of the run holds step {step}")
     return StepKey(run_id, active, step)

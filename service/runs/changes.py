@@ -20,25 +20,13 @@ from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
 from foreshock.changes import CHANGE_KINDS, ChangeKind
 from foreshock.clock import now_us
 from foreshock.digests import canonical_json, digest_of_bytes
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.platform.parameters import (
-    NO_NUL,
-    AttemptQuery,
-    Cursor,
-    Limit,
-    Page,
-    StepPath,
-    decode_cursor,
-    page_of,
-)
-from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.runs.active_steps import ActiveRange, AttemptStart, active_attempt_of, active_ranges, is_active
+from foreshock_service.runs import active_steps, run_endpoints, runs
 from foreshock_service.runs.attempts import attempts_of_run, check_attempt, fingerprints_of_attempts
 from foreshock_service.runs.events import ChangeAnnounced, StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run
 
 router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
 
@@ -47,7 +35,7 @@ MOST_SETUPS = 100
 LONGEST_SETUP = 100_000
 """Characters of a setup as JSON; a longer one is not stored."""
 
-Text = Annotated[str, StringConstraints(max_length=1000, pattern=NO_NUL)]
+Text = Annotated[str, StringConstraints(max_length=1000, pattern=parameters.NO_NUL)]
 Setup = Mapping[str, Any]
 """`engine`, `trainer` and `sampling`, each with its known fields; a part that is not known is absent."""
 
@@ -74,14 +62,14 @@ class _Chosen(NamedTuple):
     responses={200: {"model": ChangeRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_change(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     kind: ChangeKind,
     body: ChangePut,
     context: Context,
-    principal: Ingester,
+    principal: security.Ingester,
     response: Response,
-    attempt: AttemptQuery = 1,
+    attempt: parameters.AttemptQuery = 1,
 ) -> ChangeRecord:
     """Announce a change of the length cap, curriculum or data; the detectors' baselines begin anew at its step."""
     change, created = context.database.write(
@@ -94,15 +82,21 @@ def put_change(
 
 @router.get("")
 def list_changes(
-    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[ChangeRecord]:
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 200,
+) -> parameters.Page[ChangeRecord]:
     """List changes by step: announced ones, and those of the setup that the rollouts name."""
     with context.database.read() as session:
-        get_run(session, principal, run)
-        after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
+        runs.get_run(session, principal, run)
+        after = (
+            cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
+        )
         # The page before may have ended within a step.
         found = _changes(session, run, _Chosen(limit + 2 + len(CHANGE_KINDS), from_step=max(after[0], 0)))
-    return page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
+    return parameters.page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
 
 
 def note_setup(session: Session, step: Step, setup: str) -> None:
@@ -121,13 +115,13 @@ def note_setup(session: Session, step: Step, setup: str) -> None:
 
 
 def announce_change(
-    session: Session, events: EventBus, principal: Principal, key: StepKey, kind: ChangeKind, body: ChangePut
+    session: Session, events: EventBus, principal: security.Principal, key: StepKey, kind: ChangeKind, body: ChangePut
 ) -> tuple[ChangeRecord, bool]:
     """Store a change that the trainer announces, overwriting an older one of the kind at the step.
 
     Return it, and True if it is the first. The detectors replay from its step.
     """
-    lock_run(session, principal, key.run_id)
+    runs.lock_run(session, principal, key.run_id)
     check_attempt(session, key.run_id, key.attempt)
     values = {name: value for name, value in (("before", body.before), ("after", body.after)) if value is not None}
     row = {**key._asdict(), "kind": kind, "note": body.note, "values": values, "announced_at_us": now_us()}
@@ -144,11 +138,11 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
-def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[int]:
+def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart]) -> list[int]:
     """Return the active steps at which baselines begin anew, in order."""
     query = select(AnnouncedChange.step, AnnouncedChange.attempt).where(AnnouncedChange.run_id == run_id).distinct()
     found = session.execute(query)
-    return sorted(step for step, attempt in found if active_attempt_of(attempts, step) == attempt)
+    return sorted(step for step, attempt in found if active_steps.active_attempt_of(attempts, step) == attempt)
 
 
 def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:
@@ -156,7 +150,7 @@ def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecor
     attempts = attempts_of_run(session, run_id)
     table = AnnouncedChange
     query = select(table).where(
-        table.run_id == run_id, is_active(attempts, table.attempt, table.step, chosen.from_step)
+        table.run_id == run_id, active_steps.is_active(attempts, table.attempt, table.step, chosen.from_step)
     )
     order = (table.step.desc(), table.kind.desc()) if chosen.newest else (table.step, table.kind)
     announced = [_announced(each) for each in session.scalars(query.order_by(*order).limit(chosen.limit))]
@@ -164,12 +158,12 @@ def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecor
 
 
 def _observed(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], chosen: _Chosen
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], chosen: _Chosen
 ) -> Iterator[ChangeRecord]:
     """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
     query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
     setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
-    ranges = active_ranges(attempts)[::-1]
+    ranges = active_steps.active_ranges(attempts)[::-1]
     found_fingerprints = fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
     fingerprints = {attempt: canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
     before: tuple[str | None, int] | None = None
@@ -191,7 +185,7 @@ def _observed(
 
 
 def _within(
-    session: Session, run_id: str, active: ActiveRange, chosen: _Chosen, setups: dict[int, str]
+    session: Session, run_id: str, active: active_steps.ActiveRange, chosen: _Chosen, setups: dict[int, str]
 ) -> Iterator[ChangeRecord]:
     """Yield the changes at closed steps of one range whose shards name other setups than those of the step before."""
     previous = func.lag(Step.setups).over(order_by=Step.step).label("previous")
@@ -207,7 +201,7 @@ def _within(
             yield _of_setup(step, active.attempt, fields)
 
 
-def _naming_setups(run_id: str, active: ActiveRange) -> list[Any]:
+def _naming_setups(run_id: str, active: active_steps.ActiveRange) -> list[Any]:
     within = active.contains(Step.attempt, Step.step)
     return [Step.run_id == run_id, *within, Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
 

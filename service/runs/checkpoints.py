@@ -14,23 +14,12 @@ from foreshock.api.records import from_attributes, parse
 from foreshock.api.runs import CheckpointFormat, CheckpointRecord
 from foreshock.clock import now_us
 from foreshock.model_kind import ModelKind
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
-from foreshock_service.platform.parameters import (
-    AttemptQuery,
-    Cursor,
-    Limit,
-    Page,
-    StepPath,
-    decode_cursor,
-    page_of,
-)
-from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.runs.attempts import check_attempt
+from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run, note_derived_model_kind
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
@@ -69,13 +58,13 @@ class CheckpointPut(BaseModel):
     responses={200: {"model": CheckpointRecord, "description": "It was announced before; the newer words hold"}},
 )
 def put_checkpoint(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     body: CheckpointPut,
     context: Context,
-    principal: Ingester,
+    principal: security.Ingester,
     response: Response,
-    attempt: AttemptQuery = 1,
+    attempt: parameters.AttemptQuery = 1,
 ) -> CheckpointRecord:
     """Announce the weights that sampled a step."""
     checkpoint, created = context.database.write(
@@ -88,22 +77,26 @@ def put_checkpoint(
 
 @router.get("")
 def list_checkpoints(
-    run: RunIdentifier, context: Context, principal: Reader, cursor: Cursor = None, limit: Limit = 200
-) -> Page[CheckpointRecord]:
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 200,
+) -> parameters.Page[CheckpointRecord]:
     """List announced checkpoints, by step."""
     with context.database.read() as session:
-        get_run(session, principal, run)
-        after = decode_cursor(cursor, (int, int)) if cursor is not None else (-1, -1)
+        runs.get_run(session, principal, run)
+        after = parameters.decode_cursor(cursor, (int, int)) if cursor is not None else (-1, -1)
         position = (Checkpoint.step, Checkpoint.attempt)
         query = select(Checkpoint).where(Checkpoint.run_id == run, tuple_(*position) > after).order_by(*position)
         rows = [from_attributes(CheckpointRecord, row) for row in session.scalars(query.limit(limit + 1))]
-    return page_of(rows, limit, lambda row: (row.step, row.attempt))
+    return parameters.page_of(rows, limit, lambda row: (row.step, row.attempt))
 
 
 def announce_checkpoint(
     session: Session,
     events: EventBus,
-    principal: Principal,
+    principal: security.Principal,
     key: StepKey,
     body: CheckpointPut,
 ) -> tuple[CheckpointRecord, bool]:
@@ -111,11 +104,11 @@ def announce_checkpoint(
 
     The model kind in the announcement applies to the run unless the run declares another one.
     """
-    run = lock_run(session, principal, key.run_id)
-    check_attempt(session, key.run_id, key.attempt)
+    run = runs.lock_run(session, principal, key.run_id)
+    attempts.check_attempt(session, key.run_id, key.attempt)
     row = {**key._asdict(), "announced_at_us": now_us(), **body.model_dump()}
     created = insert_if_absent(session, Checkpoint, row)
     if not created:
         upsert(session, Checkpoint, [row], ("run_id", "attempt", "step"))
-    note_derived_model_kind(session, events, run, body.model_kind)
+    runs.note_derived_model_kind(session, events, run, body.model_kind)
     return parse(CheckpointRecord, row), created

@@ -20,24 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
+from foreshock import comparisons, rollouts
 from foreshock.api.runs import Coverage
-from foreshock.comparisons import split_comparison
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.parquet_files import RolloutFile
 from foreshock.rollouts.schema import are_log_probs
-from foreshock_service.platform.columnar import Column, ColumnTable, Labels
+from foreshock_service.platform import columnar, problem, security
 from foreshock_service.platform.context import ScoredShard, ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.problem import stored_file
-from foreshock_service.platform.security import Principal
-from foreshock_service.runs.attempts import resolve_step
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.measurements import MeasurementNotFound, check_comparison, summaries_of_steps
-from foreshock_service.runs.runs import get_run
-from foreshock_service.runs.shards import shards_with_tokens
-from foreshock_service.runs.steps import coverage_of_step
+from foreshock_service.runs import attempts, events, measurements, runs, shards, steps
 
 Scores = Mapping[str, NDArray[np.float32]]
 LOG_PROB = "log_prob."
@@ -63,13 +55,13 @@ class ChosenTokens:
         # Every token with a smaller |d| is not among the worst.
         self.least = 0.0
 
-    def add_rollout(self, shard: int, batch: RolloutBatch, scores: Scores, first: int, last: int) -> None:
+    def add_rollout(self, shard: int, batch: rollouts.RolloutBatch, scores: Scores, first: int, last: int) -> None:
         """Add the tokens of the one rollout in `batch` at positions `first` … `last`."""
         self.prompt = batch.prompt_token_ids.tolist()
         d = self._difference(scores, batch.num_tokens)
         self._add((shard, 0), batch, scores, d, np.arange(first, min(last + 1, batch.num_tokens)))
 
-    def add_worst(self, place: tuple[int, int], batch: RolloutBatch, scores: Scores, most: int) -> None:
+    def add_worst(self, place: tuple[int, int], batch: rollouts.RolloutBatch, scores: Scores, most: int) -> None:
         """Add those tokens of `batch` that may be among the worst; `place` is (shard, row group).
 
         Of equal |d|, the earlier place and token come first, in whatever order places are added.
@@ -87,22 +79,22 @@ class ChosenTokens:
         if self._kept > _CUT_AT * most:
             self._cut()
 
-    def table(self, scorers: Sequence[str]) -> ColumnTable:
+    def table(self, scorers: Sequence[str]) -> columnar.ColumnTable:
         """Return the tokens of all parts in the order of their places, with a column for each of `scorers`."""
         parts = [part for _, part in sorted(self.parts, key=lambda each: each[0])]
         names = [name for part in parts for name in part["sample_id"]]
         codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-        columns: dict[str, Column] = {
-            "sample_id": Labels(np.array([codes[name] for name in names], dtype=np.int32), tuple(codes))
+        columns: dict[str, columnar.Column] = {
+            "sample_id": columnar.Labels(np.array([codes[name] for name in names], dtype=np.int32), tuple(codes))
         }
         for column in ("shard", "position", "token_id", "generated", "d", *(LOG_PROB + name for name in scorers)):
             columns[column] = np.concatenate([_values(part, column) for part in parts])
-        return ColumnTable(columns)
+        return columnar.ColumnTable(columns)
 
     def _add(
         self,
         place: tuple[int, int],
-        batch: RolloutBatch,
+        batch: rollouts.RolloutBatch,
         scores: Scores,
         d: NDArray[np.float64],
         positions: NDArray[np.int64],
@@ -162,11 +154,11 @@ _ROUNDING = 1e-9
 
 def read_worst_first(
     context: ServiceContext,
-    key: StepKey,
+    key: events.StepKey,
     files: Sequence[Shard],
     bounds: Mapping[str, float],
     so_far: ChosenTokens,
-) -> Iterator[tuple[tuple[int, int], RolloutBatch]]:
+) -> Iterator[tuple[tuple[int, int], rollouts.RolloutBatch]]:
     """Yield ((shard, row group), rollouts) until no other row group can add to `so_far`.
 
     `bounds` has the largest |d| of rollouts by sample id; of others it is unknown. Raises TokensGone, TokensDamaged.
@@ -174,7 +166,7 @@ def read_worst_first(
     opened: dict[int, RolloutFile] = {}
     order: list[tuple[float, int, int]] = []
     for file in files:
-        with stored_file(f"shard {file.shard} of step {key.step}"):
+        with problem.stored_file(f"shard {file.shard} of step {key.step}"):
             opened[file.shard] = RolloutFile(context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS)
         for group, names in enumerate(opened[file.shard].sample_ids):
             bound = max((bounds.get(name, math.inf) for name in names), default=-math.inf)
@@ -183,16 +175,16 @@ def read_worst_first(
         # The first is read in any case: its columns say which scores there are.
         if place and -negative_bound < so_far.least:
             return
-        with stored_file(f"shard {shard} of step {key.step}"):
+        with problem.stored_file(f"shard {shard} of step {key.step}"):
             batch = opened[shard].read(group)
         yield (shard, group), batch
 
 
-def bounds_of_rollouts(session: Session, key: StepKey, comparison: str) -> dict[str, float]:
+def bounds_of_rollouts(session: Session, key: events.StepKey, comparison: str) -> dict[str, float]:
     """Return at most how large |d| of a token of each rollout is, by sample id, for those whose summary says it."""
     if not _LOGGED.issuperset(comparison.split("/")):
         return {}
-    stored = summaries_of_steps(session, [key], comparison).get(key)
+    stored = measurements.summaries_of_steps(session, [key], comparison).get(key)
     if stored is None:
         return {}
     summaries = RolloutSummaries.from_bytes(stored)
@@ -206,7 +198,7 @@ def bounds_of_rollouts(session: Session, key: StepKey, comparison: str) -> dict[
     return bounds
 
 
-def scores_of(context: ServiceContext, session: Session, key: StepKey, batch: RolloutBatch) -> Scores:
+def scores_of(context: ServiceContext, session: Session, key: events.StepKey, batch: rollouts.RolloutBatch) -> Scores:
     """Return every score of the rollouts by name, [T]: those that they came with, and those of probes."""
     scores: dict[str, NDArray[np.float32]] = {}
     if batch.rollout_log_probs is not None:
@@ -245,7 +237,7 @@ class TokenSample:
 
 def sample_tokens(
     context: ServiceContext,
-    principal: Principal,
+    principal: security.Principal,
     run_id: str,
     step: int,
     attempt: int | None,
@@ -256,23 +248,23 @@ def sample_tokens(
 
     Raises UnknownComparison, StepNotFound, TokensPurged, and MeasurementNotFound if one of the scores is missing.
     """
-    check_comparison(comparison)
-    target, behaviour = split_comparison(comparison)
+    measurements.check_comparison(comparison)
+    target, behaviour = comparisons.split_comparison(comparison)
     drawn_log_behaviour, drawn_d = [np.zeros(0, dtype=np.float32)], [np.zeros(0)]
     drawn_from = groups_read = 0
     is_compared = False
     with context.database.read() as session:
-        get_run(session, principal, run_id)
-        key = resolve_step(session, run_id, step, attempt)
-        coverage = coverage_of_step(session, key)
+        runs.get_run(session, principal, run_id)
+        key = attempts.resolve_step(session, run_id, step, attempt)
+        coverage = steps.coverage_of_step(session, key)
         random = np.random.default_rng(_seed(key))
-        opened, is_every_file = _some_files(context, key, shards_with_tokens(session, key), random)
+        opened, is_every_file = _some_files(context, key, shards.shards_with_tokens(session, key), random)
         groups = [(shard, group) for shard, found in opened.items() for group in range(len(found.sample_ids))]
         for at in random.permutation(len(groups))[:MOST_GROUPS_READ].tolist():
             if drawn_from >= ENOUGH_TOKENS:
                 break
             shard, group = groups[at]
-            with stored_file(f"shard {shard} of step {step}"):
+            with problem.stored_file(f"shard {shard} of step {step}"):
                 batch = opened[shard].read(group)
             groups_read += 1
             scores = scores_of(context, session, key, batch)
@@ -286,7 +278,7 @@ def sample_tokens(
             drawn_log_behaviour.append(scores[behaviour][usable])
             drawn_d.append(d[usable])
     if not is_compared:
-        raise MeasurementNotFound(f"step {step} of attempt {key.attempt} has no {comparison}")
+        raise measurements.MeasurementNotFound(f"step {step} of attempt {key.attempt} has no {comparison}")
     kept = random.permutation(drawn_from)[:most]
     return TokenSample(
         comparison,
@@ -301,18 +293,18 @@ def sample_tokens(
 
 
 def _some_files(
-    context: ServiceContext, key: StepKey, files: Sequence[Shard], random: np.random.Generator
+    context: ServiceContext, key: events.StepKey, files: Sequence[Shard], random: np.random.Generator
 ) -> tuple[dict[int, RolloutFile], bool]:
     """Return at most MOST_GROUPS_READ of the files by shard, opened, and whether those are all."""
     opened: dict[int, RolloutFile] = {}
     # Opening a file reads all its sample ids.
     for at in sorted(random.permutation(len(files))[:MOST_GROUPS_READ].tolist()):
         file = files[at]
-        with stored_file(f"shard {file.shard} of step {key.step}"):
+        with problem.stored_file(f"shard {file.shard} of step {key.step}"):
             opened[file.shard] = RolloutFile(context.store.file(file.file), stored_limits(), only=TOKEN_COLUMNS)
     return opened, len(opened) == len(files)
 
 
-def _seed(key: StepKey) -> int:
+def _seed(key: events.StepKey) -> int:
     """Return a seed that depends on nothing but the step."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, key)).encode()).digest()[:8], "big")

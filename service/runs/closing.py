@@ -20,15 +20,13 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Step
-from foreshock_service.runs.events import StepClosed, StepKey
+from foreshock_service.runs import events, runs, steps
 from foreshock_service.runs.folding import fold_step
 from foreshock_service.runs.lint.judging import judge_step
 from foreshock_service.runs.lint.service import evidence_of_step, store_verdict
 from foreshock_service.runs.measurements import has_measurement, store_measurements
-from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.runs.shard_decoding import FoldedStep
 from foreshock_service.runs.shards import ShardVersions, bring_up_to_date, shard_versions, statistics_of_step
-from foreshock_service.runs.steps import find_step, waiting_steps
 
 _TRIES = 5
 """Folds of a step, while shards keep arriving, before it is left to the sweeper."""
@@ -48,7 +46,7 @@ class _Fold:
     step: FoldedStep
 
 
-def store_fold(session: Session, key: StepKey, folded: FoldedStep, *, again: bool = False) -> None:
+def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, again: bool = False) -> None:
     """Store the measurements of a step and the lint's verdict on it; `again`: it has been closed before.
 
     The caller holds the run's lock.
@@ -82,7 +80,7 @@ def is_waiting(step: Step, grace_us: int | None = None) -> bool:
     return step.folded_shards < step.received_shards and due
 
 
-def try_to_close(context: ServiceContext, key: StepKey, grace_us: int | None = None) -> bool:
+def try_to_close(context: ServiceContext, key: events.StepKey, grace_us: int | None = None) -> bool:
     """Fold and close the step if `is_waiting`; return True if it is closed now.
 
     An error is logged and the step is left to the sweeper; its shards stay stored.
@@ -105,14 +103,14 @@ def close_waiting_steps(context: ServiceContext) -> int:
     """
     grace_us = int(context.settings.step_grace_seconds * 1e6)
     with context.database.read() as session:
-        keys = waiting_steps(session, now_us(), grace_us, _STEPS_PER_SWEEP)
+        keys = steps.waiting_steps(session, now_us(), grace_us, _STEPS_PER_SWEEP)
     return sum(try_to_close(context, key, grace_us) for key in keys)
 
 
-def _close(context: ServiceContext, key: StepKey, grace_us: int | None) -> bool:
+def _close(context: ServiceContext, key: events.StepKey, grace_us: int | None) -> bool:
     for _ in range(_TRIES):
         with context.database.read() as session:
-            step = find_step(session, key)
+            step = steps.find_step(session, key)
         if step is None or not is_waiting(step, grace_us):
             return step is not None and step.closed_at_us is not None
         bring_up_to_date(context, key)
@@ -128,7 +126,7 @@ def _close(context: ServiceContext, key: StepKey, grace_us: int | None) -> bool:
     return False
 
 
-def _fold(session: Session, key: StepKey) -> _Fold:
+def _fold(session: Session, key: events.StepKey) -> _Fold:
     parts = statistics_of_step(session, key)
     shards = frozenset((part.shard, part.statistics_version) for part in parts)
     measurements = fold_step(parts)
@@ -143,11 +141,11 @@ def _fold(session: Session, key: StepKey) -> _Fold:
 
 
 def _store(
-    context: ServiceContext, key: StepKey, fold: _Fold, session: Session
+    context: ServiceContext, key: events.StepKey, fold: _Fold, session: Session
 ) -> Literal["closed", "changed", "deleted"]:
     """Store the fold and close the step; `changed` if the step has other shards now, `deleted` if the run is gone."""
-    run = lock_run_for_background(session, key.run_id)
-    step = find_step(session, key)
+    run = runs.lock_run_for_background(session, key.run_id)
+    step = steps.find_step(session, key)
     if run is None or step is None:
         return "deleted"
     if shard_versions(session, key) != fold.shards:
@@ -157,5 +155,5 @@ def _store(
         mark_closed(step)
         store_fold(session, key, fold.step, again=again)
         session.flush()
-        context.events.publish(session, StepClosed(*key))
+        context.events.publish(session, events.StepClosed(*key))
     return "closed"

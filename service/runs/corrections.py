@@ -13,10 +13,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import from_attributes
-from foreshock.api.runs import Coverage
+from foreshock import comparisons, errors
+from foreshock.api import records, runs
 from foreshock.api.steps import AffectedRecord, CorrectionRecord, CorrectionsRecord, PopulationRecord
-from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import (
     CORRECTIONS,
     Evaluation,
@@ -25,18 +24,10 @@ from foreshock.corrections import (
     Threshold,
     correction_named,
 )
-from foreshock.errors import InvalidArgumentError
-from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures import comparison_statistics, rollout_summaries
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.parameters import ActiveOrAttempt, Name, StepPath
-from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.runs.curves import Comparison
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.measurements import stored_statistics
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.steps import coverage_of_step, with_shards
+from foreshock_service.runs import curves, events, measurements, run_endpoints, steps
 
 TOO_LARGE = "a value too large for a float64 is null"
 
@@ -45,26 +36,26 @@ router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
 
 @router.get("/corrections")
 def read_corrections(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     context: Context,
-    principal: Reader,
-    comparison: Comparison = TRAINER_ROLLOUT,
-    correction: Annotated[list[Name] | None, Query(max_length=50, description="absent: all")] = None,
+    principal: security.Reader,
+    comparison: curves.Comparison = comparisons.TRAINER_ROLLOUT,
+    correction: Annotated[list[parameters.Name] | None, Query(max_length=50, description="absent: all")] = None,
     threshold: Annotated[
-        list[Name] | None,
+        list[parameters.Name] | None,
         Query(
             max_length=50,
             description="`2`, or `0.5_5` for two bounds; of one correction; absent: the thresholds in use",
         ),
     ] = None,
-    attempt: ActiveOrAttempt = None,
+    attempt: parameters.ActiveOrAttempt = None,
 ) -> CorrectionsRecord:
     """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
     try:
         requested = list(_requested(correction or (), threshold or ()))
-    except InvalidArgumentError as error:
-        raise InvalidRequest(f"query.{error.argument}: {error.message}") from error
+    except errors.InvalidArgumentError as error:
+        raise problem.InvalidRequest(f"query.{error.argument}: {error.message}") from error
     with context.database.read() as session:
         pair = read_pair(session, principal, run, step, attempt, comparison)
         evaluator = Evaluator(pair.statistics, pair.summaries)
@@ -77,13 +68,13 @@ def read_corrections(
             coverage=pair.coverage,
             items=tuple(_evaluation_record(evaluator.evaluate(*each)) for each in requested),
         )
-        return with_shards(session, run, step, attempt, record)
+        return steps.with_shards(session, run, step, attempt, record)
 
 
 def _requested(corrections: Sequence[str], thresholds: Sequence[str]) -> Iterator[tuple[str, Threshold | None]]:
     """Yield the names and thresholds to evaluate; a correction without a threshold in use is listed once."""
     if thresholds and len(corrections) != 1:
-        raise InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
+        raise errors.InvalidArgumentError("belongs to one correction: name it with `correction`", "threshold")
     for name in corrections or CORRECTIONS:
         correction = correction_named(name)
         named = tuple(correction.threshold(text) for text in thresholds)
@@ -99,26 +90,26 @@ class MeasuredPair:
     attempt: int
     step: int
     comparison: str
-    statistics: ComparisonStatistics
-    summaries: RolloutSummaries
-    coverage: Coverage
+    statistics: comparison_statistics.ComparisonStatistics
+    summaries: rollout_summaries.RolloutSummaries
+    coverage: runs.Coverage
 
 
 def read_pair(
-    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> MeasuredPair:
     """Return statistics and summaries of a comparison at a step; raise MeasurementNotFound, StatisticsOutOfDate."""
-    found = stored_statistics(session, principal, run_id, step, attempt, comparison)
+    found = measurements.stored_statistics(session, principal, run_id, step, attempt, comparison)
     assert found.summaries is not None, "every comparison of two scores has summaries"
-    statistics = ComparisonStatistics.from_bytes(found.statistics)
+    statistics = comparison_statistics.ComparisonStatistics.from_bytes(found.statistics)
     return MeasuredPair(
         run_id,
         found.attempt,
         step,
         comparison,
         statistics,
-        RolloutSummaries.from_bytes(found.summaries),
-        coverage_of_step(session, StepKey(found.run_id, found.attempt, step), statistics.rollouts),
+        rollout_summaries.RolloutSummaries.from_bytes(found.summaries),
+        steps.coverage_of_step(session, events.StepKey(found.run_id, found.attempt, step), statistics.rollouts),
     )
 
 
@@ -154,7 +145,7 @@ def _evaluation_record(found: Evaluation) -> CorrectionRecord:
         threshold_used=_text(found.used),
         exact=found.is_exact,
         **figures,
-        affected=from_attributes(
+        affected=records.from_attributes(
             AffectedRecord, affected, touched=_population(affected.touched), untouched=_population(affected.untouched)
         ),
         not_estimable=found.not_estimable,

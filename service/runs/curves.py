@@ -21,47 +21,24 @@ from foreshock.errors import did_you_mean
 from foreshock.measures.registry import MEASURES, measure_named
 from foreshock.measures.statistics.conditions import CONDITIONS
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
-from foreshock_service.platform.columnar import (
-    FORMATS,
-    JSON_MEDIA_TYPE,
-    ColumnTable,
-    Format,
-    Kind,
-    check_answer,
-    choose_format,
-    columnar_response,
-    keep_extremes,
-    read_columns,
-    render,
-    table_of_lists,
-)
+from foreshock_service.platform import columnar, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import measurements
-from foreshock_service.platform.parameters import (
-    LARGEST_STEP,
-    ActiveOrAttempt,
-    FromStep,
-    MaxPoints,
-    Name,
-    Page,
-    StepPath,
-    ToStep,
-    check_step_range,
-)
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.runs.attempts import attempts_of_run, resolve_step, rows_of_steps
+from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.measurements import check_comparison, read_statistics
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run
 from foreshock_service.runs.steps import coverage_of_step, incomplete_steps, statistics_steps, with_shards
 
 router = APIRouter(prefix="/v1", tags=["measurements"])
 
 By = Literal["probability", "position", "turn", "length", "entropy", "lag", "token_id"]
-Comparison = Annotated[Name, Query(description="`target/behaviour`")]
+Comparison = Annotated[parameters.Name, Query(description="`target/behaviour`")]
 
-_KEYS: Mapping[str, Kind] = {"step": "integer", "attempt": "integer", "comparison": "label", "from_sample": "boolean"}
+_KEYS: Mapping[str, columnar.Kind] = {
+    "step": "integer",
+    "attempt": "integer",
+    "comparison": "label",
+    "from_sample": "boolean",
+}
 
 
 class MeasurementColumns(BaseModel):
@@ -85,7 +62,7 @@ class MeasurementsRead(BaseModel):
     )
 
 
-class UnknownMeasure(ProblemError):
+class UnknownMeasure(problem.ProblemError):
     """Unknown measure: the name is not registered."""
 
     status = 422
@@ -100,7 +77,7 @@ class CurveQuery:
     measures: Sequence[str] = ()
     attempt: int | None = None
     from_step: int = 0
-    to_step: int = LARGEST_STEP
+    to_step: int = parameters.LARGEST_STEP
     max_points: int | None = None
 
 
@@ -108,14 +85,14 @@ class CurveQuery:
 class Curves:
     """Rows by comparison and step: step, attempt, comparison, from_sample, then the measures, NaN if missing."""
 
-    table: ColumnTable
+    table: columnar.ColumnTable
     measures: tuple[str, ...]
     incomplete: tuple[IncompleteStep, ...] = ()
     """Those of the steps that closed without some of their shards."""
     statistics: tuple[StatisticsStep, ...] = ()
     """Those of the steps of which shards were sent as statistics."""
 
-    def by_comparison(self) -> dict[str, ColumnTable]:
+    def by_comparison(self) -> dict[str, columnar.ColumnTable]:
         """Return the rows of each comparison."""
         names = self.table.strings("comparison")
         groups = self.table.groups("comparison")
@@ -123,27 +100,27 @@ class Curves:
 
 
 @router.get("/measures")
-def list_measures(_: Reader) -> Page[MeasureRecord]:
+def list_measures(_: security.Reader) -> parameters.Page[MeasureRecord]:
     """List all registered measures."""
-    return Page(items=[from_attributes(MeasureRecord, measure) for measure in MEASURES])
+    return parameters.Page(items=[from_attributes(MeasureRecord, measure) for measure in MEASURES])
 
 
-@router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=FORMATS)
+@router.get("/runs/{run}/measurements", response_model=MeasurementsRead, responses=columnar.FORMATS)
 def read_measurements(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     request: Request,
     context: Context,
-    principal: Reader,
-    comparison: Annotated[list[Name] | None, Query(max_length=100, description="absent: all")] = None,
-    measure: Annotated[list[Name] | None, Query(max_length=200, description="absent: all")] = None,
-    from_step: FromStep = 0,
-    to_step: ToStep = LARGEST_STEP,
-    attempt: ActiveOrAttempt = None,
-    max_points: MaxPoints = None,
-    format_name: Format = None,
+    principal: security.Reader,
+    comparison: Annotated[list[parameters.Name] | None, Query(max_length=100, description="absent: all")] = None,
+    measure: Annotated[list[parameters.Name] | None, Query(max_length=200, description="absent: all")] = None,
+    from_step: parameters.FromStep = 0,
+    to_step: parameters.ToStep = parameters.LARGEST_STEP,
+    attempt: parameters.ActiveOrAttempt = None,
+    max_points: parameters.MaxPoints = None,
+    format_name: columnar.Format = None,
 ) -> Response:
     """Return curves over steps, by column: JSON, CSV or Parquet. A curve of `max_points` is one comparison."""
-    media_type = choose_format(request.headers.get("accept"), format_name)
+    media_type = columnar.choose_format(request.headers.get("accept"), format_name)
     query = CurveQuery(comparison or (), measure or (), attempt, from_step, to_step, max_points)
     with context.database.read() as session:
         curves = read_curves(session, context, principal, run, query)
@@ -151,31 +128,33 @@ def read_measurements(
         "incomplete_steps": [to_json(step) for step in curves.incomplete],
         "statistics_steps": [to_json(step) for step in curves.statistics],
     }
-    return columnar_response(request, render(curves.table, media_type, beside), media_type)
+    return columnar.columnar_response(request, columnar.render(curves.table, media_type, beside), media_type)
 
 
-@router.get("/runs/{run}/steps/{step}/buckets", response_model=BucketsRecord | TokenIdsRecord, responses=FORMATS)
+@router.get(
+    "/runs/{run}/steps/{step}/buckets", response_model=BucketsRecord | TokenIdsRecord, responses=columnar.FORMATS
+)
 def read_buckets(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     request: Request,
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     comparison: Comparison = TRAINER_ROLLOUT,
     by: Annotated[By, Query(description="condition that defines the buckets")] = "probability",
     limit: Annotated[int, Query(ge=1, le=KEPT_TOKEN_IDS, description="maximum number of token ids")] = KEPT_TOKEN_IDS,
-    attempt: ActiveOrAttempt = None,
-    format_name: Format = None,
+    attempt: parameters.ActiveOrAttempt = None,
+    format_name: columnar.Format = None,
 ) -> Response:
     """Return the mismatch in buckets of the token's probability under the behaviour score, or of another condition.
 
     Buckets without tokens are included; if all are empty, the rollouts do not contain the condition. CSV and Parquet
     have a row for each bucket, low ≤ value < high (empty: unbounded), or for each token id.
     """
-    media_type = choose_format(request.headers.get("accept"), format_name)
+    media_type = columnar.choose_format(request.headers.get("accept"), format_name)
     with context.database.read() as session:
         statistics = read_statistics(session, principal, run, step, attempt, comparison)
-        coverage = coverage_of_step(session, resolve_step(session, run, step, attempt), statistics.rollouts)
+        coverage = coverage_of_step(session, attempts.resolve_step(session, run, step, attempt), statistics.rollouts)
         found: BucketsRecord | TokenIdsRecord
         if by == "token_id":
             ids = statistics.token_id_table(limit)
@@ -200,42 +179,46 @@ def read_buckets(
                 coverage=coverage,
             )
         shown = to_json(with_shards(session, run, step, attempt, found))
-    if media_type == JSON_MEDIA_TYPE:
-        return columnar_response(request, orjson.dumps(shown), media_type)
+    if media_type == columnar.JSON_MEDIA_TYPE:
+        return columnar.columnar_response(request, orjson.dumps(shown), media_type)
     bounds = {"low": shown["edges"][:-1], "high": shown["edges"][1:]} if "edges" in shown else {}
-    return columnar_response(request, render(table_of_lists({**bounds, **shown["columns"]}), media_type), media_type)
+    return columnar.columnar_response(
+        request, columnar.render(columnar.table_of_lists({**bounds, **shown["columns"]}), media_type), media_type
+    )
 
 
 def read_curves(
-    session: Session, context: ServiceContext, principal: Principal, run_id: str, query: CurveQuery
+    session: Session, context: ServiceContext, principal: security.Principal, run_id: str, query: CurveQuery
 ) -> Curves:
     """Return the curves of a run.
 
     Raises UnknownMeasure and UnknownComparison, naming what is not known, and AnswerTooLarge beyond the settings' caps.
     """
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     measures = tuple(columns_of(query.measures))
     for comparison in query.comparisons:
         if comparison != STEP_ROW:
             check_comparison(comparison)
-    check_step_range(query.from_step, query.to_step)
+    parameters.check_step_range(query.from_step, query.to_step)
     settings, wide = context.settings, measurements.c
-    kinds: dict[str, Kind] = {**_KEYS, **dict.fromkeys(measures, "float")}
-    chosen = rows_of_steps(session, run_id, query.attempt, (wide.attempt, wide.step), query.from_step, query.to_step)
+    kinds: dict[str, columnar.Kind] = {**_KEYS, **dict.fromkeys(measures, "float")}
+    chosen = attempts.rows_of_steps(
+        session, run_id, query.attempt, (wide.attempt, wide.step), query.from_step, query.to_step
+    )
     statement = select(*(wide[name] for name in kinds)).where(wide.run_id == run_id, chosen)
     if query.comparisons:
         statement = statement.where(wide.comparison.in_(query.comparisons))
     most = settings.max_answer_values if query.max_points is None else settings.max_read_values
-    table = read_columns(session, statement, kinds, most).sorted_by("comparison", "step", "attempt")
+    table = columnar.read_columns(session, statement, kinds, most).sorted_by("comparison", "step", "attempt")
     incomplete = tuple(incomplete_steps(session, run_id))
-    sent = tuple(statistics_steps(session, run_id, attempts_of_run(session, run_id)))
+    sent = tuple(statistics_steps(session, run_id, attempts.attempts_of_run(session, run_id)))
     if incomplete or sent:
         shown = set(zip(table.array("step").tolist(), table.array("attempt").tolist(), strict=True))
         incomplete = tuple(step for step in incomplete if (step.step, step.attempt) in shown)
         sent = tuple(step for step in sent if (step.step, step.attempt) in shown)
     if query.max_points is not None:
-        table = keep_extremes(table, ("comparison",), measures, query.max_points)
-    check_answer(table, settings.max_answer_values)
+        table = columnar.keep_extremes(table, ("comparison",), measures, query.max_points)
+    columnar.check_answer(table, settings.max_answer_values)
     return Curves(table, measures, incomplete, sent)
 
 

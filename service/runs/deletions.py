@@ -18,16 +18,13 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.runs import DeletionRecord
 from foreshock.clock import now_us
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion
 from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import Cursor, Limit, Page, decode_cursor, page_of
-from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.platform.security import Administrator, Principal
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import events, runs
 from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run
 
 router = APIRouter(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
 
@@ -46,7 +43,7 @@ class DeletionCreate(BaseModel):
 
 @router.post("", status_code=status.HTTP_202_ACCEPTED)
 def request_deletion(
-    run: RunIdentifier, body: DeletionCreate, context: Context, principal: Administrator
+    run: RunIdentifier, body: DeletionCreate, context: Context, principal: security.Administrator
 ) -> DeletionRecord:
     """Delete the tokens of rollouts by sample or group id, now and when they are sent again; aggregates stay."""
     made = context.database.write(lambda session: store_deletion(session, principal, run, body))
@@ -55,11 +52,11 @@ def request_deletion(
 
 @router.get("")
 def list_deletions(
-    run: RunIdentifier, context: Context, principal: Administrator, cursor: Cursor = None, limit: Limit = 50
+    run: RunIdentifier, context: Context, principal: security.Administrator, cursor: Cursor = None, limit: Limit = 50
 ) -> Page[DeletionRecord]:
     """List the deletions of the run, newest first, and how far they are."""
     with context.database.read() as session:
-        get_run(session, principal, run)
+        runs.get_run(session, principal, run)
         keys = (Deletion.requested_at_us, Deletion.id)
         query = select(Deletion).where(Deletion.run_id == run).order_by(*(key.desc() for key in keys))
         if cursor is not None:
@@ -103,11 +100,11 @@ def _digest(run_id: str, text: str) -> str:
     return hashlib.sha256(f"{run_id}\0{text}".encode()).hexdigest()
 
 
-def store_deletion(session: Session, principal: Principal, run_id: str, body: DeletionCreate) -> Deletion:
+def store_deletion(session: Session, principal: security.Principal, run_id: str, body: DeletionCreate) -> Deletion:
     """Store the request; the rollouts go in the background. Raises InvalidRequest without an id, RunDeleted."""
     if not body.sample_ids and not body.group_ids:
-        raise InvalidRequest("body: name at least one id in sample_ids or group_ids")
-    run = lock_run(session, principal, run_id)
+        raise problem.InvalidRequest("body: name at least one id in sample_ids or group_ids")
+    run = runs.lock_run(session, principal, run_id)
     ids = DeletedIds.of(run_id, body.sample_ids, body.group_ids)
     run.deletions += 1
     deletion = Deletion(
@@ -117,7 +114,7 @@ def store_deletion(session: Session, principal: Principal, run_id: str, body: De
     )  # fmt: skip
     session.add(deletion)
     asked = {"sample_ids": len(ids.samples), "group_ids": len(ids.groups)}
-    record(session, principal, "rollouts.delete", deletion.id, project=run.project, run_id=run_id, after=asked)
+    audit.record(session, principal, "rollouts.delete", deletion.id, project=run.project, run_id=run_id, after=asked)
     session.flush()
     return deletion
 
@@ -131,7 +128,7 @@ def deletion_record(row: Deletion) -> DeletionRecord:
     )  # fmt: skip
 
 
-def search_step_again(session: Session, key: StepKey) -> None:
+def search_step_again(session: Session, key: events.StepKey) -> None:
     """Make the deletions of the run search a step again that got rollouts. The run is locked."""
     beyond: ColumnElement[bool] = or_(
         Deletion.attempt > key.attempt, (Deletion.attempt == key.attempt) & (Deletion.step > key.step - 1)

@@ -8,8 +8,7 @@ from typing import cast
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
-from foreshock.api.diagnosis import Diagnosis, RunVerdict, Verdict, diagnosis_of
-from foreshock.api.records import to_json
+from foreshock.api import diagnosis, records
 from foreshock.clock import now_us
 from foreshock.diagnosis.diagnose import JUDGE_VERSION, History, diagnose
 from foreshock_service.platform.database.engine import upsert
@@ -24,13 +23,13 @@ NOTHING_YET = diagnose(History())
 """The diagnosis of a run without data."""
 
 
-def find_diagnosis(session: Session, run_id: str) -> Diagnosis | None:
+def find_diagnosis(session: Session, run_id: str) -> diagnosis.Diagnosis | None:
     """Return the stored diagnosis; None if none is stored yet."""
     stored = session.execute(_STORED, {"run_id": run_id}).first()
-    return None if stored is None else diagnosis_of(stored.document)
+    return None if stored is None else diagnosis.diagnosis_of(stored.document)
 
 
-def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, RunVerdict]:
+def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, diagnosis.RunVerdict]:
     """Return the verdict and the headline of each run, in one query; without a row those of a run without data."""
     table = StoredDiagnosis
     query = select(
@@ -38,8 +37,8 @@ def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Ru
     ).where(table.run_id.in_(run_ids))
     found = dict.fromkeys(run_ids, NOTHING_YET.summary)
     for run_id, verdict, since, headline, observed_step, revision in session.execute(query):
-        found[run_id] = RunVerdict(
-            verdict=cast(Verdict, verdict),
+        found[run_id] = diagnosis.RunVerdict(
+            verdict=cast(diagnosis.Verdict, verdict),
             since=since,
             headline=headline,
             observed_step=observed_step,
@@ -48,9 +47,9 @@ def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Ru
     return found
 
 
-def store_diagnosis(session: Session, run_id: str, found: Diagnosis, *, awaits_shards: bool) -> bool:
+def store_diagnosis(session: Session, run_id: str, found: diagnosis.Diagnosis, *, awaits_shards: bool) -> bool:
     """Store a diagnosis and return True; False if the stored one says the same. The run is locked."""
-    document = to_json(found)
+    document = records.to_json(found)
     before = session.execute(_STORED, {"run_id": run_id}).first()
     revision = 1
     if before is not None:
@@ -91,7 +90,7 @@ def runs_to_judge(session: Session, limit: int) -> Sequence[str]:
     return session.scalars(query.order_by(Run.created_at_us.desc(), Run.id).limit(limit)).all()
 
 
-def has_verdict(verdict: Verdict) -> ColumnElement[bool]:
+def has_verdict(verdict: diagnosis.Verdict) -> ColumnElement[bool]:
     """Return the condition that a run has this verdict; a run without a stored diagnosis is "unknown"."""
     stored = select(StoredDiagnosis.run_id).where(StoredDiagnosis.run_id == Run.id)
     if verdict == "unknown":

@@ -14,9 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.measures import comparison_statistics, rollout_summaries
 from foreshock.measures.comparison import Comparison
-from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.measures.step_statistics import StepStatistics
 
@@ -79,10 +78,11 @@ def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
         step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(part.statistics) for part in parts))
         return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)
     statistics = reduce(
-        ComparisonStatistics.merge, (ComparisonStatistics.from_bytes(part.statistics) for part in parts)
+        comparison_statistics.ComparisonStatistics.merge,
+        (comparison_statistics.ComparisonStatistics.from_bytes(part.statistics) for part in parts),
     )
-    summaries = RolloutSummaries.concat(
-        [RolloutSummaries.from_bytes(part.summaries) for part in parts if part.summaries is not None]
+    summaries = rollout_summaries.RolloutSummaries.concat(
+        [rollout_summaries.RolloutSummaries.from_bytes(part.summaries) for part in parts if part.summaries is not None]
     )
     return FoldedStatistics(
         comparison,
@@ -94,7 +94,7 @@ def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
     )
 
 
-def bucket_bytes(comparison: str, statistics: ComparisonStatistics) -> bytes | None:
+def bucket_bytes(comparison: str, statistics: comparison_statistics.ComparisonStatistics) -> bytes | None:
     """Return `FoldedStatistics.buckets` of a comparison."""
     if comparison != TRAINER_ROLLOUT:
         return None

@@ -26,16 +26,9 @@ from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Ingester, Principal
 from foreshock_service.platform.store.tokens import shard_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, received_upload
-from foreshock_service.runs.attempts import check_attempt
-from foreshock_service.runs.changes import note_setup
+from foreshock_service.runs import attempts, changes, deletions, events, run_endpoints, runs, shard_decoding, steps
 from foreshock_service.runs.closing import is_waiting, mark_closed, store_fold, try_to_close
-from foreshock_service.runs.deletions import search_step_again
-from foreshock_service.runs.events import ShardAwaitsOthers, StepClosed, StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run, note_upload
-from foreshock_service.runs.shard_decoding import DecodedShard, decode_shard, decode_statistics, is_intact
 from foreshock_service.runs.shards import add_shard, find_shard, set_file_bytes
-from foreshock_service.runs.steps import check_expected_shards, compared_ranks, count_shard, find_step, open_step
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
@@ -51,7 +44,7 @@ _logger = logging.getLogger(__name__)
 class ShardAddress:
     """Shard `shard` of the `shards` of a step, sent as tokens or as statistics."""
 
-    step_key: StepKey
+    step_key: events.StepKey
     shard: int
     shards: int
     as_statistics: bool = False
@@ -72,7 +65,7 @@ class _Stored(NamedTuple):
 
 @router.put("/rollouts/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=PARQUET_BODY)
 async def put_shard(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: StepPath,
     shard: ShardPath,
     request: Request,
@@ -83,7 +76,7 @@ async def put_shard(
     shards: Shards = 1,
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
-    address = ShardAddress(StepKey(run, attempt, step), shard, shards)
+    address = ShardAddress(events.StepKey(run, attempt, step), shard, shards)
     return await _receive(request, response, context, principal, address)
 
 
@@ -91,7 +84,7 @@ async def put_shard(
     "/statistics/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=STATISTICS_BODY
 )
 async def put_statistics(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: StepPath,
     shard: ShardPath,
     request: Request,
@@ -105,7 +98,7 @@ async def put_statistics(
 
     The body is made by `foreshock.statistics_shards`. A step may have shards of both kinds; one shard is of one kind.
     """
-    address = ShardAddress(StepKey(run, attempt, step), shard, shards, as_statistics=True)
+    address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics=True)
     return await _receive(request, response, context, principal, address)
 
 
@@ -136,11 +129,11 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
         )
     key = address.step_key
     with context.database.read() as session:
-        get_run(session, principal, key.run_id)
-        check_attempt(session, key.run_id, key.attempt)
-        step = find_step(session, key)
+        runs.get_run(session, principal, key.run_id)
+        attempts.check_attempt(session, key.run_id, key.attempt)
+        step = steps.find_step(session, key)
     if step is not None:
-        check_expected_shards(step, address.shards)
+        steps.check_expected_shards(step, address.shards)
 
 
 def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> ShardReceipt:
@@ -171,7 +164,7 @@ def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAd
 def _stored_before(session: Session, address: ShardAddress, digest: str) -> _Stored | None:
     """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
     key = address.step_key
-    step = find_step(session, key)
+    step = steps.find_step(session, key)
     shard = find_shard(session, key, address.shard) if step is not None else None
     if step is None or shard is None:
         return None
@@ -185,24 +178,24 @@ def _stored_before(session: Session, address: ShardAddress, digest: str) -> _Sto
 
 def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, upload: Upload) -> None:
     """Write the token file of a stored shard again if it is gone or damaged."""
-    if context.decoders.run(is_intact, context.store.file(shard.file)):
+    if context.decoders.run(shard_decoding.is_intact, context.store.file(shard.file)):
         return
     decoded = _decode_to(context, address, upload, shard.file, None)
 
     def note(session: Session) -> None:
         set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
         # The bytes may hold rollouts that were deleted since.
-        search_step_again(session, address.step_key)
+        deletions.search_step_again(session, address.step_key)
 
     context.database.write(note)
     _logger.warning("%s was gone or damaged, and is restored from the same bytes sent again", shard.file)
 
 
 def _decode_to(
-    context: ServiceContext, address: ShardAddress, upload: Upload, name: str, whole_step: StepKey | None
-) -> DecodedShard:
+    context: ServiceContext, address: ShardAddress, upload: Upload, name: str, whole_step: events.StepKey | None
+) -> shard_decoding.DecodedShard:
     """Decode and measure the upload, and publish its tokens in the store under `name`."""
-    decode = decode_statistics if address.as_statistics else decode_shard
+    decode = shard_decoding.decode_statistics if address.as_statistics else shard_decoding.decode_shard
     temporary = context.store.temporary_file()
     try:
         decoded = context.decoders.run(decode, upload.path, temporary, decode_limits(context.settings), whole_step)
@@ -246,25 +239,25 @@ def commit_shard(
     principal: Principal,
     address: ShardAddress,
     upload: Upload,
-    decoded: DecodedShard,
+    decoded: shard_decoding.DecodedShard,
     file: str,
 ) -> _Stored:
     """Insert the catalogue row with the shard's statistics, and close the step if this is its only shard."""
     key, measured = address.step_key, decoded.measured
-    run = lock_run(session, principal, key.run_id)
-    check_attempt(session, key.run_id, key.attempt)
+    run = runs.lock_run(session, principal, key.run_id)
+    attempts.check_attempt(session, key.run_id, key.attempt)
     stored = _stored_before(session, address, upload.digest)
     if stored is not None:
         return stored
-    step = find_step(session, key)
+    step = steps.find_step(session, key)
     if step is None:
-        step = open_step(session, key, address.shards)
-    check_expected_shards(step, address.shards)
-    count_shard(step, measured.rollouts, measured.tokens, measured.full_rollouts, measured.full_tokens)
-    note_setup(session, step, measured.setup)
+        step = steps.open_step(session, key, address.shards)
+    steps.check_expected_shards(step, address.shards)
+    steps.count_shard(step, measured.rollouts, measured.tokens, measured.full_rollouts, measured.full_tokens)
+    changes.note_setup(session, step, measured.setup)
     if decoded.step is not None:
         mark_closed(step)
-    note_upload(run, key.step, measured.rollouts, measured.tokens)
+    runs.note_upload(run, key.step, measured.rollouts, measured.tokens)
     # First: the rows of the shard have a foreign key to the row of the step.
     session.flush()
     shard = Shard(
@@ -284,13 +277,13 @@ def commit_shard(
     )
     add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
     if run.deletions:
-        search_step_again(session, key)
+        deletions.search_step_again(session, key)
     if address.shards > 1:
-        for compared in compared_ranks(session, key):
+        for compared in steps.compared_ranks(session, key):
             context.events.publish(session, compared)
     if decoded.step is not None:
         store_fold(session, key, decoded.step)
-        context.events.publish(session, StepClosed(*key))
+        context.events.publish(session, events.StepClosed(*key))
     elif step.received_shards < step.expected_shards and step.closed_at_us is None:
-        context.events.publish(session, ShardAwaitsOthers(*key))
+        context.events.publish(session, events.ShardAwaitsOthers(*key))
     return _Stored("stored", shard, step)

@@ -15,24 +15,20 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
 from foreshock.errors import did_you_mean
-from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.registry import MEASURES
+from foreshock.measures import comparison_statistics, registry
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
+from foreshock_service.platform import problem, security
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, measurements
 from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal
-from foreshock_service.runs.active_steps import AttemptStart, active_ranges, is_active
+from foreshock_service.runs import active_steps, folding, runs
 from foreshock_service.runs.attempts import resolve_step
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.folding import FoldedStatistics
-from foreshock_service.runs.runs import get_run
 
 _BEYOND_EVERY_STEP = 2**62
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
-_UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in MEASURES)
+_UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in registry.MEASURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +40,21 @@ class MeasuredStep:
     values: dict[str, float | None]
 
 
-class MeasurementNotFound(ProblemError):
+class MeasurementNotFound(problem.ProblemError):
     """Missing measurement: the step lacks the comparison, or has not closed yet."""
 
     status = 404
     problem_type = "measurement-not-found"
 
 
-class StatisticsOutOfDate(ProblemError):
+class StatisticsOutOfDate(problem.ProblemError):
     """Outdated statistics: measured by another release, and unreadable by this one."""
 
     status = 409
     problem_type = "statistics-out-of-date"
 
 
-class UnknownComparison(ProblemError):
+class UnknownComparison(problem.ProblemError):
     """Unknown comparison: not `target/behaviour` of two scorers."""
 
     status = 422
@@ -77,7 +73,7 @@ def check_comparison(name: str) -> None:
         )
 
 
-def store_measurements(session: Session, step: StepKey, folded: Sequence[FoldedStatistics]) -> None:
+def store_measurements(session: Session, step: StepKey, folded: Sequence[folding.FoldedStatistics]) -> None:
     """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL.
 
     The run is locked.
@@ -137,15 +133,15 @@ def is_run_out_of_date(session: Session, run_id: str) -> bool:
 
 
 def read_statistics(
-    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
-) -> ComparisonStatistics:
+    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
+) -> comparison_statistics.ComparisonStatistics:
     """Return the folded statistics of a comparison at a step; raises as `stored_statistics`."""
     found = stored_statistics(session, principal, run_id, step, attempt, comparison)
-    return ComparisonStatistics.from_bytes(found.statistics)
+    return comparison_statistics.ComparisonStatistics.from_bytes(found.statistics)
 
 
 def stored_statistics(
-    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None, comparison: str
+    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
 ) -> MeasurementStatistics:
     """Return the row with statistics and summaries of a comparison at a step.
 
@@ -153,7 +149,7 @@ def stored_statistics(
     measured it.
     """
     check_comparison(comparison)
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     found = session.get(MeasurementStatistics, (*key, comparison))
     if found is None:
@@ -171,7 +167,7 @@ def stored_statistics(
 def measures_of_active_steps(
     session: Session,
     run_id: str,
-    attempts: Sequence[AttemptStart],
+    attempts: Sequence[active_steps.AttemptStart],
     comparisons: Sequence[str],
     columns: Sequence[str],
     steps: tuple[int, int],
@@ -180,7 +176,7 @@ def measures_of_active_steps(
     table = measurements.c
     query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
         table.run_id == run_id,
-        is_active(attempts, table.attempt, table.step, *steps),
+        active_steps.is_active(attempts, table.attempt, table.step, *steps),
         table.comparison.in_(comparisons),
     )
     values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
@@ -224,13 +220,13 @@ def newest_steps(
 
 
 def newest_rows(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], columns: Sequence[str], count: int
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], columns: Sequence[str], count: int
 ) -> list[tuple[Any, ...]]:
     """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order.
 
     Of steps without one of the two comparisons more are returned.
     """
-    ranges = active_ranges(attempts)
+    ranges = active_steps.active_ranges(attempts)
     if not ranges:
         return []
     newest, table = ranges[0], measurements.c
@@ -238,7 +234,7 @@ def newest_rows(
     found = [tuple(row) for row in session.execute(_rows_of_attempt(tuple(columns)), within)]
     if len(ranges) > 1 and len(found) < 2 * count:
         # However many attempts came before, one query more.
-        earlier = is_active(attempts, table.attempt, table.step, 0, newest.first - 1)
+        earlier = active_steps.is_active(attempts, table.attempt, table.step, 0, newest.first - 1)
         query = _rows_of_comparisons(tuple(columns)).where(earlier)
         rest = session.execute(query, {"run_id": run_id, "rows": 2 * count - len(found)})
         found += [tuple(row) for row in rest]

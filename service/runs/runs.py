@@ -9,21 +9,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
-from foreshock.api.diagnosis import Verdict
-from foreshock.api.records import from_attributes
+from foreshock import errors, page_addresses
+from foreshock.api import diagnosis, records
 from foreshock.api.runs import AdviceMode, RunRecord, ShownRunState
 from foreshock.clock import now_us
 from foreshock.diagnosis.quantities import check_declared
-from foreshock.errors import RUN_NOT_FOUND
 from foreshock.model_kind import ModelKind
-from foreshock.page_addresses import DEFAULT_PROJECT
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.platform.parameters import Name, Page, decode_cursor, page_of
-from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal, ScopeMissing
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import (
@@ -43,20 +39,20 @@ def _declared(names: dict[str, str]) -> dict[str, str]:
     return names
 
 
-ScalarNames = Annotated[dict[Name, Name], AfterValidator(_declared), Field(max_length=100)]
+ScalarNames = Annotated[dict[parameters.Name, parameters.Name], AfterValidator(_declared), Field(max_length=100)]
 """What the run calls the quantities that are watched: {"reward": "my/score"}."""
 
 
 class RunCreate(BaseModel):
     """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
 
-    key: Name = Field(description="the client's own name for the run, unique in the project")
-    project: Name = DEFAULT_PROJECT
-    name: Name | None = None
-    model: Name | None = None
-    trainer: Name | None = None
-    engine: Name | None = None
-    hardware: Name | None = None
+    key: parameters.Name = Field(description="the client's own name for the run, unique in the project")
+    project: parameters.Name = page_addresses.DEFAULT_PROJECT
+    name: parameters.Name | None = None
+    model: parameters.Name | None = None
+    trainer: parameters.Name | None = None
+    engine: parameters.Name | None = None
+    hardware: parameters.Name | None = None
     initial_learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     length_cap: int | None = Field(default=None, gt=0, lt=2**31)
     model_kind: ModelKind | None = Field(
@@ -76,7 +72,7 @@ class RunUpdate(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     state: RunState | None = None
-    name: Name | None = None
+    name: parameters.Name | None = None
     advice_mode: AdviceMode | None = None
     model_kind: ModelKind | None = Field(
         default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
@@ -96,7 +92,7 @@ class RunFilter(NamedTuple):
     model_kind: ModelKind | None = None
     states: tuple[ShownRunState, ...] = ()
     search: str | None = None
-    verdict: Verdict | None = None
+    verdict: diagnosis.Verdict | None = None
 
 
 class FoundRun(Protocol):
@@ -116,21 +112,21 @@ _MOST_PROJECTS = 10
 _AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
 
 
-class RunNotFound(ProblemError):
+class RunNotFound(problem.ProblemError):
     """Missing run: none with this id or key is visible to this API key."""
 
     status = 404
-    problem_type = RUN_NOT_FOUND
+    problem_type = errors.RUN_NOT_FOUND
 
 
-class RunDeleted(ProblemError):
+class RunDeleted(problem.ProblemError):
     """Deleted run: it accepts no data and returns none."""
 
     status = 410
     problem_type = "run-deleted"
 
 
-class RunKeyAmbiguous(ProblemError):
+class RunKeyAmbiguous(problem.ProblemError):
     """A run key without its project that several visible projects have."""
 
     status = 409
@@ -223,9 +219,9 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
     return run, created
 
 
-def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> Page[RunRecord]:
+def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> parameters.Page[RunRecord]:
     """Return one page of the chosen runs that are not deleted, newest first."""
-    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
+    after = cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else None
     query = select(Run).where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
     for column, value in ((Run.key, chosen.key), (Run.model, chosen.model)):
         if value is not None:
@@ -242,13 +238,13 @@ def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: in
     if after is not None:
         query = query.where(tuple_(Run.created_at_us, Run.id) < after)
     runs = session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit + 1)).all()
-    return page_of(run_records(session, runs), limit, lambda run: (run.created_at_us, run.id))
+    return parameters.page_of(run_records(session, runs), limit, lambda run: (run.created_at_us, run.id))
 
 
 def run_records(session: Session, runs: Sequence[Run]) -> list[RunRecord]:
     """Return runs as they are served, each with its diagnosis in one sentence; one query."""
     verdicts = verdicts_of_runs(session, [run.id for run in runs])
-    return [from_attributes(RunRecord, run, diagnosis=verdicts[run.id]) for run in runs]
+    return [records.from_attributes(RunRecord, run, diagnosis=verdicts[run.id]) for run in runs]
 
 
 def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
@@ -271,7 +267,7 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
     changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
     if changed:
         before = {name: before[name] for name in changed}
-        record(
+        audit.record(
             session, principal, "run.update", run.id, project=run.project, run_id=run.id, before=before, after=changed
         )
     return run
@@ -331,7 +327,7 @@ def delete_run(session: Session, events: EventBus, principal: Principal, run_id:
     run = lock_run(session, principal, run_id)
     run.deleted_at_us = run.updated_at_us = now_us()
     before = {"key": run.key, "state": run.state, "last_step": run.last_step}
-    record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
+    audit.record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
     events.publish(session, RunRemoved(run_id))
 
 

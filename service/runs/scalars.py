@@ -16,39 +16,15 @@ from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
 from foreshock.json_values import finite_or_none
-from foreshock_service.platform.columnar import (
-    FORMATS,
-    ColumnTable,
-    Format,
-    Kind,
-    check_answer,
-    choose_format,
-    columnar_response,
-    keep_extremes,
-    read_columns,
-    render,
-)
+from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
-from foreshock_service.platform.parameters import (
-    LARGEST_STEP,
-    ActiveOrAttempt,
-    AttemptQuery,
-    FromStep,
-    MaxPoints,
-    Name,
-    StepPath,
-    ToStep,
-    check_step_range,
-)
-from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.platform.settings import Settings
+from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.active_steps import AttemptStart, is_active
 from foreshock_service.runs.attempts import check_attempt, rows_of_steps
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run
 from foreshock_service.runs.steps import is_closed
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
@@ -56,7 +32,7 @@ router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
 FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""
 _KEY = ("run_id", "attempt", "step", "source", "name")
-_COLUMNS: Mapping[str, Kind] = {
+_COLUMNS: Mapping[str, columnar.Kind] = {
     "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
 }  # fmt: skip
 
@@ -64,8 +40,8 @@ _COLUMNS: Mapping[str, Kind] = {
 class ScalarsPut(BaseModel):
     """Values of one source for one step. Existing names are overwritten; other names of the source stay."""
 
-    source: Name = "trainer"
-    values: dict[Name, float | None] = Field(
+    source: parameters.Name = "trainer"
+    values: dict[parameters.Name, float | None] = Field(
         min_length=1, max_length=1000, description="null: the source computed a value that is not finite"
     )
 
@@ -88,43 +64,43 @@ class ScalarsRead(BaseModel):
 
 @router.put("/steps/{step}/scalars", status_code=status.HTTP_204_NO_CONTENT)
 def put_scalars(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     body: ScalarsPut,
     context: Context,
-    principal: Ingester,
-    attempt: AttemptQuery = 1,
+    principal: security.Ingester,
+    attempt: parameters.AttemptQuery = 1,
 ) -> None:
     """Store a source's values for a step. The request is idempotent."""
     key = StepKey(run, attempt, step)
     context.database.write(lambda session: store_scalars(session, context.events, principal, key, body))
 
 
-@router.get("/scalars", response_model=ScalarsRead, responses=FORMATS)
+@router.get("/scalars", response_model=ScalarsRead, responses=columnar.FORMATS)
 def read_scalars(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     request: Request,
     context: Context,
-    principal: Reader,
-    source: Annotated[list[Name] | None, Query(max_length=100)] = None,
-    name: Annotated[list[Name] | None, Query(max_length=1000)] = None,
-    attempt: ActiveOrAttempt = None,
-    from_step: FromStep = 0,
-    to_step: ToStep = LARGEST_STEP,
-    max_points: MaxPoints = None,
-    format_name: Format = None,
+    principal: security.Reader,
+    source: Annotated[list[parameters.Name] | None, Query(max_length=100)] = None,
+    name: Annotated[list[parameters.Name] | None, Query(max_length=1000)] = None,
+    attempt: parameters.ActiveOrAttempt = None,
+    from_step: parameters.FromStep = 0,
+    to_step: parameters.ToStep = parameters.LARGEST_STEP,
+    max_points: parameters.MaxPoints = None,
+    format_name: columnar.Format = None,
 ) -> Response:
     """Return scalars by column, ordered by name, source and step: JSON, CSV or Parquet.
 
     A curve of `max_points` is one name of one source.
     """
-    media_type = choose_format(request.headers.get("accept"), format_name)
-    check_step_range(from_step, to_step)
+    media_type = columnar.choose_format(request.headers.get("accept"), format_name)
+    parameters.check_step_range(from_step, to_step)
     with context.database.read() as session:
-        get_run(session, principal, run)
+        runs.get_run(session, principal, run)
         chosen = rows_of_steps(session, run, attempt, (Scalar.attempt, Scalar.step), from_step, to_step)
         table = scalar_table(session, context.settings, run, chosen, source or (), name or (), max_points)
-    return columnar_response(request, render(table, media_type), media_type)
+    return columnar.columnar_response(request, columnar.render(table, media_type), media_type)
 
 
 def scalar_table(
@@ -135,7 +111,7 @@ def scalar_table(
     sources: Sequence[str] = (),
     names: Sequence[str] = (),
     max_points: int | None = None,
-) -> ColumnTable:
+) -> columnar.ColumnTable:
     """Return step, attempt, source, name and value of chosen rows, ordered by name, source, step and attempt.
 
     No sources or names: all. Raises AnswerTooLarge beyond the settings' caps, before more is read.
@@ -146,16 +122,18 @@ def scalar_table(
     if names:
         query = query.where(Scalar.name.in_(names))
     most = settings.max_answer_values if max_points is None else settings.max_read_values
-    table = read_columns(session, query, _COLUMNS, most).sorted_by("name", "source", "step", "attempt")
+    table = columnar.read_columns(session, query, _COLUMNS, most).sorted_by("name", "source", "step", "attempt")
     if max_points is not None:
-        table = keep_extremes(table, ("name", "source"), ("value",), max_points)
-    check_answer(table, settings.max_answer_values)
+        table = columnar.keep_extremes(table, ("name", "source"), ("value",), max_points)
+    columnar.check_answer(table, settings.max_answer_values)
     return table
 
 
-def store_scalars(session: Session, events: EventBus, principal: Principal, key: StepKey, body: ScalarsPut) -> None:
+def store_scalars(
+    session: Session, events: EventBus, principal: security.Principal, key: StepKey, body: ScalarsPut
+) -> None:
     """Store the scalars of a source for a step, before or after the step closes."""
-    run = lock_run(session, principal, key.run_id)
+    run = runs.lock_run(session, principal, key.run_id)
     check_attempt(session, key.run_id, key.attempt)
     now = now_us()
     rows: list[dict[str, Any]] = [

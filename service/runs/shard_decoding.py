@@ -15,19 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from foreshock import errors, statistics_shards
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.digests import canonical_json, rollout_set_digest
-from foreshock.errors import InvalidRolloutsError, LimitExceededError, RolloutsError, StatisticsError
 from foreshock.fingerprint import Fingerprint
 from foreshock.lint import LintEvidence
+from foreshock.measures import comparison_statistics, rollout_summaries, step_statistics
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
-from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
-from foreshock.statistics_shards import ShardPart, StatisticsShard, statistics_of_shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs.events import StepKey
@@ -57,7 +54,7 @@ class MeasuredShard:
     rollouts: int
     tokens: int
     rollout_set_digest: str
-    parts: tuple[ShardPart, ...]
+    parts: tuple[statistics_shards.ShardPart, ...]
     lint: LintPart
     setup: str
     full_rollouts: int | None = None
@@ -92,7 +89,7 @@ def memory_limit() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise LimitExceededError(
+        raise errors.LimitExceededError(
             "decoding needs more memory than FORESHOCK_DECODE_MEMORY_BYTES allows: send smaller shards"
         ) from error
 
@@ -127,7 +124,7 @@ def is_intact(stored: StoredFile) -> bool:
     """Return whether a file of the store is there and reads as it was written."""
     try:
         decode_rollouts(stored.read_bytes(), stored_limits())
-    except (FileNotFoundError, RolloutsError):
+    except (FileNotFoundError, errors.RolloutsError):
         return False
     return True
 
@@ -135,7 +132,7 @@ def is_intact(stored: StoredFile) -> bool:
 def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvidence) -> MeasuredShard:
     digest = rollout_set_digest(batch.sample_ids)
     setup = setup_of(batch.attributes)
-    parts = statistics_of_shard(measurement)
+    parts = statistics_shards.statistics_of_shard(measurement)
     return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, LintPart.of(evidence), setup)
 
 
@@ -186,14 +183,14 @@ def decode_statistics(body: Path, stored: Path, limits: DecodeLimits, whole_step
     try:
         with memory_limit():
             return _decode(body, stored, limits, whole_step)
-    except StatisticsError as error:
-        raise InvalidRolloutsError(str(error)) from error
+    except errors.StatisticsError as error:
+        raise errors.InvalidRolloutsError(str(error)) from error
 
 
 def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey | None) -> DecodedShard:
-    shard = StatisticsShard.from_bytes(body.read_bytes())
+    shard = statistics_shards.StatisticsShard.from_bytes(body.read_bytes())
     if shard.rollouts > limits.max_rollouts:
-        raise LimitExceededError(
+        raise errors.LimitExceededError(
             f"a shard must have at most {limits.max_rollouts:,} rollouts, got {shard.rollouts:,}: send more shards"
         )
     batch = decode_rollouts(io.BytesIO(shard.full), limits)
@@ -215,11 +212,11 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     return DecodedShard(measured, len(data), step)
 
 
-def _measurement(shard: StatisticsShard) -> StepMeasurement:
+def _measurement(shard: statistics_shards.StatisticsShard) -> StepMeasurement:
     """Return the statistics of the shard. Raises StatisticsError if one is damaged, missing or unknown."""
     parts = {part.comparison: part for part in shard.statistics}
     if STEP_ROW not in parts or not parts.keys() <= {STEP_ROW, TRAINER_ROLLOUT}:
-        raise StatisticsError(
+        raise errors.StatisticsError(
             f"a shard of statistics must have {STEP_ROW!r}, and {TRAINER_ROLLOUT!r} if both log-probs were logged, "
             f"got {', '.join(sorted(parts)) or 'nothing'}"
         )
@@ -227,34 +224,35 @@ def _measurement(shard: StatisticsShard) -> StepMeasurement:
     pair = parts.get(TRAINER_ROLLOUT)
     if pair is not None:
         comparisons[TRAINER_ROLLOUT] = Comparison(
-            ComparisonStatistics.from_bytes(pair.statistics), RolloutSummaries.from_bytes(pair.summaries or b"")
+            comparison_statistics.ComparisonStatistics.from_bytes(pair.statistics),
+            rollout_summaries.RolloutSummaries.from_bytes(pair.summaries or b""),
         )
-    return StepMeasurement(StepStatistics.from_bytes(parts[STEP_ROW].statistics), comparisons)
+    return StepMeasurement(step_statistics.StepStatistics.from_bytes(parts[STEP_ROW].statistics), comparisons)
 
 
-def _check(shard: StatisticsShard, measurement: StepMeasurement, full: RolloutBatch) -> None:
+def _check(shard: statistics_shards.StatisticsShard, measurement: StepMeasurement, full: RolloutBatch) -> None:
     """Raise StatisticsError if parts of the shard contradict one another."""
     if not min(1, shard.rollouts) <= shard.sampled <= full.num_rollouts <= shard.rollouts:
-        raise StatisticsError(
+        raise errors.StatisticsError(
             f"a shard of {shard.rollouts:,} rollouts must hold between 1 and that many in full, the sample first, got "
             f"{full.num_rollouts:,} with a sample of {shard.sampled:,}"
         )
     measures = measurement.step.measures()
     counted = (int(measures["num_rollouts"]), int(measures["num_tokens"] + measures["num_tool_tokens"]))
     if counted != (shard.rollouts, shard.tokens):
-        raise StatisticsError(
+        raise errors.StatisticsError(
             f"the statistics are of {counted[0]:,} rollouts and {counted[1]:,} tokens, but the header names "
             f"{shard.rollouts:,} and {shard.tokens:,}"
         )
     pair = measurement.comparisons.get(TRAINER_ROLLOUT)
     both_logged = full.rollout_log_probs is not None and full.trainer_log_probs is not None
     if both_logged != (pair is not None):
-        raise StatisticsError("the statistics must compare both log-probs if the rollouts in full have both")
+        raise errors.StatisticsError("the statistics must compare both log-probs if the rollouts in full have both")
     if pair is not None:
         _check_summaries(shard, pair, full)
 
 
-def _check_summaries(shard: StatisticsShard, pair: Comparison, full: RolloutBatch) -> None:
+def _check_summaries(shard: statistics_shards.StatisticsShard, pair: Comparison, full: RolloutBatch) -> None:
     """Raise StatisticsError unless the summaries are those of the statistics and of the rollouts in full."""
     sample_ids = pair.summaries.table.column("sample_id").to_pylist()
     rows = {sample_id: row for row, sample_id in enumerate(sample_ids)}
@@ -267,10 +265,10 @@ def _check_summaries(shard: StatisticsShard, pair: Comparison, full: RolloutBatc
         or int(statistics["rollouts"]) != shard.rollouts
         or int(statistics["tokens"]) != int(pair.summaries.column("n_tokens").sum())
     ):
-        raise StatisticsError("the rollout summaries are not those of the shard's statistics")
+        raise errors.StatisticsError("the rollout summaries are not those of the shard's statistics")
     unknown = [sample_id for sample_id in full.sample_ids if sample_id not in rows]
     if unknown:
-        raise StatisticsError(f"the rollout {unknown[0]!r} in full is not in the statistics")
+        raise errors.StatisticsError(f"the rollout {unknown[0]!r} in full is not in the statistics")
     again = measure_step(full).comparisons[TRAINER_ROLLOUT].summaries
     chosen = np.array([rows[sample_id] for sample_id in full.sample_ids], dtype=np.int64)
     for name, scale in _COMPARED:
@@ -279,7 +277,7 @@ def _check_summaries(shard: StatisticsShard, pair: Comparison, full: RolloutBatc
         differ = np.flatnonzero(~((np.abs(sent - found) <= allowed) | (sent == found) | np.isnan(found)))
         if differ.size:
             row = int(differ[0])
-            raise StatisticsError(
+            raise errors.StatisticsError(
                 f"the statistics are not of the rollouts in full: {name} of {full.sample_ids[row]!r} is "
                 f"{found[row]!r}, but {sent[row]!r} in the statistics"
             )

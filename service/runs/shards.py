@@ -14,25 +14,22 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.errors import RolloutsError
+from foreshock import comparisons, errors
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_rows
-from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step
-from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
+from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import events, runs
 from foreshock_service.runs.lint.service import add_evidence, replace_evidence
-from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.runs.shard_decoding import MeasuredShard, measure_stored
 
 ShardVersions = frozenset[tuple[int, int]]
 """(shard, version of its statistics): equal for two reads of a step unless a shard was added or measured again."""
 
 # What a shard is measured by; a step has the comparisons of its probes beside them.
-_OF_SHARDS = (STEP_ROW, TRAINER_ROLLOUT)
+_OF_SHARDS = (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
 _logger = logging.getLogger(__name__)
 
 
@@ -46,17 +43,17 @@ class StoredPart(NamedTuple):
     summaries: bytes | None
 
 
-def find_shard(session: Session, key: StepKey, shard: int) -> Shard | None:
+def find_shard(session: Session, key: events.StepKey, shard: int) -> Shard | None:
     """Return the catalogue row of a shard; None if it was not uploaded."""
     return session.get(Shard, (*key, shard))
 
 
-def shards_of_step(session: Session, key: StepKey) -> Sequence[Shard]:
+def shards_of_step(session: Session, key: events.StepKey) -> Sequence[Shard]:
     """Return the catalogue rows of a step's shards, in order."""
     return session.scalars(select(Shard).filter_by(**key._asdict()).order_by(Shard.shard)).all()
 
 
-def shards_with_tokens(session: Session, key: StepKey) -> list[Shard]:
+def shards_with_tokens(session: Session, key: events.StepKey) -> list[Shard]:
     """Return the catalogue rows of the shards of a step whose tokens are stored, in order.
 
     Raises TokensPurged if the tokens of all its shards were removed.
@@ -82,7 +79,7 @@ def why_not_whole(shard: Shard) -> str | None:
     return None
 
 
-def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
+def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart]:
     """Return the statistics of a step's shards, by comparison and then in the order of shards."""
     own, whole = ShardStatistics, MeasurementStatistics
     # Older rows of a shard that is the whole step have no statistics.
@@ -94,7 +91,7 @@ def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
             func.coalesce(own.statistics, whole.statistics, type_=own.statistics.type),
             case((own.statistics.is_(None), whole.summaries), else_=own.summaries),
         )
-        .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in MEASUREMENT_KEY)))
+        .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in watch.MEASUREMENT_KEY)))
         .where(own.run_id == key.run_id, own.attempt == key.attempt, own.step == key.step)
         .order_by(own.comparison, own.shard)
     )
@@ -103,7 +100,7 @@ def statistics_of_step(session: Session, key: StepKey) -> list[StoredPart]:
     return parts or [StoredPart(0, *row) for row in session.execute(_of_whole_step(key, *columns))]
 
 
-def shard_versions(session: Session, key: StepKey) -> ShardVersions:
+def shard_versions(session: Session, key: events.StepKey) -> ShardVersions:
     """Return which shards a step has, and of which version the statistics of each are."""
     own = select(ShardStatistics.shard, ShardStatistics.statistics_version).filter_by(**key._asdict())
     found = frozenset((shard, version) for shard, version in session.execute(own))
@@ -111,7 +108,7 @@ def shard_versions(session: Session, key: StepKey) -> ShardVersions:
     return found or frozenset((0, version) for version in session.scalars(whole))
 
 
-def _of_whole_step(key: StepKey, *columns: Any) -> Select[Any]:
+def _of_whole_step(key: events.StepKey, *columns: Any) -> Select[Any]:
     """Return the query for the statistics of a step's only shard, which the step holds; none of other steps."""
     whole = MeasurementStatistics
     query = select(*columns).filter_by(**key._asdict())
@@ -126,7 +123,7 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
 
     `is_whole_step`: the same transaction stores the step's measurements, which hold the same statistics.
     """
-    key = StepKey(shard.run_id, shard.attempt, shard.step)
+    key = events.StepKey(shard.run_id, shard.attempt, shard.step)
     session.add(shard)
     session.flush()
     if not is_whole_step:
@@ -134,14 +131,14 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
     add_evidence(session, key, shard.shard, measured.lint)
 
 
-def set_file_bytes(session: Session, key: StepKey, shard: int, file_bytes: int) -> None:
+def set_file_bytes(session: Session, key: events.StepKey, shard: int, file_bytes: int) -> None:
     """Record the size of a shard's token file, which was written again."""
     found = find_shard(session, key, shard)
     if found is not None:
         found.file_bytes = file_bytes
 
 
-def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
+def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
     """Replace the statistics and the evidence of shards, by number, that were measured again."""
     for shard, found in measured:
         own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
@@ -150,7 +147,7 @@ def replace_shards(session: Session, key: StepKey, measured: Sequence[tuple[int,
         replace_evidence(session, key, shard, found.lint)
 
 
-def _statistics_rows(key: StepKey, shard: int, measured: MeasuredShard) -> list[dict[str, Any]]:
+def _statistics_rows(key: events.StepKey, shard: int, measured: MeasuredShard) -> list[dict[str, Any]]:
     return [
         {
             **key._asdict(),
@@ -172,22 +169,22 @@ def measure_again(context: ServiceContext, shard: Shard) -> MeasuredShard:
     """
     removed = why_not_whole(shard)
     if removed is not None:
-        raise RolloutsError(f"shard {shard.shard} cannot be measured again: {removed}; its measures stay")
+        raise errors.RolloutsError(f"shard {shard.shard} cannot be measured again: {removed}; its measures stay")
     if shard.full_rollouts is not None:
-        raise RolloutsError(
+        raise errors.RolloutsError(
             f"shard {shard.shard} was sent as statistics and cannot be measured again: {shard.full_rollouts:,} of its "
             f"{shard.rollouts:,} rollouts are stored in full"
         )
     try:
         measured: MeasuredShard = context.decoders.run(measure_stored, context.store.file(shard.file))
-    except RolloutsError as error:
-        raise RolloutsError(f"its token file {shard.file} is damaged: {error}") from error
+    except errors.RolloutsError as error:
+        raise errors.RolloutsError(f"its token file {shard.file} is damaged: {error}") from error
     if (measured.rollout_set_digest, measured.tokens) != (shard.rollout_set_digest, shard.tokens):
-        raise RolloutsError(f"its token file {shard.file} holds other rollouts than were uploaded")
+        raise errors.RolloutsError(f"its token file {shard.file} holds other rollouts than were uploaded")
     return measured
 
 
-def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
+def bring_up_to_date(context: ServiceContext, key: events.StepKey) -> None:
     """Measure the step's shards of another version again; one that cannot be measured is logged and left unchanged.
 
     Raises DecodersBusy, after which a retry may succeed.
@@ -208,6 +205,6 @@ def bring_up_to_date(context: ServiceContext, key: StepKey) -> None:
         context.database.write(partial(_replace, key, shard.shard, measured))
 
 
-def _replace(key: StepKey, shard: int, measured: MeasuredShard, session: Session) -> None:
-    if lock_run_for_background(session, key.run_id) is not None:
+def _replace(key: events.StepKey, shard: int, measured: MeasuredShard, session: Session) -> None:
+    if runs.lock_run_for_background(session, key.run_id) is not None:
         replace_shards(session, key, [(shard, measured)])

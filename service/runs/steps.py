@@ -12,16 +12,11 @@ from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
 from foreshock.clock import now_us
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
-from foreshock_service.platform.parameters import ActiveOrAttempt, Cursor, Limit, Page, decode_cursor, page_of
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Reader
-from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs import active_steps, events, run_endpoints, runs
 from foreshock_service.runs.attempts import attempts_begun_together, attempts_of_run, resolve_step, rows_of_steps
-from foreshock_service.runs.events import RanksCompared, StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run
 
 router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -33,7 +28,7 @@ _MOST_NAMED = 8
 _LACKS_SHARDS = (Step.closed_at_us.is_not(None), Step.received_shards < Step.expected_shards)
 
 
-class ShardCountConflict(ProblemError):
+class ShardCountConflict(problem.ProblemError):
     """Conflict: two uploads give different numbers of shards for the step."""
 
     status = 409
@@ -53,19 +48,19 @@ class RanksSplit:
 
 @router.get("")
 def list_steps(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     context: Context,
-    principal: Reader,
-    attempt: ActiveOrAttempt = None,
-    cursor: Cursor = None,
-    limit: Limit = 200,
-) -> Page[StepRecord]:
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 200,
+) -> parameters.Page[StepRecord]:
     """List the steps of a run, in order."""
     with context.database.read() as session:
-        get_run(session, principal, run)
-        after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
+        runs.get_run(session, principal, run)
+        after = int(parameters.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
         rows = steps_after(session, run, attempt, after, limit + 1)
-    return page_of(rows, limit, lambda step: (step.step,))
+    return parameters.page_of(rows, limit, lambda step: (step.step,))
 
 
 def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:
@@ -90,12 +85,12 @@ def _record(step: Step) -> StepRecord:
     )
 
 
-def find_step(session: Session, key: StepKey) -> Step | None:
+def find_step(session: Session, key: events.StepKey) -> Step | None:
     """Return the step; None if no shard of it was uploaded."""
     return session.get(Step, tuple(key))
 
 
-def is_closed(session: Session, key: StepKey) -> bool:
+def is_closed(session: Session, key: events.StepKey) -> bool:
     """Return whether the step exists and is closed."""
     return session.scalar(select(Step.closed_at_us).filter_by(**key._asdict())) is not None
 
@@ -109,7 +104,7 @@ def check_expected_shards(step: Step, shards: int) -> None:
         )
 
 
-def open_step(session: Session, key: StepKey, shards: int) -> Step:
+def open_step(session: Session, key: events.StepKey, shards: int) -> Step:
     """Add a new step that has no shard yet."""
     now = now_us()
     step = Step(
@@ -150,7 +145,7 @@ def count_shard(
     step.last_shard_at_us = now_us()
 
 
-def waiting_steps(session: Session, now_us: int, grace_us: int, limit: int) -> list[StepKey]:
+def waiting_steps(session: Session, now_us: int, grace_us: int, limit: int) -> list[events.StepKey]:
     """Return up to `limit` steps of runs that are not deleted which have shards beyond their fold, oldest first.
 
     Open steps that miss shards are returned only if their last shard arrived more than `grace_us` ago, or so far in the
@@ -166,7 +161,7 @@ def waiting_steps(session: Session, now_us: int, grace_us: int, limit: int) -> l
     unfolded = Step.folded_shards < Step.received_shards
     query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
     query = query.where(unfolded, due, Run.deleted_at_us.is_(None))
-    return [StepKey(*row) for row in session.execute(query.order_by(Step.last_shard_at_us).limit(limit))]
+    return [events.StepKey(*row) for row in session.execute(query.order_by(Step.last_shard_at_us).limit(limit))]
 
 
 def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
@@ -176,19 +171,19 @@ def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
 
 
 def _active(session: Session, run_id: str, first: int = 0) -> ColumnElement[bool]:
-    return is_active(attempts_of_run(session, run_id), Step.attempt, Step.step, first)
+    return active_steps.is_active(attempts_of_run(session, run_id), Step.attempt, Step.step, first)
 
 
 # The ranks of a step.
 
 
-def missing_shards_of(session: Session, key: StepKey, expected_shards: int) -> tuple[int, ...]:
+def missing_shards_of(session: Session, key: events.StepKey, expected_shards: int) -> tuple[int, ...]:
     """Return the numbers of the step's shards that are not stored, ascending. A rank sends the shard of its number."""
     stored = _shards_of(session, key)
     return tuple(shard for shard in range(expected_shards) if shard not in stored)
 
 
-def _shards_of(session: Session, key: StepKey) -> tuple[int, ...]:
+def _shards_of(session: Session, key: events.StepKey) -> tuple[int, ...]:
     query = select(Shard.shard).filter_by(**key._asdict()).order_by(Shard.shard)
     return tuple(session.scalars(query))
 
@@ -203,7 +198,7 @@ def shards_in_words(shards: int, expected_shards: int, missing: Sequence[int] = 
     return f"{text} (missing: {'shard' if len(missing) == 1 else 'shards'} {named}{others})"
 
 
-def compared_ranks(session: Session, key: StepKey) -> list[RanksCompared]:
+def compared_ranks(session: Session, key: events.StepKey) -> list[events.RanksCompared]:
     """Return an event for the step's attempt, and for each later one, that began together with an older one.
 
     Empty for most runs: no other attempt began within a minute of the step's.
@@ -211,10 +206,10 @@ def compared_ranks(session: Session, key: StepKey) -> list[RanksCompared]:
     together = [each.attempt for each in attempts_begun_together(session, key.run_id, key.attempt)]
     later = [attempt for attempt in together if attempt > key.attempt]
     attempts = [key.attempt, *later] if len(later) < len(together) else later
-    return [RanksCompared(key.run_id, attempt, key.step) for attempt in attempts]
+    return [events.RanksCompared(key.run_id, attempt, key.step) for attempt in attempts]
 
 
-def first_split(session: Session, key: StepKey, *, last: int | None = None) -> RanksSplit | None:
+def first_split(session: Session, key: events.StepKey, *, last: int | None = None) -> RanksSplit | None:
     """Return the first split at the step or after it, up to the step `last` (None: no bound); None if there is none.
 
     A step is split between its attempt and an older one that began together with it if both hold shards of the step and
@@ -244,14 +239,14 @@ def first_split(session: Session, key: StepKey, *, last: int | None = None) -> R
     if row is None:
         return None
     step, other, expected_shards = row
-    stored = [_shards_of(session, StepKey(key.run_id, attempt, step)) for attempt in (key.attempt, other)]
+    stored = [_shards_of(session, events.StepKey(key.run_id, attempt, step)) for attempt in (key.attempt, other)]
     return RanksSplit(step, stored[0], other, stored[1], expected_shards)
 
 
 # What an answer about a step rests on.
 
 
-def missing_shards(session: Session, key: StepKey, limit: int) -> Sequence[Step]:
+def missing_shards(session: Session, key: events.StepKey, limit: int) -> Sequence[Step]:
     """Return the newest `limit` active steps of the attempt, from this one on, that closed without some shards."""
     of_attempt = (Step.run_id == key.run_id, Step.attempt == key.attempt, _active(session, key.run_id, key.step))
     return session.scalars(
@@ -291,7 +286,9 @@ def with_shards(session: Session, run_id: str, step: int, attempt: int | None, a
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 
-def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[StatisticsStep]:
+def statistics_steps(
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart]
+) -> list[StatisticsStep]:
     """Return the newest active steps of which shards were sent as statistics, newest first, at most MOST_LISTED.
 
     Steps whose tokens were purged are left out.
@@ -300,7 +297,7 @@ def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptSt
         Step.run_id == run_id,
         Step.full_rollouts.is_not(None),
         Step.tokens_purged_at_us.is_(None),
-        is_active(attempts, Step.attempt, Step.step),
+        active_steps.is_active(attempts, Step.attempt, Step.step),
     )
     return [
         StatisticsStep(
@@ -314,7 +311,7 @@ def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptSt
     ]
 
 
-def coverage_of_step(session: Session, key: StepKey, used: int | None = None) -> Coverage:
+def coverage_of_step(session: Session, key: events.StepKey, used: int | None = None) -> Coverage:
     """Return what an answer about a step rests on: `used` of its rollouts; None: those that are stored in full."""
     step = find_step(session, key)
     rollouts, full = (0, 0) if step is None else (step.rollouts, _full_rollouts(step))

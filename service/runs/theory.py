@@ -14,27 +14,13 @@ from fastapi import APIRouter, Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import NAN, from_attributes
-from foreshock.api.steps import (
-    BiasRecord,
-    GradientRecord,
-    HorizonRecord,
-    PinskerRecord,
-    SequenceChi2Record,
-    StepNoiseRecord,
-    TheoryRecord,
-)
-from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.errors import InvalidArgumentError
+from foreshock import comparisons, errors
+from foreshock.api import records, steps
 from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
-from foreshock_service.platform.security import Reader
-from foreshock_service.runs.corrections import TOO_LARGE, MeasuredPair, read_pair
-from foreshock_service.runs.curves import Comparison
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import corrections, curves, events, run_endpoints
 from foreshock_service.runs.scalars import scalars_of_step
 from foreshock_service.runs.steps import with_shards
 
@@ -44,19 +30,19 @@ router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
 
 @router.get("/theory")
 def read_theory(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     context: Context,
-    principal: Reader,
-    comparison: Comparison = TRAINER_ROLLOUT,
+    principal: security.Reader,
+    comparison: curves.Comparison = comparisons.TRAINER_ROLLOUT,
     delta_max: Annotated[
         float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
     ] = None,
     gradient_bound: Annotated[
         float | None, Query(ge=0.0, allow_inf_nan=False, description="B: an upper bound of ‖∇log π‖ of one token")
     ] = None,
-    attempt: ActiveOrAttempt = None,
-) -> TheoryRecord:
+    attempt: parameters.ActiveOrAttempt = None,
+) -> steps.TheoryRecord:
     """Return bounds on the bias of this step's gradient, and the cost of its noise at η and at η/2.
 
     The noise requires the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
@@ -65,7 +51,7 @@ def read_theory(
     else the run's initial learning rate.
     """
     with context.database.read() as session:
-        pair = read_pair(session, principal, run, step, attempt, comparison)
+        pair = corrections.read_pair(session, principal, run, step, attempt, comparison)
         found = theory_of_pair(session, pair, delta_max, gradient_bound)
         return with_shards(session, run, step, attempt, _record(found))
 
@@ -79,7 +65,7 @@ LEARNING_RATE_SCALARS = ("learning_rate", "lr")
 class FoundTheory:
     """Evaluated theory, the source of η, and the reason if there is no gradient noise."""
 
-    pair: MeasuredPair
+    pair: corrections.MeasuredPair
     theory: Theory
     delta_max: float | None
     learning_rate: float | None
@@ -88,10 +74,13 @@ class FoundTheory:
 
 
 def theory_of_pair(
-    session: Session, pair: MeasuredPair, delta_max: float | None = None, gradient_bound: float | None = None
+    session: Session,
+    pair: corrections.MeasuredPair,
+    delta_max: float | None = None,
+    gradient_bound: float | None = None,
 ) -> FoundTheory:
     """Evaluate the theory of a pair; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
-    scalars = scalars_of_step(session, StepKey(pair.run_id, pair.attempt, pair.step))
+    scalars = scalars_of_step(session, events.StepKey(pair.run_id, pair.attempt, pair.step))
     rate, source = _learning_rate(session, pair, scalars)
     norms, missing = _norms(scalars)
     theory = evaluate_theory(
@@ -106,7 +95,7 @@ def theory_of_pair(
 
 
 def _learning_rate(
-    session: Session, pair: MeasuredPair, scalars: Mapping[str, float]
+    session: Session, pair: corrections.MeasuredPair, scalars: Mapping[str, float]
 ) -> tuple[float | None, str | None]:
     """Return η of the step and its source: a rate that the trainer reported precedes the run's initial rate."""
     for name in LEARNING_RATE_SCALARS:
@@ -127,13 +116,13 @@ def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | No
     norms = GradientNorms(*(scalars[name] for name in GRADIENT_SCALARS))
     try:
         gradient_noise(norms)
-    except InvalidArgumentError as error:
+    except errors.InvalidArgumentError as error:
         named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
         return None, f"the scalar {named[error.argument]} is invalid: {error.message}"
     return norms, None
 
 
-def _applied_learning_rate(session: Session, pair: MeasuredPair) -> tuple[int, float | None] | None:
+def _applied_learning_rate(session: Session, pair: corrections.MeasuredPair) -> tuple[int, float | None] | None:
     """Return the newest step up to this one, and its rate, that the attempt's trainer acknowledged; None without."""
     query = select(AdviceAcknowledgement.step, AdviceAcknowledgement.applied_learning_rate).where(
         AdviceAcknowledgement.run_id == pair.run_id,
@@ -144,28 +133,28 @@ def _applied_learning_rate(session: Session, pair: MeasuredPair) -> tuple[int, f
     return None if row is None else (row[0], row[1])
 
 
-def _record(found: FoundTheory) -> TheoryRecord:
+def _record(found: FoundTheory) -> steps.TheoryRecord:
     """Return the theory as it is shown."""
     theory, pair = found.theory, found.pair
-    too_large = (TOO_LARGE,) if math.isinf(theory.bias.per_unit) else ()
-    delta_max = NAN if found.delta_max is None else found.delta_max
-    return TheoryRecord(
+    too_large = (corrections.TOO_LARGE,) if math.isinf(theory.bias.per_unit) else ()
+    delta_max = records.NAN if found.delta_max is None else found.delta_max
+    return steps.TheoryRecord(
         comparison=pair.comparison,
         step=pair.step,
         attempt=pair.attempt,
         coverage=pair.coverage,
-        bias=from_attributes(BiasRecord, theory.bias, notes=(*theory.bias.notes, *too_large)),
-        horizon=from_attributes(HorizonRecord, theory.horizon, delta_max=delta_max),
-        pinsker=PinskerRecord(bound=theory.pinsker, tv_token=theory.tv_token, notes=tuple(theory.pinsker_notes)),
-        sequence_chi2=_optional(SequenceChi2Record, theory.sequence_chi2, kind="independent-token extrapolation"),
-        gradient=_optional(GradientRecord, theory.gradient),
+        bias=records.from_attributes(steps.BiasRecord, theory.bias, notes=(*theory.bias.notes, *too_large)),
+        horizon=records.from_attributes(steps.HorizonRecord, theory.horizon, delta_max=delta_max),
+        pinsker=steps.PinskerRecord(bound=theory.pinsker, tv_token=theory.tv_token, notes=tuple(theory.pinsker_notes)),
+        sequence_chi2=_optional(steps.SequenceChi2Record, theory.sequence_chi2, kind="independent-token extrapolation"),
+        gradient=_optional(steps.GradientRecord, theory.gradient),
         gradient_missing=found.gradient_missing,
-        learning_rate=NAN if found.learning_rate is None else found.learning_rate,
+        learning_rate=records.NAN if found.learning_rate is None else found.learning_rate,
         learning_rate_source=found.learning_rate_source,
-        step_noise=_optional(StepNoiseRecord, theory.step_noise),
-        step_noise_with_bias=_optional(StepNoiseRecord, theory.step_noise_with_bias),
+        step_noise=_optional(steps.StepNoiseRecord, theory.step_noise),
+        step_noise_with_bias=_optional(steps.StepNoiseRecord, theory.step_noise_with_bias),
     )
 
 
 def _optional(record: type[Part], value: object | None, /, **given: Any) -> Part | None:
-    return None if value is None else from_attributes(record, value, **given)
+    return None if value is None else records.from_attributes(record, value, **given)

@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Response
 from starlette.concurrency import run_in_threadpool
 
-from foreshock.api.records import from_attributes
-from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
+from foreshock.api import records, watch
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page
@@ -26,13 +25,13 @@ Several = Query(max_length=20, description="absent: all")
 AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 
-@router.get("", response_model=Page[AlertRecord], responses=NOT_MODIFIED)
+@router.get("", response_model=Page[watch.AlertRecord], responses=NOT_MODIFIED)
 async def list_alerts(
     run: RunIdentifier,
     context: Context,
     principal: Reader,
     polls: LongPollsOfApp,
-    state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
+    state: Annotated[list[watch.AlertState] | None, Query(max_length=4, description="absent: all")] = None,
     cursor: Cursor = None,
     limit: Limit = DEFAULT_LIMIT,
     wait: Annotated[
@@ -60,12 +59,12 @@ def list_alerts_of_runs(
     context: Context,
     principal: Reader,
     project: Annotated[Name | None, Query()] = None,
-    state: Annotated[list[AlertState] | None, Several] = None,
+    state: Annotated[list[watch.AlertState] | None, Several] = None,
     severity: Annotated[list[Severity] | None, Several] = None,
     rule: Annotated[list[Name] | None, Several] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> Page[AlertOfRun]:
+) -> Page[watch.AlertOfRun]:
     """Return the alerts of all runs that the key may see, the last changed first."""
     chosen = AlertFilter(principal.projects(project), tuple(state or ()), tuple(severity or ()), tuple(rule or ()))
     with context.database.read() as session:
@@ -73,16 +72,16 @@ def list_alerts_of_runs(
 
 
 @router.post("/{alert}/acknowledge")
-def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
+def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> watch.AlertRecord:
     """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
-        lambda session: from_attributes(AlertRecord, service.acknowledge(session, principal, run, alert))
+        lambda session: records.from_attributes(watch.AlertRecord, service.acknowledge(session, principal, run, alert))
     )
 
 
 @router.post("/{alert}/resolve")
-def resolve(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
+def resolve(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> watch.AlertRecord:
     """Resolve the alert; the rule may fire again later, as a new alert."""
     return context.database.write(
-        lambda session: from_attributes(AlertRecord, service.resolve(session, principal, run, alert))
+        lambda session: records.from_attributes(watch.AlertRecord, service.resolve(session, principal, run, alert))
     )

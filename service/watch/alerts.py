@@ -23,10 +23,9 @@ from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
+from foreshock_service.runs import events, runs
 from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.events import AttemptStarted
-from foreshock_service.runs.runs import get_run, lock_run
 from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.diagnosis import compute_before_commit
 from foreshock_service.watch.rules.service import DELIVERY_RULES
@@ -69,7 +68,7 @@ class PageKey(NamedTuple):
 
 def read_page(session: Session, principal: Principal, key: PageKey) -> tuple[int, Page[AlertRecord]]:
     """Return the version of a run's alerts and a page of them. Raises RunNotFound and RunDeleted."""
-    get_run(session, principal, key.run_id)
+    runs.get_run(session, principal, key.run_id)
     # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
     current = version(session, key.run_id)
     return current, _page(session, key)
@@ -79,7 +78,7 @@ def list_alerts(
     session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
 ) -> Page[AlertRecord]:
     """Return one page of a run's alerts, newest step first."""
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     return _page(session, PageKey(run_id, tuple(states), cursor, limit))
 
 
@@ -123,7 +122,7 @@ def resolve(session: Session, principal: Principal, run_id: str, alert_id: str) 
 
 
 def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
-    run = lock_run(session, principal, run_id)
+    run = runs.lock_run(session, principal, run_id)
     alert = _find(session, run_id, alert_id)
     if alert is None:
         raise AlertNotFound(f"the run has no alert {alert_id}")
@@ -187,7 +186,7 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     session.flush()
 
 
-def resolve_superseded(session: Session, started: AttemptStarted) -> None:
+def resolve_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
     run_id = started.run_id
     alerts = superseded(session, run_id, attempts_of_run(session, run_id))

@@ -15,24 +15,8 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.runs.active_steps import active_attempt_of
+from foreshock_service.runs import active_steps, events, steps
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.events import (
-    AttemptStarted,
-    ItemsLost,
-    RanksCompared,
-    RunBecameStale,
-    ScalarsLogged,
-    StepClosed,
-    StepKey,
-)
-from foreshock_service.runs.steps import (
-    find_step,
-    first_split,
-    missing_shards,
-    missing_shards_of,
-    shards_in_words,
-)
 from foreshock_service.watch import alerts
 from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 
@@ -43,14 +27,14 @@ _MOST_SHARDS = 64
 """Missing shards that an alert names in its evidence."""
 
 
-def alert_of_split(session: Session, compared: RanksCompared) -> None:
+def alert_of_split(session: Session, compared: events.RanksCompared) -> None:
     """Keep the alert of ranks that log into two attempts at the first step that is split. The run is locked."""
     key = compared.key
     alert = alerts.standing_of_rule(session, key.run_id, key.attempt, SPLIT_RANKS)
     if alert is not None and alert.step < key.step:
         # What comes later does not change which step is the first.
         return
-    split = first_split(session, key, last=key.step if alert is None else None)
+    split = steps.first_split(session, key, last=key.step if alert is None else None)
     if split is None:
         if alert is not None:
             _change(session, alert, {"state": "retracted"})
@@ -71,15 +55,15 @@ def alert_of_split(session: Session, compared: RanksCompared) -> None:
     )
 
 
-def alert_of_incomplete_step(session: Session, closed: StepClosed) -> None:
+def alert_of_incomplete_step(session: Session, closed: events.StepClosed) -> None:
     """Keep the alert of steps that closed without some shards; retract it when they are complete."""
-    step = find_step(session, closed.key)
+    step = steps.find_step(session, closed.key)
     if step is None:
         return
     incomplete = step.received_shards < step.expected_shards
     if not incomplete and step.expected_shards == 1:
         return
-    if active_attempt_of(attempts_of_run(session, closed.run_id), closed.step) != closed.attempt:
+    if active_steps.active_attempt_of(attempts_of_run(session, closed.run_id), closed.step) != closed.attempt:
         return
     alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, INCOMPLETE_STEP)
     if incomplete:
@@ -88,29 +72,31 @@ def alert_of_incomplete_step(session: Session, closed: StepClosed) -> None:
         return
     else:
         first = alert.step
-    _alert_of_missing(session, StepKey(closed.run_id, closed.attempt, first), alert)
+    _alert_of_missing(session, events.StepKey(closed.run_id, closed.attempt, first), alert)
 
 
-def forget_superseded(session: Session, started: AttemptStarted) -> None:
+def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Take steps that the new attempt superseded out of the alerts of missing shards. The run is locked."""
     for attempt in attempts_of_run(session, started.run_id):
         alert = alerts.standing_of_rule(session, started.run_id, attempt.attempt, INCOMPLETE_STEP)
         if alert is not None and attempt.attempt < started.attempt:
-            _alert_of_missing(session, StepKey(alert.run_id, alert.attempt, alert.step), alert)
+            _alert_of_missing(session, events.StepKey(alert.run_id, alert.attempt, alert.step), alert)
 
 
-def _alert_of_missing(session: Session, first: StepKey, alert: Alert | None) -> None:
+def _alert_of_missing(session: Session, first: events.StepKey, alert: Alert | None) -> None:
     """Open, change or retract the alert of the steps from `first` on that closed without some shards."""
     # The changes of this transaction are not all written.
     session.flush()
-    missing = missing_shards(session, first, _MOST_STEPS)
+    missing = steps.missing_shards(session, first, _MOST_STEPS)
     if not missing:
         if alert is not None:
             _change(session, alert, {"state": "retracted"})
         return
     newest = missing[0]
-    absent = missing_shards_of(session, StepKey(newest.run_id, newest.attempt, newest.step), newest.expected_shards)
-    text = f"step {newest.step} has {shards_in_words(newest.received_shards, newest.expected_shards, absent)}"
+    absent = steps.missing_shards_of(
+        session, events.StepKey(newest.run_id, newest.attempt, newest.step), newest.expected_shards
+    )
+    text = f"step {newest.step} has {steps.shards_in_words(newest.received_shards, newest.expected_shards, absent)}"
     if len(missing) > 1:
         text += f", and {len(missing) - 1} earlier steps lack shards too"
     _open(
@@ -129,7 +115,7 @@ def _alert_of_missing(session: Session, first: StepKey, alert: Alert | None) -> 
     )
 
 
-def alert_of_losses(session: Session, lost: ItemsLost) -> None:
+def alert_of_losses(session: Session, lost: events.ItemsLost) -> None:
     """Open or update the alert of items that clients do not deliver."""
     reason = f" The newest reason: {lost.reason}." if lost.reason else ""
     _open(
@@ -145,7 +131,7 @@ def alert_of_losses(session: Session, lost: ItemsLost) -> None:
     )
 
 
-def alert_of_silence(session: Session, stale: RunBecameStale) -> None:
+def alert_of_silence(session: Session, stale: events.RunBecameStale) -> None:
     """Open the alert of a run that ended without saying so: what its clients had not delivered is missing."""
     attempts = attempts_of_run(session, stale.run_id)
     if not attempts:
@@ -164,7 +150,7 @@ def alert_of_silence(session: Session, stale: RunBecameStale) -> None:
     )
 
 
-def retract_silence(session: Session, closed: StepClosed | ScalarsLogged) -> None:
+def retract_silence(session: Session, closed: events.StepClosed | events.ScalarsLogged) -> None:
     """Retract the alert of a silent run whose clients log again."""
     alert = alerts.standing_of_rule(session, closed.run_id, closed.attempt, STALE_RUN)
     if alert is not None:

@@ -41,13 +41,8 @@ from foreshock_service.platform.database.tables import (
     StoredFinding,
 )
 from foreshock_service.platform.security import Reader
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
+from foreshock_service.runs import active_steps, diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.diagnoses import awaits_shards, find_diagnosis, runs_to_judge, store_diagnosis
-from foreshock_service.runs.events import ShardAwaitsOthers, StepKey
-from foreshock_service.runs.measurements import newest_rows
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import find_run, get_run, lock_run_for_background
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -93,16 +88,16 @@ router = APIRouter(prefix="/v1/runs/{run}/diagnosis", tags=["diagnosis"])
 
 
 @router.get("")
-def read_diagnosis(run: RunIdentifier, context: Context, principal: Reader) -> Diagnosis:
+def read_diagnosis(run: run_endpoints.RunIdentifier, context: Context, principal: Reader) -> Diagnosis:
     """Return the diagnosis of a run: verdict, headline, what happened in order, causes, what to do, what is missing."""
     with context.database.read() as session:
-        get_run(session, principal, run)
+        runs.get_run(session, principal, run)
         return diagnosis_of_run(session, run)
 
 
 def diagnosis_of_run(session: Session, run_id: str) -> Diagnosis:
     """Return the stored diagnosis of a run; before it is stored, what it would be."""
-    return find_diagnosis(session, run_id) or judge(history_of(session, run_id))
+    return diagnoses.find_diagnosis(session, run_id) or judge(history_of(session, run_id))
 
 
 class OfRun(Protocol):
@@ -119,9 +114,9 @@ def note_change(session: Session, changed: OfRun) -> None:
     compute_before_commit(session, changed.run_id)
 
 
-def note_awaiting(session: Session, arrived: ShardAwaitsOthers) -> None:
+def note_awaiting(session: Session, arrived: events.ShardAwaitsOthers) -> None:
     """Compute the diagnosis if it names missing shards, or if no step of the run is complete yet."""
-    if awaits_shards(session, arrived.run_id):
+    if diagnoses.awaits_shards(session, arrived.run_id):
         compute_before_commit(session, arrived.run_id)
 
 
@@ -132,11 +127,11 @@ def compute_before_commit(session: Session, run_id: str) -> None:
 
 def _compute(run_id: str, session: Session) -> None:
     session.flush()
-    run = find_run(session, run_id)
+    run = runs.find_run(session, run_id)
     if run is None or run.deleted_at_us is not None:
         return
     history = history_of(session, run_id)
-    store_diagnosis(session, run_id, judge(history), awaits_shards=bool(history.awaited))
+    diagnoses.store_diagnosis(session, run_id, judge(history), awaits_shards=bool(history.awaited))
 
 
 def judge(history: History) -> Diagnosis:
@@ -153,14 +148,14 @@ def judge(history: History) -> Diagnosis:
 def diagnose_due_runs(context: ServiceContext) -> int:
     """Compute the diagnoses that no transaction does; return how many. For the sweeper."""
     with context.database.read() as session:
-        due = {*runs_to_judge(session, _AT_ONCE), *_newly_waiting(session, now_us(), _AT_ONCE)}
+        due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *_newly_waiting(session, now_us(), _AT_ONCE)}
     for run_id in sorted(due):
         context.database.write(partial(_compute_locked, run_id))
     return len(due)
 
 
 def _compute_locked(run_id: str, session: Session) -> None:
-    if lock_run_for_background(session, run_id) is not None:
+    if runs.lock_run_for_background(session, run_id) is not None:
         _compute(run_id, session)
 
 
@@ -182,7 +177,7 @@ def history_of(session: Session, run_id: str) -> History:
     attempts = attempts_of_run(session, run_id)
     observed = session.scalar(_OBSERVED, {"run_id": run_id})
     columns = ("k3_kl", "tokens", "reward_mean", "response_length_mean")
-    rows = newest_rows(session, run_id, attempts, columns, WINDOW_STEPS)
+    rows = measurements.newest_rows(session, run_id, attempts, columns, WINDOW_STEPS)
     measured = [(step, k3, tokens) for step, comparison, k3, tokens, *_ in rows if comparison != STEP_ROW]
     measured = [each for each in measured if each[1] is not None]
     of_steps = [(step, reward, length) for step, comparison, _, _, reward, length in rows if comparison == STEP_ROW]
@@ -210,9 +205,11 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported_reward(session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int) -> SteppedValues:
+def _reported_reward(
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], observed: int
+) -> SteppedValues:
     """Return the reward that the trainer reports as a scalar, of the newest steps."""
-    run = find_run(session, run_id)
+    run = runs.find_run(session, run_id)
     declared = (run.scalar_names if run is not None else None) or {}
     names, bounds = names_of([REWARD_KEY], declared), (max(0, observed - WINDOW_STEPS + 1), observed)
     found = scalars_of_active_steps(session, run_id, attempts, names, bounds)
@@ -221,13 +218,13 @@ def _reported_reward(session: Session, run_id: str, attempts: Sequence[AttemptSt
     return SteppedValues(list(known), list(known.values()))
 
 
-def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
+def _alerts(session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart]) -> tuple[PastAlert, ...]:
     """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
     found = session.execute(_ALERTS, {"run_id": run_id}).all()
     return tuple(
         PastAlert(row[0], row[1], row[2], bool(row[3]), *row[4:9])
         for row in found
-        if active_attempt_of(attempts, row[2]) == row[9]
+        if active_steps.active_attempt_of(attempts, row[2]) == row[9]
     )
 
 
@@ -270,13 +267,15 @@ def _causes(
 
 
 def _awaited(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int | None
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], observed: int | None
 ) -> tuple[AwaitedShards, ...]:
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
     before_us = now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
     waiting = session.execute(_AWAITED, {"run_id": run_id, "before_us": before_us + 1}).all()
-    active = [row for row in waiting if active_attempt_of(attempts, row[1]) == row[0]]
+    active = [row for row in waiting if active_steps.active_attempt_of(attempts, row[1]) == row[0]]
     return tuple(
-        AwaitedShards(step, missing_shards_of(session, StepKey(run_id, attempt, step), expected), expected, since_us)
+        AwaitedShards(
+            step, missing_shards_of(session, events.StepKey(run_id, attempt, step), expected), expected, since_us
+        )
         for attempt, step, expected, since_us in active[:_MOST_AWAITED]
     )

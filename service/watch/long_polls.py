@@ -21,10 +21,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import AdviceDecision, Alert, Run
-from foreshock_service.platform.parameters import etag_of, matches, names_version
-from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs import check_visible
 
 LONGEST_WAIT_SECONDS = 30
@@ -140,7 +139,7 @@ class LongPolls:
 
     async def until_changed(
         self,
-        principal: Principal,
+        principal: security.Principal,
         run_id: str,
         part: Callable[[RunVersion], str],
         if_none_match: str | None,
@@ -154,7 +153,7 @@ class LongPolls:
             return
         found = await run_in_threadpool(self._read, [run_id])
         known = part(check_visible(found.get(run_id), principal, run_id))
-        if names_version(if_none_match, known):
+        if parameters.names_version(if_none_match, known):
             await self.wait(
                 run_id, lambda now: now is None or now.deleted_at_us is not None or part(now) != known, seconds
             )
@@ -169,8 +168,8 @@ class _Waiter:
 def tagged_response(version: str, model: BaseModel, if_none_match: str | None) -> Response:
     """Return the model as JSON under an entity tag that begins with its version; 304 if the client has these bytes."""
     body = model.model_dump_json().encode()
-    headers = {"ETag": etag_of(version, body), "Cache-Control": "no-cache"}
-    if matches(if_none_match, headers["ETag"]):
+    headers = {"ETag": parameters.etag_of(version, body), "Cache-Control": "no-cache"}
+    if parameters.matches(if_none_match, headers["ETag"]):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     return Response(body, media_type="application/json", headers=headers)
 

@@ -34,9 +34,8 @@ from sqlalchemy.exc import DatabaseError, DBAPIError, InterfaceError, Operationa
 
 from foreshock.errors import ConfigurationError
 from foreshock.measures.registry import MEASURES
+from foreshock_service.platform.database import session, tables
 from foreshock_service.platform.database.engine import DEFAULT_CONNECTIONS, make_engine, parse_database_url
-from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Base
 from foreshock_service.platform.settings import load_settings
 
 _SERVICE = Path(__file__).parents[2]
@@ -154,7 +153,7 @@ def prepare_database(database_url: str, *, upgrade_older: bool = True, revision:
 
 
 @contextmanager
-def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS) -> Iterator[Database]:
+def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS) -> Iterator[session.Database]:
     """Give the database of a service to a command; creates and migrates nothing. Raises ConfigurationError."""
     with _reported(database_url):
         if is_missing(database_url):
@@ -169,7 +168,7 @@ def existing_database(database_url: str, connections: int = DEFAULT_CONNECTIONS)
             )
         if revision != newest_revision():
             raise _older(database_url, revision)
-    database = Database(database_url, connections=connections)
+    database = session.Database(database_url, connections=connections)
     try:
         yield database
     finally:
@@ -280,7 +279,7 @@ def _check_convertible(revision: str, database_url: str) -> None:
 
 
 def _check_empty(connection: Connection, database_url: str) -> None:
-    found = sorted(set(inspect(connection).get_table_names()) & set(Base.metadata.tables))
+    found = sorted(set(inspect(connection).get_table_names()) & set(tables.Base.metadata.tables))
     if found:
         raise ConfigurationError(
             f"the database {shown(database_url)} has tables of the same names as Foreshock's ({', '.join(found[:3])}) "

@@ -18,8 +18,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.database.tables.probes import Attribution
+from foreshock_service.platform.database.tables import Run, probes
 from foreshock_service.present.exporter import families, repository
 from foreshock_service.present.exporter.families import Scrape, label_text
 from foreshock_service.replay.probes.workers import count_live_workers
@@ -170,7 +169,7 @@ def _bucket_samples(scrape: Scrape, labels: str, buckets: bytes) -> None:
         scrape.add_column(family, labelled, column.tolist())
 
 
-def _attributions(scrape: Scrape, attributions: Iterable[Attribution]) -> None:
+def _attributions(scrape: Scrape, attributions: Iterable[probes.Attribution]) -> None:
     for each in attributions:
         document: dict[str, Any] | None = each.document
         if document is None:

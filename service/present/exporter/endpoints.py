@@ -6,12 +6,9 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from foreshock_service.platform.columnar import compressed
+from foreshock_service.platform import columnar, figures, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.figures import ServiceCollector
-from foreshock_service.platform.security import Reader
-from foreshock_service.present.exporter.collector import Collector
-from foreshock_service.present.exporter.families import END, TEXT, choose_media_type
+from foreshock_service.present.exporter import collector, families
 
 router = APIRouter(tags=["metrics"])
 _FORMATS = {
@@ -21,15 +18,15 @@ _FORMATS = {
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": _FORMATS}})
-def metrics(request: Request, context: Context, principal: Reader) -> Response:
+def metrics(request: Request, context: Context, principal: security.Reader) -> Response:
     """Return the newest measures of running runs, their advice and alerts, and the probes, for Prometheus."""
-    media_type = choose_media_type(request.headers.get("accept", ""))
-    body = Collector(context, request.app.version, principal.project).collect().render(media_type)
+    media_type = families.choose_media_type(request.headers.get("accept", ""))
+    body = collector.Collector(context, request.app.version, principal.project).collect().render(media_type)
     if principal.project is None:
         # A registry for this scrape: no metrics of the process or of another application.
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(ServiceCollector(request.app.state.figures))
-        generate = generate_latest if media_type == TEXT else generate_openmetrics
-        body = body.removesuffix(END) + generate(registry)
-    body, encoding = compressed(body, request.headers.get("accept-encoding"))
+        registry.register(figures.ServiceCollector(request.app.state.figures))
+        generate = generate_latest if media_type == families.TEXT else generate_openmetrics
+        body = body.removesuffix(families.END) + generate(registry)
+    body, encoding = columnar.compressed(body, request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers={"Vary": "Accept, Accept-Encoding"} | encoding)

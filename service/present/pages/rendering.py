@@ -22,13 +22,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
+from foreshock import ranges, severity
 from foreshock.model_kind import ModelKind
-from foreshock.ranges import Verdict, verdict_of
-from foreshock.severity import severity_rank
 from foreshock_service.platform.parameters import matches
-from foreshock_service.present.pages.figures import Figure, Missing
-from foreshock_service.present.pages.figures.attribution import percent
-from foreshock_service.present.pages.figures.drawing import HEIGHT as TILE_HEIGHT
+from foreshock_service.present.pages.figures import Figure, Missing, attribution, drawing
 from foreshock_service.present.pages.figures.drawing import WIDTH as TILE_WIDTH
 from foreshock_service.present.pages.figures.drawing import scientific
 from foreshock_service.present.pages.step_models import Value
@@ -65,7 +62,7 @@ MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),
     "apply": Label("apply mode: sent to trainers that ask", "good"),
 }
-VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
+VERDICT_TONES: dict[ranges.Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
@@ -95,8 +92,8 @@ def share_in_words(share: float | None, low: float | None, high: float | None) -
     if share is None or not math.isfinite(share):
         return "not estimable"
     if low is None or high is None:
-        return percent(share)
-    return f"{percent(share)} ({percent(low)} to {percent(high)})"
+        return attribution.percent(share)
+    return f"{attribution.percent(share)} ({attribution.percent(low)} to {attribution.percent(high)})"
 
 
 def count(value: int | None) -> str:
@@ -116,14 +113,14 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
     """Return a measure's value with the tone of the range that it lies in; without a range it has none."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    return Value(number(value), VERDICT_TONES[verdict_of(measure, value, model_kind)])
+    return Value(number(value), VERDICT_TONES[ranges.verdict_of(measure, value, model_kind)])
 
 
 def alerts_label(open_alerts: Counter[str]) -> Label:
     """Return the number of open alerts, in the tone of the most severe. `open_alerts`: their number by severity."""
     if not open_alerts:
         return Label("none", "good")
-    worst = min(open_alerts, key=severity_rank)
+    worst = min(open_alerts, key=severity.severity_rank)
     return Label(f"{open_alerts.total()} open", TONES.get(worst, ""))
 
 
@@ -270,7 +267,7 @@ def templates() -> Environment:
     )
     environment.filters["code"] = with_code
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
-    environment.globals.update(tile_width=TILE_WIDTH, tile_height=TILE_HEIGHT)
+    environment.globals.update(tile_width=TILE_WIDTH, tile_height=drawing.HEIGHT)
     return environment
 
 

@@ -13,24 +13,23 @@ from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.parameters import LARGEST_STEP
+from foreshock_service.present.pages import rendering, sessions
 from foreshock_service.present.pages.presenters.advice import rules_page
 from foreshock_service.present.pages.presenters.viewing import open_viewing
-from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response
-from foreshock_service.present.pages.sessions import OperatorSession, PageRoute, PageSession, ReaderSession
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.rules.service import change_rule, set_rules
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
 Number = Annotated[float | None, Form()]
 
 
 @router.get("/runs/{project}/{key}/rules")
-def show_rules(run: RunOfPage, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def show_rules(run: RunOfPage, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return the page of the rules that watch a run."""
     with open_viewing(context, visitor.principal) as viewing:
         page = rules_page(viewing, run)
-    return page_response(request, "rules.html", page, visitor.view)
+    return rendering.page_response(request, "rules.html", page, visitor.view)
 
 
 @router.post("/runs/{run}/rules/{rule}")
@@ -38,7 +37,7 @@ def change_one_rule(
     run: RunIdentifier,
     rule: str,
     context: Context,
-    visitor: OperatorSession,
+    visitor: sessions.OperatorSession,
     action: Annotated[Literal["change", "disable", "default"], Form()],
     first_step: Annotated[int, Form(ge=0, le=LARGEST_STEP)],
     absolute: Number = None,
@@ -64,7 +63,7 @@ def change_one_rule(
 def change_rules(
     run: RunIdentifier,
     context: Context,
-    visitor: OperatorSession,
+    visitor: sessions.OperatorSession,
     toml: Annotated[str, Form(max_length=2 * LARGEST_TEXT)],
 ) -> Response:
     """Set a file of rules, then redirect to the run's rules."""
@@ -74,8 +73,8 @@ def change_rules(
     return _back(context, visitor, run)
 
 
-def _back(context: ServiceContext, visitor: PageSession, run_id: str) -> Response:
+def _back(context: ServiceContext, visitor: sessions.PageSession, run_id: str) -> Response:
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
         address = f"{run_page_path(run.project, run.key)}/rules"
-    return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)
+    return RedirectResponse(address, status_code=303, headers=rendering.PAGE_HEADERS)

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock import errors, fingerprint, scorers
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name, split_comparison
 from foreshock.environment import Environment, differences
-from foreshock.errors import ConfigurationError
-from foreshock.fingerprint import Fingerprint
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.attribution import Attribution, attribute
 from foreshock.measures.estimators.environment_links import (
@@ -31,16 +30,9 @@ from foreshock.measures.estimators.environment_links import (
     excess_over_environments,
 )
 from foreshock.rollouts import RolloutBatch
-from foreshock.scorers import NOISE_FLOOR_VARIANT, SCORERS, noise_floor_scorers, score_name
 from foreshock_service.replay.probes.environments import run_fingerprints
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
-from foreshock_service.replay.results.files import (
-    ScoreFiles,
-    environment_of,
-    other_environments,
-    preferred_scores,
-    read_aligned_scores,
-)
+from foreshock_service.replay.results import files
 from foreshock_service.runs.folding import FoldedStatistics
 
 Values = NDArray[np.float32]
@@ -80,13 +72,15 @@ class AttributionResult:
     comparisons: tuple[MeasuredComparison, ...]
     floors: tuple[Floor, ...]
     of_rollouts: int
-    used: tuple[ScoreFiles, ...]
-    run_fingerprints: Mapping[str, Fingerprint | None]
+    used: tuple[files.ScoreFiles, ...]
+    run_fingerprints: Mapping[str, fingerprint.Fingerprint | None]
     environment_links: tuple[MeasuredEnvironmentLink, ...]
 
 
 def attribute_step(
-    rollouts: PinnedRollouts, published: Sequence[ScoreFiles], attempt_fingerprint: Mapping[str, Any] | None = None
+    rollouts: PinnedRollouts,
+    published: Sequence[files.ScoreFiles],
+    attempt_fingerprint: Mapping[str, Any] | None = None,
 ) -> AttributionResult:
     """Return the attribution of a step: its logged and replayed scores over the same tokens.
 
@@ -95,13 +89,13 @@ def attribute_step(
     """
     batch = read_rollouts(rollouts)
     run = run_fingerprints(batch.attributes, attempt_fingerprint or {})
-    scores = preferred_scores(published, run)
-    replayed = {each.name: read_aligned_scores(batch, each.files) for each in scores}
+    scores = files.preferred_scores(published, run)
+    replayed = {each.name: files.read_aligned_scores(batch, each.files) for each in scores}
     plain = {each.name: replayed[each.name] for each in scores if not each.variant}
     attribution = _attribute(batch, {**logged_scores(batch), **plain})
     known = {**logged_scores(batch), **replayed}
     pairs = _pairs_of(attribution)
-    again = {name: score_name(name, NOISE_FLOOR_VARIANT) for name in plain}
+    again = {name: scorers.score_name(name, scorers.NOISE_FLOOR_VARIANT) for name in plain}
     floors = [(again[name], name) for name in plain if again[name] in replayed]
     of_rollouts = batch.num_rollouts + rollouts.unstored
     compared = {
@@ -120,10 +114,10 @@ def attribute_step(
 
 def _environment_links(
     batch: RolloutBatch,
-    published: Sequence[ScoreFiles],
-    chosen: Sequence[ScoreFiles],
+    published: Sequence[files.ScoreFiles],
+    chosen: Sequence[files.ScoreFiles],
     known: Mapping[str, Values],
-    run: Mapping[str, Fingerprint | None],
+    run: Mapping[str, fingerprint.Fingerprint | None],
 ) -> Iterator[MeasuredEnvironmentLink]:
     """Compare each scorer of the chain with its scores in other environments."""
     where = (batch.response_offsets, batch.response_mask, batch.group_ids)
@@ -131,12 +125,12 @@ def _environment_links(
     for score in chosen:
         if score.variant:
             continue
-        first, values = environment_of(score), known[score.name]
-        side = SCORERS[score.scorer].side if score.scorer in SCORERS else None
+        first, values = files.environment_of(score), known[score.name]
+        side = scorers.SCORERS[score.scorer].side if score.scorer in scorers.SCORERS else None
         logged = {"engine": "rollout", "trainer": "trainer"}.get(side or "")
         own = run.get(logged) if logged is not None else None
-        for other in other_environments(published, score):
-            second, again = environment_of(other), read_aligned_scores(batch, other.files)
+        for other in files.other_environments(published, score):
+            second, again = files.environment_of(other), files.read_aligned_scores(batch, other.files)
             excess = None
             if logged is not None and logged in known and not _is_one_of(own, (first, second)):
                 excess = excess_over_environments(known[logged], values, again, *where)
@@ -144,7 +138,7 @@ def _environment_links(
             yield MeasuredEnvironmentLink(score.scorer, first, second, link, logged, excess)
 
 
-def _is_one_of(own: Fingerprint | None, environments: Iterable[Environment]) -> bool:
+def _is_one_of(own: fingerprint.Fingerprint | None, environments: Iterable[Environment]) -> bool:
     if own is None:
         return False
     environment = Environment.of_fingerprint(own)
@@ -160,7 +154,7 @@ def logged_scores(batch: RolloutBatch) -> dict[str, Values]:
 def _attribute(batch: RolloutBatch, scores: Mapping[str, Values]) -> Attribution | None:
     try:
         return attribute(scores, batch.response_offsets, batch.response_mask, batch.group_ids)
-    except ConfigurationError:
+    except errors.ConfigurationError:
         return None  # Fewer than two scores of the chain.
 
 
@@ -251,4 +245,4 @@ def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float
 
 
 def _floor_of(scorer: str, floors: Mapping[str, float]) -> float | None:
-    return next((floors[name] for name in noise_floor_scorers(scorer) if name in floors), None)
+    return next((floors[name] for name in scorers.noise_floor_scorers(scorer) if name in floors), None)

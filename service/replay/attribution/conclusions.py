@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from foreshock.api import records, runs
 from foreshock.api.attribution import (
     AttributionDocument,
     EnvironmentLinkRecord,
@@ -14,19 +15,7 @@ from foreshock.api.attribution import (
     LinkRecord,
     SideBranchRecord,
 )
-from foreshock.api.records import from_attributes, parse
-from foreshock.api.runs import ConfidenceRecord
-from foreshock.diagnosis.attribution import conclude_attribution
-from foreshock.diagnosis.conclusion import (
-    AttributionEvidence,
-    Conclusion,
-    ConclusionKind,
-    DriftPoint,
-    EnvironmentLinkEvidence,
-    ExactEvidence,
-    LinkEvidence,
-    ReferenceEvidence,
-)
+from foreshock.diagnosis import attribution, conclusion
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
 from foreshock.weights_search import WeightsSearch
@@ -35,8 +24,7 @@ from foreshock_service.replay.attribution.document import (
     newest_documents,
 )
 from foreshock_service.replay.results.weights_search import find_search
-from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import attempts, events
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import of_steps
 
@@ -45,7 +33,7 @@ DRIFT_STEPS = 20
 MOST_STEPS = 200
 """Attributed steps of a run that are read, the newest: one takes about a millisecond."""
 
-_TITLES: dict[ConclusionKind, str] = {
+_TITLES: dict[conclusion.ConclusionKind, str] = {
     "wrong-weights": "the engine did not run with the announced weights",
     "trainer-precision": "the trainer computes in float32 and its replay does not",
 }
@@ -53,8 +41,8 @@ _TITLES: dict[ConclusionKind, str] = {
 
 def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
-    rows = newest_documents(session, run_id, attempts_of_run(session, run_id), MOST_STEPS)
-    read = [(key, parse(AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
+    rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS)
+    read = [(key, records.parse(AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
     newest: dict[str, FindingOfStep] = {}
     steps: dict[str, list[int]] = {}
     for place, (key, document) in enumerate(read):
@@ -69,18 +57,18 @@ def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
 
 
 def _causes_of_step(
-    session: Session, key: StepKey, document: AttributionDocument, earlier: list[AttributionDocument]
+    session: Session, key: events.StepKey, document: AttributionDocument, earlier: list[AttributionDocument]
 ) -> list[FindingOfStep]:
     """Return the causes that the step's conclusions name. Exact divergences name none, so they are not read."""
     evidence = evidence_of(document, earlier=earlier, weights_search=find_search(session, key))
-    return [_finding(evidence, each) for each in conclude_attribution(evidence) if each.names_cause]
+    return [_finding(evidence, each) for each in attribution.conclude_attribution(evidence) if each.names_cause]
 
 
-def _finding(evidence: AttributionEvidence, cause: Conclusion) -> FindingOfStep:
+def _finding(evidence: conclusion.AttributionEvidence, cause: conclusion.Conclusion) -> FindingOfStep:
     link = next((link for link in evidence.links if link.name == cause.link), None)
     if cause.kind != "cause" or link is None:
         return FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
-    confidence = ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
+    confidence = runs.ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
     return FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
 
 
@@ -91,11 +79,11 @@ def evidence_of(
     model_kind: ModelKind | None = None,
     exact: Sequence[ExactOfLinkRecord] = (),
     weights_search: WeightsSearch | None = None,
-) -> AttributionEvidence:
+) -> conclusion.AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
     branch = document.side_branch
-    return from_attributes(
-        AttributionEvidence,
+    return records.from_attributes(
+        conclusion.AttributionEvidence,
         document,
         links=tuple(map(_link, document.links)),
         whole=_link(document.whole),
@@ -113,22 +101,22 @@ def evidence_of(
     )
 
 
-def _link(link: LinkRecord) -> LinkEvidence:
-    return from_attributes(LinkEvidence, link, excess_k3_kl=finite_or_none(link.excess_k3_kl))
+def _link(link: LinkRecord) -> conclusion.LinkEvidence:
+    return records.from_attributes(conclusion.LinkEvidence, link, excess_k3_kl=finite_or_none(link.excess_k3_kl))
 
 
-def _reference(branch: SideBranchRecord) -> ReferenceEvidence:
+def _reference(branch: SideBranchRecord) -> conclusion.ReferenceEvidence:
     links = tuple(map(_link, branch.links))
-    return from_attributes(ReferenceEvidence, branch, links=links)
+    return records.from_attributes(conclusion.ReferenceEvidence, branch, links=links)
 
 
-def _environment_link(link: EnvironmentLinkRecord) -> EnvironmentLinkEvidence:
+def _environment_link(link: EnvironmentLinkRecord) -> conclusion.EnvironmentLinkEvidence:
     environments = {"first": environment_in(link.first), "second": environment_in(link.second)}
-    return from_attributes(EnvironmentLinkEvidence, link, **environments)
+    return records.from_attributes(conclusion.EnvironmentLinkEvidence, link, **environments)
 
 
-def _exact(read: ExactOfLinkRecord) -> ExactEvidence:
-    return ExactEvidence(
+def _exact(read: ExactOfLinkRecord) -> conclusion.ExactEvidence:
+    return conclusion.ExactEvidence(
         link=read.pair,
         kl=read.kl.mean,
         kl_low=read.kl.low,
@@ -146,13 +134,15 @@ def _exact(read: ExactOfLinkRecord) -> ExactEvidence:
     )
 
 
-def _drift(now: AttributionDocument, documents: Sequence[AttributionDocument]) -> Mapping[str, tuple[DriftPoint, ...]]:
-    found: dict[str, list[DriftPoint]] = {}
+def _drift(
+    now: AttributionDocument, documents: Sequence[AttributionDocument]
+) -> Mapping[str, tuple[conclusion.DriftPoint, ...]]:
+    found: dict[str, list[conclusion.DriftPoint]] = {}
     for document in documents:
         for link in document.links:
             if math.isfinite(link.k3_kl):
                 same = document.attempt == now.attempt and all(
                     document.environments.get(name) == now.environments.get(name) for name in link.name.split("/")
                 )
-                found.setdefault(link.name, []).append(DriftPoint(document.step, link.k3_kl, same))
+                found.setdefault(link.name, []).append(conclusion.DriftPoint(document.step, link.k3_kl, same))
     return {name: tuple(points) for name, points in found.items()}

@@ -24,8 +24,7 @@ from foreshock.api.replays import ExactRecord
 from foreshock.environment import Environment
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
-from foreshock_service.platform.database.engine import upsert
-from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.tables.probes import Attribution as StoredAttribution
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
@@ -144,7 +143,7 @@ def lock_attribution(session: Session, key: StepKey) -> None:
 
 def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
     """Mark the step's attribution as stale; adds a row without a document if there is none."""
-    upsert(session, StoredAttribution, [{**key._asdict(), "stale": True, "changed_at_us": now_us}], _KEY)
+    engine.upsert(session, StoredAttribution, [{**key._asdict(), "stale": True, "changed_at_us": now_us}], _KEY)
 
 
 def settle_attribution(session: Session, key: StepKey) -> None:
@@ -155,7 +154,7 @@ def settle_attribution(session: Session, key: StepKey) -> None:
 def put_attribution(session: Session, key: StepKey, document: dict[str, Any] | None, now_us: int) -> None:
     """Store the step's attribution as current."""
     row = {"stale": False, "changed_at_us": now_us, "document": document, "computed_at_us": now_us}
-    upsert(session, StoredAttribution, [{**key._asdict(), **row}], _KEY)
+    engine.upsert(session, StoredAttribution, [{**key._asdict(), **row}], _KEY)
 
 
 def newest_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[int]:
@@ -202,8 +201,8 @@ def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
     query = (
         select(StoredAttribution.run_id, StoredAttribution.attempt, StoredAttribution.step)
-        .join(Run, Run.id == StoredAttribution.run_id)
-        .where(StoredAttribution.stale, StoredAttribution.changed_at_us < before_us, Run.deleted_at_us.is_(None))
+        .join(tables.Run, tables.Run.id == StoredAttribution.run_id)
+        .where(StoredAttribution.stale, StoredAttribution.changed_at_us < before_us, tables.Run.deleted_at_us.is_(None))
         .order_by(StoredAttribution.changed_at_us)
         .limit(limit)
     )

@@ -17,17 +17,14 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
+from foreshock import digests, scorers
 from foreshock.api.attribution import AttributionDocument, AttributionRecord, ConclusionRecord, ScoreSourceRecord
 from foreshock.api.records import from_attributes, parse, to_json
 from foreshock.clock import now_us
 from foreshock.diagnosis.attribution import conclude_attribution
-from foreshock.digests import digest_of_json
-from foreshock.scorers import CHAIN, score_name
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
-from foreshock_service.platform.problem import ProblemError, TokensPurged
-from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
 from foreshock_service.replay.attribution.document import (
@@ -45,18 +42,12 @@ from foreshock_service.replay.attribution.document import (
 )
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
+from foreshock_service.replay.results import files, publishing, weights_search
 from foreshock_service.replay.results.exact import exact_of_step
-from foreshock_service.replay.results.files import ScoreFiles
-from foreshock_service.replay.results.publishing import ScoresPublished
 from foreshock_service.replay.results.scores import files_of_score, newest_scores
-from foreshock_service.replay.results.weights_search import find_search, search_record
+from foreshock_service.runs import events, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
-from foreshock_service.runs.events import MeasurementsChanged, StepClosed, StepKey
 from foreshock_service.runs.findings.service import mark_due
-from foreshock_service.runs.measurements import store_measurements
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run, lock_run_for_background
-from foreshock_service.runs.steps import find_step, incomplete_step, is_closed
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -69,21 +60,21 @@ _COMPUTED_AT_ONCE = 10
 _RETRY_AFTER_SECONDS = 5
 
 
-class AttributionNotFound(ProblemError):
+class AttributionNotFound(problem.ProblemError):
     """No replayed scores of this step are published: request a probe."""
 
     status = 404
     problem_type = "attribution-not-found"
 
 
-class AttributionNotPossible(ProblemError):
+class AttributionNotPossible(problem.ProblemError):
     """The logged and published scores of this step are fewer than two of the chain."""
 
     status = 404
     problem_type = "attribution-not-possible"
 
 
-class AttributionPending(ProblemError):
+class AttributionPending(problem.ProblemError):
     """Scores are published and the step's first attribution is being computed: retry."""
 
     status = 503
@@ -99,13 +90,17 @@ class AttributionInputs:
 
     version: str
     rollouts: PinnedRollouts
-    scores: tuple[ScoreFiles, ...]
+    scores: tuple[files.ScoreFiles, ...]
     attempt_fingerprint: dict[str, Any]
 
 
 @router.get("/attribution")
 def read_attribution(
-    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
 ) -> AttributionRecord:
     """Return the causes of the step's mismatch: the links of the chain with their shares, and the noise floors.
 
@@ -116,18 +111,18 @@ def read_attribution(
     """
     with context.database.read() as session:
         found = attribution_of_step(session, principal, run, step, attempt)
-        incomplete = incomplete_step(find_step(session, StepKey(run, found.attempt, step)))
+        incomplete = steps.incomplete_step(steps.find_step(session, events.StepKey(run, found.attempt, step)))
         return replace(found, incomplete=incomplete)
 
 
 def attribution_of_step(
-    session: Session, principal: Principal, run_id: str, step: int, attempt: int | None
+    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None
 ) -> AttributionRecord:
     """Return the stored attribution of a step.
 
     Raises AttributionNotFound, AttributionNotPossible, AttributionPending, RunNotFound, RunDeleted.
     """
-    run = get_run(session, principal, run_id)
+    run = runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     found = find_attribution(session, key)
     if found is None:
@@ -142,10 +137,10 @@ def attribution_of_step(
             f"the attribution of step {step} is being computed: retry in {_RETRY_AFTER_SECONDS} s",
             headers={"Retry-After": str(_RETRY_AFTER_SECONDS)},
         )
-    names = ", ".join(score_name(score.scorer, score.variant) for score in newest_scores(session, key))
+    names = ", ".join(scorers.score_name(score.scorer, score.variant) for score in newest_scores(session, key))
     raise AttributionNotPossible(
         f"the scores of step {step} ({names}) and those that its run logs are fewer than two of the chain "
-        f"{', '.join(CHAIN)}: log rollout_log_probs and trainer_log_probs, or probe more scorers"
+        f"{', '.join(scorers.CHAIN)}: log rollout_log_probs and trainer_log_probs, or probe more scorers"
     )
 
 
@@ -153,9 +148,9 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
     others = other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
-    found = exact_of_step(session, StepKey(run.id, document.attempt, document.step))
+    found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
     exact = tuple(exact_of_link(each, document.scores) for each in found)
-    search = find_search(session, StepKey(run.id, document.attempt, document.step))
+    search = weights_search.find_search(session, events.StepKey(run.id, document.attempt, document.step))
     evidence = evidence_of(
         document,
         earlier=[parse(AttributionDocument, each) for each in others],
@@ -164,7 +159,7 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
         weights_search=search,
     )
     conclusions = tuple(from_attributes(ConclusionRecord, each) for each in conclude_attribution(evidence))
-    shown = search_record(run.id, document.attempt, search) if search is not None else None
+    shown = weights_search.search_record(run.id, document.attempt, search) if search is not None else None
     return from_attributes(
         AttributionRecord,
         document,
@@ -176,24 +171,24 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
     )
 
 
-def newest_replayed_steps(session: Session, principal: Principal, run_id: str, limit: int) -> Sequence[int]:
+def newest_replayed_steps(session: Session, principal: security.Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     return newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
 
 
-def mark_attribution_stale(session: Session, published: ScoresPublished) -> None:
+def mark_attribution_stale(session: Session, published: publishing.ScoresPublished) -> None:
     """Mark the step's attribution as stale, in the transaction that publishes its scores."""
     mark_stale(session, published.key, published.at_us)
 
 
-def mark_stale_after_late_rollouts(session: Session, closed: StepClosed) -> None:
+def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
     if has_attribution(session, closed.key):
         mark_stale(session, closed.key, now_us())
 
 
-def attribute_published_scores(context: ServiceContext, published: ScoresPublished) -> None:
+def attribute_published_scores(context: ServiceContext, published: publishing.ScoresPublished) -> None:
     """Compute the attribution of a step whose scores have just been committed; a failure is left to the sweeper."""
     try_to_compute(context, published.key)
 
@@ -205,7 +200,7 @@ def compute_stale_attributions(context: ServiceContext) -> int:
     return sum(try_to_compute(context, key) for key in stale)
 
 
-def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
+def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
     """Compute the step's attribution and return True; on an error log it, leave the mark and return False."""
     try:
         compute_attribution(context, key)
@@ -216,7 +211,7 @@ def try_to_compute(context: ServiceContext, key: StepKey) -> bool:
         return False
 
 
-def compute_attribution(context: ServiceContext, key: StepKey) -> None:
+def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
     """Compute and store the step's attribution and the measurements of its replayed scores.
 
     Starts again if scores or rollouts arrive meanwhile; after five times the attribution stays stale. If the tokens or
@@ -233,15 +228,15 @@ def compute_attribution(context: ServiceContext, key: StepKey) -> None:
             return
 
 
-def _inputs_if_stored(context: ServiceContext, session: Session, key: StepKey) -> AttributionInputs | None:
+def _inputs_if_stored(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs | None:
     try:
         inputs = attribution_inputs(context, session, key)
-    except TokensPurged:
+    except problem.TokensPurged:
         return None
     return inputs if inputs.scores else None
 
 
-def attribution_inputs(context: ServiceContext, session: Session, key: StepKey) -> AttributionInputs:
+def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
     """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
     rollouts = rollouts_of_step(context, session, key)
     chosen = newest_scores(session, key)
@@ -258,7 +253,7 @@ def attribution_inputs(context: ServiceContext, session: Session, key: StepKey) 
 
 
 def store_attribution(
-    context: ServiceContext, session: Session, key: StepKey, version: str, result: AttributionResult
+    context: ServiceContext, session: Session, key: events.StepKey, version: str, result: AttributionResult
 ) -> bool:
     """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
     lock_attribution(session, key)
@@ -267,16 +262,16 @@ def store_attribution(
     now = now_us()
     document = None
     if result.attribution is not None:
-        used = {(each.scorer, each.variant, digest_of_json(each.fingerprint)) for each in result.used}
+        used = {(each.scorer, each.variant, digests.digest_of_json(each.fingerprint)) for each in result.used}
         sources = [
             from_attributes(ScoreSourceRecord, score)
             for score in newest_scores(session, key)
-            if (score.scorer, score.variant, digest_of_json(score.fingerprint)) in used
+            if (score.scorer, score.variant, digests.digest_of_json(score.fingerprint)) in used
         ]
         document = document_of(key, result.attribution, result, sources, now)
     put_attribution(session, key, None if document is None else to_json(document), now)
     mark_due(session, key.run_id, "attribution")
-    store_measurements(
+    measurements.store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]
     )
     session.flush()
@@ -284,12 +279,12 @@ def store_attribution(
 
 
 def _store_and_publish(
-    context: ServiceContext, key: StepKey, version: str, result: AttributionResult, session: Session
+    context: ServiceContext, key: events.StepKey, version: str, result: AttributionResult, session: Session
 ) -> bool:
-    if lock_run_for_background(session, key.run_id) is None:
+    if runs.lock_run_for_background(session, key.run_id) is None:
         return True
     if not store_attribution(context, session, key, version, result):
         return False
-    if is_closed(session, key):
-        context.events.publish(session, MeasurementsChanged(*key))
+    if steps.is_closed(session, key):
+        context.events.publish(session, events.MeasurementsChanged(*key))
     return True

@@ -20,12 +20,11 @@ from foreshock_service.platform.database.tables.probes import Lease, Probe, Prob
 from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
+from foreshock_service.replay.probes import pinned_rollouts, workers
 from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
 from foreshock_service.replay.probes.jobs import JobState, Outcome
-from foreshock_service.replay.probes.pinned_rollouts import write_rollouts
 from foreshock_service.replay.probes.schemas import scorers_of_pairs
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
-from foreshock_service.replay.probes.workers import live_workers, record_worker, touch_worker
 from foreshock_service.runs.runs import get_run
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, toke
     def work(session: Session) -> int:
         lease, job, _ = hold(session, principal, lease_id, token)
         now = database_now_us(session)
-        touch_worker(session, lease.project, lease.worker, now)
+        workers.touch_worker(session, lease.project, lease.worker, now)
         return transitions.extend(job, now, _duration_us(context))
 
     return context.database.write(work)
@@ -84,7 +83,7 @@ def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: 
     target = context.store.temporary_file()
     try:
         with stored_file(f"a shard of step {probe.step}"):
-            context.decoders.run(write_rollouts, pinned, target)
+            context.decoders.run(pinned_rollouts.write_rollouts, pinned, target)
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -141,7 +140,7 @@ def _claim(
     session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest
 ) -> LeaseRecord | None:
     now = database_now_us(session)
-    record_worker(session, _worker(principal, request, now))
+    workers.record_worker(session, _worker(principal, request, now))
     _expire_overdue(session, context)
     fitting = _fitting_jobs(session, principal, request, now)
     job = lock_next_job(session, principal.project, request.accelerator, fitting) if fitting else None
@@ -170,7 +169,7 @@ def _fitting_jobs(session: Session, principal: Principal, request: LeaseRequest,
     offered = {*request.scorers, *request.exact_pairs}
     waiting = [kind for kind in waiting if set(kind.needs.split(",")) <= offered]
     asking = any(kind.environments for kind in waiting)
-    live = live_workers(session, principal.project, now) if asking else ()
+    live = workers.live_workers(session, principal.project, now) if asking else ()
     worker = (principal.project or "", request.worker)
     fitting = {}
     for kind in waiting:

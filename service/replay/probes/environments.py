@@ -14,10 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foreshock import errors, rollouts
 from foreshock.environment import Environment
-from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
-from foreshock.rollouts import BatchAttributes
 from foreshock.scorers import ENGINES, SCORERS, TRAINER_REPLAY
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def other_offers(
     ]
 
 
-def run_fingerprints(attributes: BatchAttributes, attempt: Mapping[str, Any]) -> dict[str, Fingerprint | None]:
+def run_fingerprints(attributes: rollouts.BatchAttributes, attempt: Mapping[str, Any]) -> dict[str, Fingerprint | None]:
     """Return the fingerprints of the logged scores `rollout` and `trainer`; None if the run logged none.
 
     They are attributes of the batch, else in the attempt's fingerprint: by name (`{"rollout": {…}, "trainer": {…}}`),
@@ -133,7 +132,7 @@ def _parsed(value: object) -> Fingerprint | None:
         return None
     try:
         return Fingerprint.from_dict(value)
-    except ConfigurationError:
+    except errors.ConfigurationError:
         return None
 
 

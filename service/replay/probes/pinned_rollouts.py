@@ -10,8 +10,7 @@ from pathlib import Path
 
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import InvalidRolloutsError
-from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts
-from foreshock.rollouts.sampling import select_rollouts
+from foreshock.rollouts import BatchAttributes, RolloutBatch, decode_rollouts, encode_rollouts, sampling
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 
@@ -52,7 +51,7 @@ def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
     batch = RolloutBatch.concat(_read(path, sample) for path, sample in zip(pinned.files, samples, strict=True))
     if pinned.max_rollouts is None or pinned.max_rollouts >= batch.num_rollouts:
         return batch
-    return batch.select(select_rollouts(batch.sample_ids, batch.response_lengths, pinned.max_rollouts))
+    return batch.select(sampling.select_rollouts(batch.sample_ids, batch.response_lengths, pinned.max_rollouts))
 
 
 def _read(file: StoredFile, sample: int | None) -> RolloutBatch:

@@ -13,27 +13,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
 
-from foreshock.api.probes import ProbePolicyRecord, ScorerRecord
-from foreshock.api.records import from_attributes
+from foreshock.api import probes, records
 from foreshock.clock import now_us
 from foreshock.errors import InvalidRolloutsError
 from foreshock.scorers import default_scorers
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
-from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
 from foreshock_service.replay.probes.schemas import Accelerator, ProbeCreate, ScorerRequest
 from foreshock_service.replay.probes.service import end_jobs, is_near_open_alert, lock_jobs
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
+from foreshock_service.runs import active_steps, events, run_endpoints
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.runs.runs import get_run, lock_run
 
 
@@ -46,7 +41,7 @@ class ProbePolicyBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    every_steps: Annotated[int, Field(ge=1, le=LARGEST_STEP)] | None = Field(
+    every_steps: Annotated[int, Field(ge=1, le=parameters.LARGEST_STEP)] | None = Field(
         default=None, description="probe the first step with a checkpoint in each so many steps; null: none"
     )
     on_alerts: bool = Field(default=False, description="probe the steps near an open alert, before all others")
@@ -90,7 +85,7 @@ class Budget:
         return used if self.seconds is None else f"{used} of {self.seconds:g} s"
 
 
-def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePolicyRecord:
+def read_policy(session: Session, principal: security.Principal, run_id: str) -> probes.ProbePolicyRecord:
     """Return the run's policy with what its probes have cost. Raises RunNotFound, RunDeleted."""
     get_run(session, principal, run_id)
     stored = find_policy(session, run_id)
@@ -98,10 +93,10 @@ def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePol
     budget = budget_of(session, run_id, policy)
     state = "off" if not policy.is_on else "budget_spent" if budget.is_spent else "active"
     automatic, impossible = policy_counts(session, run_id)
-    return from_attributes(
-        ProbePolicyRecord,
+    return records.from_attributes(
+        probes.ProbePolicyRecord,
         policy,
-        scorers=tuple(from_attributes(ScorerRecord, each) for each in policy.scorers),
+        scorers=tuple(records.from_attributes(probes.ScorerRecord, each) for each in policy.scorers),
         state=state,
         note=_NOTES[state].format(used=budget.in_words()),
         spent_seconds=budget.spent_seconds,
@@ -111,14 +106,14 @@ def read_policy(session: Session, principal: Principal, run_id: str) -> ProbePol
     )
 
 
-def policy_in_words(session: Session, principal: Principal, run_id: str) -> str | None:
+def policy_in_words(session: Session, principal: security.Principal, run_id: str) -> str | None:
     """Return the state of the run's automatic probes; None if there never were any. Raises RunNotFound, RunDeleted."""
     if find_policy(session, run_id) is None:
         return None
     return read_policy(session, principal, run_id).note
 
 
-def set_policy(session: Session, principal: Principal, run_id: str, body: ProbePolicyBody) -> None:
+def set_policy(session: Session, principal: security.Principal, run_id: str, body: ProbePolicyBody) -> None:
     """Set the run's policy. Raises RunNotFound, RunDeleted, UnknownScorer, ProbeNotPossible."""
     check_scorers(ProbeCreate(step=0, scorers=body.scorers))
     run = lock_run(session, principal, run_id)
@@ -128,7 +123,7 @@ def set_policy(session: Session, principal: Principal, run_id: str, body: ProbeP
         session.add(ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
     else:
         stored.policy, stored.changed_at_us = policy, now_us()
-    record(
+    audit.record(
         session, principal, "probe-policy.set", run.id, project=run.project, run_id=run.id, before=before, after=policy
     )
     session.flush()
@@ -161,7 +156,7 @@ UNFINISHED_AT_ONCE = 4
 
 # Probes made in one round of all runs: each reads the rollouts of its step.
 _MADE_AT_ONCE = 8
-_SERVICE = Principal(None, None, frozenset())
+_SERVICE = security.Principal(None, None, frozenset())
 _logger = logging.getLogger(__name__)
 
 
@@ -189,13 +184,13 @@ def make_automatic_probes(context: ServiceContext) -> int:
     return made
 
 
-def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[tuple[StepKey, str]]:
+def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[tuple[events.StepKey, str]]:
     """Return the next steps to probe with the cause, those near an alert first."""
     room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
     if room <= 0:
         return []
     attempts, now = attempts_of_run(session, run_id), database_now_us(session)
-    due: dict[StepKey, str] = {}
+    due: dict[events.StepKey, str] = {}
     if policy.on_alerts:
         due |= dict.fromkeys(steps_near_alerts(session, run_id, attempts, now, room), "alert")
     if policy.every_steps is not None:
@@ -204,7 +199,7 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
     return list(due.items())[:room]
 
 
-def _make(context: ServiceContext, key: StepKey, cause: str, policy: ProbePolicyBody) -> bool:
+def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: ProbePolicyBody) -> bool:
     """Probe a step; return whether that was possible. An equal request finds the same probe, so it may be repeated."""
     body = ProbeCreate(
         step=key.step,
@@ -237,7 +232,9 @@ def _end_queued(session: Session, run_id: str, reason: str) -> None:
 
 
 @router.get("")
-def read_probe_policy(run: RunIdentifier, context: Context, principal: Reader) -> ProbePolicyRecord:
+def read_probe_policy(
+    run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader
+) -> probes.ProbePolicyRecord:
     """Return which steps of the run are probed automatically, and what its probes have cost."""
     with context.database.read() as session:
         return read_policy(session, principal, run)
@@ -245,8 +242,8 @@ def read_probe_policy(run: RunIdentifier, context: Context, principal: Reader) -
 
 @router.put("")
 def set_probe_policy(
-    run: RunIdentifier, body: ProbePolicyBody, context: Context, principal: Administrator
-) -> ProbePolicyRecord:
+    run: run_endpoints.RunIdentifier, body: ProbePolicyBody, context: Context, principal: security.Administrator
+) -> probes.ProbePolicyRecord:
     """Set which steps are probed automatically and with which budget; fields left out get their defaults."""
     context.database.write(lambda session: set_policy(session, principal, run, body))
     with context.database.read() as session:
@@ -295,34 +292,34 @@ def queued_probes(session: Session, run_id: str) -> Sequence[PolicyProbe]:
 
 
 def steps_near_alerts(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int, limit: int
-) -> Sequence[StepKey]:
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], now_us: int, limit: int
+) -> Sequence[events.StepKey]:
     """Return the first steps near an open alert that can be probed and were not."""
     near = is_near_open_alert(run_id, Checkpoint.step)
     query = select(Checkpoint.attempt, Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
-    return [StepKey(run_id, *row) for row in session.execute(query.order_by(Checkpoint.step).limit(limit))]
+    return [events.StepKey(run_id, *row) for row in session.execute(query.order_by(Checkpoint.step).limit(limit))]
 
 
 def steps_by_interval(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], every: int, now_us: int, limit: int
-) -> Sequence[StepKey]:
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], every: int, now_us: int, limit: int
+) -> Sequence[events.StepKey]:
     """Return the first step that can be probed of each `every` steps without an automatic probe."""
     probed = select(PolicyProbe.step).where(
         PolicyProbe.run_id == run_id,
         PolicyProbe.probe_id.is_not(None),
-        is_active(attempts, PolicyProbe.attempt, PolicyProbe.step),
+        active_steps.is_active(attempts, PolicyProbe.attempt, PolicyProbe.step),
         PolicyProbe.step // every == Checkpoint.step // every,
     )
     # A step is active in one attempt only.
     first = func.min(Checkpoint.step)
     query = select(first).where(_possible(run_id, attempts, now_us), ~probed.exists())
     steps = session.scalars(query.group_by(Checkpoint.step // every).order_by(first).limit(limit))
-    found = ((active_attempt_of(attempts, step), step) for step in steps)
-    return [StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
+    found = ((active_steps.active_attempt_of(attempts, step), step) for step in steps)
+    return [events.StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
 
 
 def add_policy_probe(
-    session: Session, key: StepKey, cause: str, probe_id: str | None, problem: str | None, now_us: int
+    session: Session, key: events.StepKey, cause: str, probe_id: str | None, problem: str | None, now_us: int
 ) -> bool:
     """Record the automatic probe of a step; return whether the step had none."""
     row = {
@@ -337,7 +334,7 @@ def add_policy_probe(
     return insert_if_absent(session, PolicyProbe, row)
 
 
-def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> ColumnElement[bool]:
+def _possible(run_id: str, attempts: Sequence[active_steps.AttemptStart], now_us: int) -> ColumnElement[bool]:
     """Return the condition for checkpoints of closed, active steps without an automatic probe."""
     closed = select(Step.step).where(
         Step.run_id == run_id,
@@ -352,7 +349,7 @@ def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> Col
     )
     return and_(
         Checkpoint.run_id == run_id,
-        is_active(attempts, Checkpoint.attempt, Checkpoint.step),
+        active_steps.is_active(attempts, Checkpoint.attempt, Checkpoint.step),
         or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us),
         closed.exists(),
         ~chosen.exists(),

@@ -9,30 +9,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response, status
 from sqlalchemy.orm import Session
 
+from foreshock import digests, errors, probe_kinds, weights_search
 from foreshock.api.probes import ProbeRecord
 from foreshock.clock import now_us
-from foreshock.digests import digest_of_json
-from foreshock.errors import did_you_mean
-from foreshock.probe_kinds import MATRIX, PROBE_KINDS, WEIGHTS
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
-from foreshock.weights_search import interleaved
+from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables import Run, probes
 from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.platform.database.tables.probes import Probe
-from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Name, Page
-from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Ingester, Principal, Reader
-from foreshock_service.replay.probes import service
-from foreshock_service.replay.probes.environments import (
-    OF_RUN,
-    WantedEnvironment,
-    run_fingerprints,
-    wanted_environments,
-    with_declared_precision,
-)
-from foreshock_service.replay.probes.jobs import Priority, new_jobs
+from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
 from foreshock_service.replay.probes.schemas import ProbeCreate, ScorerRequest, scorers_of_pairs
 from foreshock_service.replay.probes.service import (
@@ -48,11 +35,7 @@ from foreshock_service.replay.probes.service import (
     selected_rollouts,
     shown,
 )
-from foreshock_service.replay.probes.workers import live_workers
-from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts, resolve_step
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.runs import get_run
+from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import removed_in_words, shards_of_step
 from foreshock_service.runs.steps import find_step
 
@@ -66,7 +49,7 @@ ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$"
     responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
 )
 def create_probe(
-    run: RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
+    run: run_endpoints.RunIdentifier, body: ProbeCreate, context: Context, principal: Ingester, response: Response
 ) -> ProbeRecord:
     """Request that workers score a step's rollouts again; an equal request returns the same probe."""
     probe, created = request_probe(context, principal, run, body)
@@ -77,13 +60,13 @@ def create_probe(
 
 @router.get("/runs/{run}/probes")
 def list_probes(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     context: Context,
     principal: Reader,
-    step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP)] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[ProbeRecord]:
+    step: Annotated[int | None, Query(ge=0, le=parameters.LARGEST_STEP)] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 50,
+) -> parameters.Page[ProbeRecord]:
     """Return a page of a run's probes, newest first."""
     with context.database.read() as session:
         return service.list_probes(session, principal, run, step, cursor, limit)
@@ -93,11 +76,11 @@ def list_probes(
 def list_probes_of_runs(
     context: Context,
     principal: Reader,
-    project: Annotated[Name | None, Query()] = None,
-    kind: Annotated[Name | None, Query(description="such as `exact` or `weights`; absent: all")] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[ProbeRecord]:
+    project: Annotated[parameters.Name | None, Query()] = None,
+    kind: Annotated[parameters.Name | None, Query(description="such as `exact` or `weights`; absent: all")] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 50,
+) -> parameters.Page[ProbeRecord]:
     """Return a page of the probes of all runs that the key may see, newest first."""
     with context.database.read() as session:
         return service.list_probes_of_runs(session, principal.projects(project), kind, cursor, limit)
@@ -131,7 +114,7 @@ _NAMED_CHECKPOINTS = 5
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
-class UnknownScorer(ProblemError):
+class UnknownScorer(problem.ProblemError):
     """A scorer or variant that no worker of this release implements."""
 
     status = 422
@@ -154,7 +137,7 @@ class _Plan:
 
     @property
     def scorers(self) -> list[ScorerRequest]:
-        if PROBE_KINDS[self.body.kind].scorers == 2:
+        if probe_kinds.PROBE_KINDS[self.body.kind].scorers == 2:
             return self.body.scorers  # the second one is the reference, or gives μ
         return sorted(self.body.scorers, key=lambda each: (each.scorer, each.variant))
 
@@ -173,7 +156,7 @@ class _Plan:
         # Left out if there are none, so that probes of the release before keep their digests.
         pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
         searched = {"candidates": self.candidates} if self.candidates is not None else {}
-        return digest_of_json({**asked, **meant, **pairs, **searched})
+        return digests.digest_of_json({**asked, **meant, **pairs, **searched})
 
 
 def request_probe(
@@ -186,31 +169,33 @@ def request_probe(
         known = find_by_request(session, run_id, plan.request_digest())
         if known is not None and body.priority in (None, known.priority):
             return shown(session, plan.run, known), False
-    with present_file(f"a shard of step {body.step}"):
+    with problem.present_file(f"a shard of step {body.step}"):
         count = context.decoders.run(count_rollouts, plan.rollouts)
-    if body.kind == WEIGHTS.name and not count.with_rollout_log_probs:
+    if body.kind == probe_kinds.WEIGHTS.name and not count.with_rollout_log_probs:
         raise ProbeNotPossible(
             f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
             "the log-probs of the engine that sampled"
         )
-    fingerprints = run_fingerprints(count.attributes, plan.attempt_fingerprint)
-    wanted = wanted_environments(body.environment, fingerprints)
-    if body.environment == OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
+    fingerprints = environments.run_fingerprints(count.attributes, plan.attempt_fingerprint)
+    wanted = environments.wanted_environments(body.environment, fingerprints)
+    if body.environment == environments.OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
         raise ProbeNotPossible(
             "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
     scorers = {asked.scorer for asked in body.scorers} | scorers_of_pairs(body.exact_pairs)
-    options = with_declared_precision(body.options, scorers, fingerprints["trainer"], complete=body.kind == MATRIX.name)
+    options = environments.with_declared_precision(
+        body.options, scorers, fingerprints["trainer"], complete=body.kind == probe_kinds.MATRIX.name
+    )
     return context.database.write(lambda session: _insert(session, principal, plan, count, wanted, options))
 
 
 def check_scorers(body: ProbeCreate) -> None:
     """Raise UnknownScorer or ProbeNotPossible if a request names scorers, pairs or options that are not available."""
-    kind = PROBE_KINDS[body.kind]
+    kind = probe_kinds.PROBE_KINDS[body.kind]
     for asked in body.scorers:
         if asked.scorer not in available_scorers():
-            suggestion = did_you_mean(asked.scorer, available_scorers())
+            suggestion = errors.did_you_mean(asked.scorer, available_scorers())
             raise UnknownScorer(
                 f"unknown scorer {asked.scorer!r}{suggestion}; available scorers: {', '.join(available_scorers())}"
             )
@@ -222,7 +207,7 @@ def check_scorers(body: ProbeCreate) -> None:
             )
     for pair in body.exact_pairs:
         if pair not in EXACT_PAIRS:
-            suggestion = did_you_mean(pair, EXACT_PAIRS)
+            suggestion = errors.did_you_mean(pair, EXACT_PAIRS)
             raise UnknownScorer(f"unknown exact pair {pair!r}{suggestion}; available pairs: {', '.join(EXACT_PAIRS)}")
     if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
         raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
@@ -232,8 +217,8 @@ def check_scorers(body: ProbeCreate) -> None:
 
 
 def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
-    run = get_run(session, principal, run_id)
-    key = resolve_step(session, run_id, body.step, body.attempt)
+    run = runs.get_run(session, principal, run_id)
+    key = attempts.resolve_step(session, run_id, body.step, body.attempt)
     step = find_step(session, key)
     if step is None:
         raise ProbeNotPossible(f"step {key.step} of attempt {key.attempt} has no rollouts to score")
@@ -267,8 +252,8 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         rollouts=pinned_rollouts(context, present, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
-        attempt_fingerprint=fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
-        candidates=_candidates(session, key, body) if body.kind == WEIGHTS.name else None,
+        attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
+        candidates=_candidates(session, key, body) if body.kind == probe_kinds.WEIGHTS.name else None,
     )
 
 
@@ -278,17 +263,17 @@ def _announced(steps: Sequence[int]) -> str:
     return f" (the newest that are: {', '.join(map(str, steps))})"
 
 
-def _candidates(session: Session, key: StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
+def _candidates(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
     now = now_us()
-    earlier = earlier_checkpoints(session, attempts_of_run(session, key.run_id), key)
+    earlier = earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)
     present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
     if not present:
         raise ProbeNotPossible(
             f"no checkpoint of a step before {key.step} is announced, or all have expired: a weights search replays "
             "the step with the weights of earlier announced steps"
         )
-    chosen = interleaved(sorted(present), body.max_candidates)
+    chosen = weights_search.interleaved(sorted(present), body.max_candidates)
     return [{name: getattr(present[step], name) for name in _WEIGHTS_FIELDS} for step in chosen]
 
 
@@ -297,7 +282,7 @@ def _insert(
     principal: Principal,
     plan: _Plan,
     count: RolloutCount,
-    wanted: Mapping[str, WantedEnvironment],
+    wanted: Mapping[str, environments.WantedEnvironment],
     options: dict[str, dict[str, Any]],
 ) -> tuple[ProbeRecord, bool]:
     now = database_now_us(session)
@@ -326,14 +311,14 @@ def _insert(
         "from_sample": count.rollouts < count.of_rollouts,
         "created_at_us": now,
     }
-    created = insert_if_absent(session, Probe, row)
+    created = insert_if_absent(session, probes.Probe, row)
     probe = find_by_request(session, plan.run.id, request_digest)
     assert probe is not None
     if created:
-        live = live_workers(session, plan.run.project, now)
+        live = workers.live_workers(session, plan.run.project, now)
         near = is_step_near_open_alert(session, plan.run.id, body.step)
-        priority = body.priority or (Priority.URGENT if near else Priority.NORMAL)
-        session.add_all(new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
+        priority = body.priority or (jobs.Priority.URGENT if near else jobs.Priority.NORMAL)
+        session.add_all(jobs.new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
         session.flush()
     elif body.priority not in (None, probe.priority):
         change_priority(session, principal, plan.run, probe, lock_jobs(session, probe.id), body.priority)

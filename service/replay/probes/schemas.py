@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from foreshock.api.probes import JobRecord, ProbeRecord
-from foreshock.api.records import from_attributes
+from foreshock.api import probes, records
 from foreshock.probe_kinds import EXACT, PROBE_KINDS, ROUTING, WEIGHTS
 from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
@@ -108,11 +107,11 @@ class ProbeCreate(BaseModel):
         return self
 
 
-def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, str | None]) -> ProbeRecord:
+def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, str | None]) -> probes.ProbeRecord:
     """Return the probe as it is shown; `waiting` has the reasons of queued jobs by id."""
     state, reason = state_of_probe(list(jobs))
-    return from_attributes(
-        ProbeRecord,
+    return records.from_attributes(
+        probes.ProbeRecord,
         probe,
         run=probe.run_id,
         state=state.value,
@@ -121,9 +120,9 @@ def probe_record(probe: Probe, jobs: Sequence[ProbeJob], waiting: Mapping[str, s
     )
 
 
-def _job_record(job: ProbeJob, waiting_reason: str | None) -> JobRecord:
-    return from_attributes(
-        JobRecord,
+def _job_record(job: ProbeJob, waiting_reason: str | None) -> probes.JobRecord:
+    return records.from_attributes(
+        probes.JobRecord,
         job,
         engine=job.engine.partition(".")[0],
         attempts=job.tries,

@@ -10,13 +10,11 @@ from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Run, Shard
 from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
-from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
-from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.jobs import (
     ENDED,
@@ -31,37 +29,35 @@ from foreshock_service.replay.probes.jobs import (
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
-from foreshock_service.runs.active_steps import AttemptStart, is_active
-from foreshock_service.runs.events import RunRemoved, StepKey
-from foreshock_service.runs.runs import find_run, get_run
+from foreshock_service.runs import active_steps, events, runs
 from foreshock_service.runs.shards import shards_with_tokens
 
 CANCELLED = "the probe was cancelled"
 _RAISED_AT_ONCE = 100
 
 
-class ProbeNotFound(ProblemError):
+class ProbeNotFound(problem.ProblemError):
     """No probe with this id is visible to this key."""
 
     status = 404
     problem_type = "probe-not-found"
 
 
-class ProbeNotPossible(ProblemError):
+class ProbeNotPossible(problem.ProblemError):
     """The step has no rollouts, is not closed, or has no checkpoint to score it with."""
 
     status = 422
     problem_type = "probe-not-possible"
 
 
-class ProbeStillRuns(ProblemError):
+class ProbeStillRuns(problem.ProblemError):
     """The probe has not ended; only an ended probe can be retried."""
 
     status = 409
     problem_type = "probe-still-runs"
 
 
-class ProbeHasEnded(ProblemError):
+class ProbeHasEnded(problem.ProblemError):
     """The probe has ended by itself; there is nothing to cancel."""
 
     status = 409
@@ -71,11 +67,11 @@ class ProbeHasEnded(ProblemError):
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:
     """Return the rollouts that a probe pinned, for a decoder. Raises TokensPurged."""
     pinned = {selected[0] for selected in probe.selection}
-    shards = shards_with_tokens(session, StepKey(probe.run_id, probe.attempt, probe.step))
+    shards = shards_with_tokens(session, events.StepKey(probe.run_id, probe.attempt, probe.step))
     return pinned_rollouts(context, [each for each in shards if each.shard in pinned], probe.max_rollouts)
 
 
-def rollouts_of_step(context: ServiceContext, session: Session, key: StepKey) -> PinnedRollouts:
+def rollouts_of_step(context: ServiceContext, session: Session, key: events.StepKey) -> PinnedRollouts:
     """Return all stored rollouts of a step, for a decoder. Raises TokensPurged."""
     return pinned_rollouts(context, shards_with_tokens(session, key), None)
 
@@ -88,16 +84,16 @@ def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRe
 
 def list_probes(
     session: Session, principal: Principal, run_id: str, step: int | None, cursor: str | None, limit: int
-) -> Page[ProbeRecord]:
+) -> parameters.Page[ProbeRecord]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     of_step = (Probe.step == step,) if step is not None else ()
     return _page(session, (Probe.run_id == run_id, *of_step), cursor, limit)
 
 
 def list_probes_of_runs(
     session: Session, projects: Sequence[str], kind: str | None, cursor: str | None, limit: int
-) -> Page[ProbeRecord]:
+) -> parameters.Page[ProbeRecord]:
     """Return one page of the probes of all runs whose project equals each of `projects`, newest first."""
     of_runs = (Run.deleted_at_us.is_(None), *(Run.project == project for project in projects))
     of_kind = (Probe.kind == kind,) if kind is not None else ()
@@ -106,12 +102,12 @@ def list_probes_of_runs(
 
 def _page(
     session: Session, conditions: Iterable[ColumnElement[bool]], cursor: str | None, limit: int
-) -> Page[ProbeRecord]:
+) -> parameters.Page[ProbeRecord]:
     query = select(Probe, Run.project).join(Run, Run.id == Probe.run_id).where(*conditions)
     if cursor is not None:
-        query = query.where(tuple_(Probe.created_at_us, Probe.id) < decode_cursor(cursor, (int, str)))
+        query = query.where(tuple_(Probe.created_at_us, Probe.id) < parameters.decode_cursor(cursor, (int, str)))
     rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit + 1))
-    return page_of(_read(session, [(probe, project) for probe, project in rows]), limit, _key_of)
+    return parameters.page_of(_read(session, [(probe, project) for probe, project in rows]), limit, _key_of)
 
 
 def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
@@ -123,7 +119,7 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
     jobs = lock_jobs(session, probe_id)
     if not all(JobState(job.state) in ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
-    key = StepKey(probe.run_id, probe.attempt, probe.step)
+    key = events.StepKey(probe.run_id, probe.attempt, probe.step)
     if [selected_rollouts(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
         raise ProbeNotPossible("rollouts of its step were deleted or arrived since: request a new probe")
     now = database_now_us(session)
@@ -160,10 +156,10 @@ def end_jobs(
 def get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Probe, Run]:
     """Return the probe and its run. Raises ProbeNotFound, RunDeleted."""
     probe = session.get(Probe, probe_id)
-    run = find_run(session, probe.run_id) if probe is not None else None
+    run = runs.find_run(session, probe.run_id) if probe is not None else None
     if probe is None or run is None or not principal.sees(run.project):
         raise ProbeNotFound(f"there is no probe {probe_id}")
-    return probe, get_run(session, principal, probe.run_id)
+    return probe, runs.get_run(session, principal, probe.run_id)
 
 
 def shown(session: Session, run: Run, probe: Probe) -> ProbeRecord:
@@ -203,7 +199,7 @@ def _read(session: Session, probes: Sequence[tuple[Probe, str]]) -> list[ProbeRe
     return [probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
 
 
-def _key_of(probe: ProbeRecord) -> CursorKey:
+def _key_of(probe: ProbeRecord) -> parameters.CursorKey:
     return (probe.created_at_us, probe.id)
 
 
@@ -215,7 +211,7 @@ def change_priority(
     for job in jobs:
         if job.state == JobState.QUEUED:
             set_priority(job, priority)
-    record(
+    audit.record(
         session, principal, "probe.priority", probe.id, project=run.project, run_id=run.id,
         before={"priority": before}, after={"priority": priority},
     )  # fmt: skip
@@ -248,7 +244,7 @@ def cancel_probe(session: Session, principal: Principal, probe_id: str) -> Probe
     state, _ = state_of_probe(jobs)
     cancelled = end_jobs(session, jobs, CANCELLED)
     if cancelled:
-        record(
+        audit.record(
             session, principal, "probe.cancel", probe.id, project=run.project, run_id=run.id,
             before={"state": state.value}, after={"step": probe.step, "jobs": len(cancelled)},
         )  # fmt: skip
@@ -257,12 +253,12 @@ def cancel_probe(session: Session, principal: Principal, probe_id: str) -> Probe
     return shown(session, run, probe)
 
 
-def cancel_jobs_of_run(session: Session, removed: RunRemoved) -> None:
+def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
     """Skip the unfinished jobs of a deleted run."""
     _cancel(session, Probe.run_id == removed.run_id, "the run was deleted")
 
 
-def cancel_jobs_of_step(session: Session, key: StepKey, reason: str) -> None:
+def cancel_jobs_of_step(session: Session, key: events.StepKey, reason: str) -> None:
     """Skip the unfinished jobs of a step whose tokens are no longer all there."""
     of_step = (Probe.run_id == key.run_id) & (Probe.attempt == key.attempt) & (Probe.step == key.step)
     _cancel(session, of_step, reason)
@@ -288,10 +284,12 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
     return jobs
 
 
-def earlier_checkpoints(session: Session, attempts: Sequence[AttemptStart], key: StepKey) -> Sequence[Checkpoint]:
+def earlier_checkpoints(
+    session: Session, attempts: Sequence[active_steps.AttemptStart], key: events.StepKey
+) -> Sequence[Checkpoint]:
     """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
     led = [each for each in attempts if each.attempt <= key.attempt]
-    chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
+    chosen = active_steps.is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
     query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
     return session.scalars(query.order_by(Checkpoint.step)).all()
 

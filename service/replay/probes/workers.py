@@ -12,8 +12,7 @@ from fastapi import APIRouter
 from sqlalchemy import ColumnElement, func, select, true, update
 from sqlalchemy.orm import Session
 
-from foreshock.api.probes import AcceleratorRecord, HardwareRecord, WorkerRecord
-from foreshock.api.records import from_attributes
+from foreshock.api import probes, records
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Run
@@ -30,13 +29,13 @@ _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
 @router.get("/hardware")
-def read_hardware(context: Context, principal: Reader) -> HardwareRecord:
+def read_hardware(context: Context, principal: Reader) -> probes.HardwareRecord:
     """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
     with context.database.read() as session:
         return hardware_of(session, principal)
 
 
-def hardware_of(session: Session, principal: Principal) -> HardwareRecord:
+def hardware_of(session: Session, principal: Principal) -> probes.HardwareRecord:
     """Return the workers and accelerators that the principal may see."""
     workers = newest_workers(session, principal.project, _MOST_WORKERS)
     live = count_live_workers(session, principal.project, database_now_us(session))
@@ -56,10 +55,10 @@ def hardware_of(session: Session, principal: Principal) -> HardwareRecord:
         return live.get(name, 0), jobs[name, JobState.QUEUED] + jobs[name, JobState.RUNNING], made[name]
 
     shown = sorted(sorted(names), key=in_use, reverse=True)[:_MOST_ACCELERATORS]
-    return HardwareRecord(
-        workers=tuple(from_attributes(WorkerRecord, each) for each in workers),
+    return probes.HardwareRecord(
+        workers=tuple(records.from_attributes(probes.WorkerRecord, each) for each in workers),
         accelerators=tuple(
-            AcceleratorRecord(
+            probes.AcceleratorRecord(
                 accelerator=name,
                 workers=live.get(name, 0),
                 devices=tuple(sorted(device for device in devices[name] if device)[:_MOST_DEVICES]),

@@ -17,38 +17,35 @@ from sqlalchemy.orm import Session
 from foreshock.api.records import to_json
 from foreshock.api.runs import FindingSource
 from foreshock.probe_kinds import ProbeKind
+from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, ProbeResult
-from foreshock_service.platform.parameters import storable_json
-from foreshock_service.platform.problem import InvalidRequest, ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
-from foreshock_service.runs.attempts import resolve_step
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import attempts, events, runs
 from foreshock_service.runs.findings.service import mark_due
-from foreshock_service.runs.runs import get_run
 
 Body = TypeVar("Body")
 # Documents of a step that are read, newest first.
 _MOST_READ = 100
 
 
-class ResultNotAsked(ProblemError):
+class ResultNotAsked(problem.ProblemError):
     """The job does not request this result, or it is of another step, other scorers or other weights than the job."""
 
     status = 422
     problem_type = "result-not-asked"
 
 
-class ResultNotFound(ProblemError):
+class ResultNotFound(problem.ProblemError):
     """No result of this kind is done for the step: request one with a probe of that kind."""
 
     status = 404
     problem_type = "result-not-found"
 
 
-class ResultIncomplete(ProblemError):
+class ResultIncomplete(problem.ProblemError):
     """The job is not complete: a result was not sent, or lacks some rollouts."""
 
     status = 409
@@ -66,7 +63,7 @@ class DocumentKind(Generic[Body]):
     probe: ProbeKind
     noun: str
     check: Callable[[Body, ProbeJob, Probe], str | None]
-    not_found: type[ProblemError] = ResultNotFound
+    not_found: type[problem.ProblemError] = ResultNotFound
     pair: Callable[[Body], str] = lambda body: ""
     findings: FindingSource | None = None
 
@@ -74,9 +71,9 @@ class DocumentKind(Generic[Body]):
         """Store the document of a leased job. Raises LeaseNotFound, LeaseLost, ResultNotAsked, InvalidRequest."""
         document = body.model_dump(mode="json") if isinstance(body, BaseModel) else to_json(body)
         try:
-            storable_json(document)
+            parameters.storable_json(document)
         except ValueError as error:
-            raise InvalidRequest(f"body: {error}") from error
+            raise problem.InvalidRequest(f"body: {error}") from error
         context.database.write(lambda session: self._store(session, principal, lease_id, token, body, document))
 
     def publish(self, session: Session, job: ProbeJob, probe: Probe, token: int, now_us: int) -> None:
@@ -92,7 +89,7 @@ class DocumentKind(Generic[Body]):
             mark_due(session, probe.run_id, self.findings)
 
     def newest(
-        self, session: Session, key: StepKey, limit: int = _MOST_READ, pair: str | None = None
+        self, session: Session, key: events.StepKey, limit: int = _MOST_READ, pair: str | None = None
     ) -> list[tuple[ProbeResult, Probe]]:
         """Return at most `limit` published documents of a step with their probes, newest first."""
         query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
@@ -112,7 +109,7 @@ class DocumentKind(Generic[Body]):
         attempt: int | None,
         most: int,
         pair: str | None = None,
-    ) -> tuple[StepKey, list[tuple[ProbeResult, Probe]]]:
+    ) -> tuple[events.StepKey, list[tuple[ProbeResult, Probe]]]:
         """Return the newest document of each pair at a step, at most `most` of them.
 
         Raises `not_found`, RunNotFound, RunDeleted.
@@ -152,10 +149,10 @@ class DocumentKind(Generic[Body]):
         upsert(session, ProbeResult, [row], ("job_id", "token"))
 
 
-def visible_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> StepKey:
+def visible_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> events.StepKey:
     """Return the key of a step that the principal may see. Raises RunNotFound, RunDeleted."""
-    get_run(session, principal, run_id)
-    return resolve_step(session, run_id, step, attempt)
+    runs.get_run(session, principal, run_id)
+    return attempts.resolve_step(session, run_id, step, attempt)
 
 
 def foreign_weights(fingerprints: Iterable[Mapping[str, Any]], probe: Probe) -> str | None:

@@ -12,19 +12,10 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import from_attributes, parse, to_json
-from foreshock.api.replays import (
-    ExactMeasuresRecord,
-    ExactRecord,
-    ExactStepRecord,
-    ExactTokenRecord,
-    ExactTokensRecord,
-    MeanRecord,
-)
+from foreshock.api import records, replays
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.exact import ExactMeasures
-from foreshock.rollouts import ExactBatch, RolloutBatch
-from foreshock.rollouts.parquet_files import RolloutFile, find_exact
+from foreshock.rollouts import ExactBatch, RolloutBatch, parquet_files
 from foreshock.scorers import EXACT_PAIRS, ExactPair
 from foreshock_service.platform.columnar import AnswerTooLarge
 from foreshock_service.platform.context import Context, ServiceContext
@@ -44,10 +35,8 @@ from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_
 from foreshock_service.replay.results.documents import ResultIncomplete, visible_step
 from foreshock_service.replay.results.files import align_exact, measure_exact_files, read_exact_shard
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, receive_shard
-from foreshock_service.runs.chosen_tokens import TOKEN_COLUMNS, largest
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import chosen_tokens, events, tokens
 from foreshock_service.runs.run_endpoints import RunIdentifier
-from foreshock_service.runs.tokens import LARGEST_POSITION, LONGEST_SAMPLE_ID, RolloutNotFound
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
@@ -102,7 +91,7 @@ async def put_exact(
 @router.get("/runs/{run}/steps/{step}/exact")
 def read_exact(
     run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
-) -> ExactStepRecord:
+) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
     with context.database.read() as session:
         key = visible_step(session, principal, run, step, attempt)
@@ -113,33 +102,33 @@ def read_exact(
             f"no exact divergences of step {step} of attempt {key.attempt} are published: request a probe with "
             f'POST /v1/runs/{run}/probes {{"step": {step}, "exact_pairs": ["{pair}"]}}'
         )
-    return ExactStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
+    return replays.ExactStepRecord(run=run, step=key.step, attempt=key.attempt, items=items)
 
 
-def exact_of_step(session: Session, key: StepKey) -> list[ExactRecord]:
+def exact_of_step(session: Session, key: events.StepKey) -> list[replays.ExactRecord]:
     """Return the newest divergences of each pair at a step, by pair."""
     return [_record(row) for row in newest_exact(session, key)]
 
 
-def measures_record(measures: ExactMeasures) -> ExactMeasuresRecord:
+def measures_record(measures: ExactMeasures) -> replays.ExactMeasuresRecord:
     """Return the measures as they are stored."""
     means = {
-        name: from_attributes(MeanRecord, value)
+        name: records.from_attributes(replays.MeanRecord, value)
         for name in ExactMeasures.__slots__
         if isinstance(value := getattr(measures, name), Interval)
     }
-    return from_attributes(ExactMeasuresRecord, measures, **means)
+    return records.from_attributes(replays.ExactMeasuresRecord, measures, **means)
 
 
-def _record(row: ExactDivergence) -> ExactRecord:
+def _record(row: ExactDivergence) -> replays.ExactRecord:
     pair = EXACT_PAIRS.get(row.pair) or ExactPair(*row.pair.split("/", 1))
-    measures = parse(ExactMeasuresRecord, row.measures)
-    own = {name: getattr(measures, name) for name in ExactMeasuresRecord.__slots__}
+    measures = records.parse(replays.ExactMeasuresRecord, row.measures)
+    own = {name: getattr(measures, name) for name in replays.ExactMeasuresRecord.__slots__}
     names = {"name": pair.name, "target": pair.target, "behaviour": pair.behaviour}
-    return from_attributes(ExactRecord, row, **own, **names)
+    return records.from_attributes(replays.ExactRecord, row, **own, **names)
 
 
-def newest_exact(session: Session, key: StepKey) -> list[ExactDivergence]:
+def newest_exact(session: Session, key: events.StepKey) -> list[ExactDivergence]:
     """Return one row for each pair of a step, by pair."""
     return sorted(EXACT.newest_of_step(session, key, lambda row: row.pair).values(), key=lambda row: row.pair)
 
@@ -161,7 +150,7 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
     for pair, stored in files.items():
         with stored_file(f"a shard of {pair}"):
             measures = context.decoders.run(measure_exact_files, pinned, stored)
-        found[pair] = MeasuredPair(digests[pair], to_json(measures_record(measures)))
+        found[pair] = MeasuredPair(digests[pair], records.to_json(measures_record(measures)))
     return found
 
 
@@ -176,7 +165,7 @@ def measures_of(sent: Mapping[Key, list[ExactShard]], measured: Mapping[str, Mea
     return found
 
 
-def remeasure_exact(context: ServiceContext, key: StepKey) -> str | None:
+def remeasure_exact(context: ServiceContext, key: events.StepKey) -> str | None:
     """Measure the published divergences of a step again from their files; return why some were left unchanged."""
     left = None
     with context.database.read() as session:
@@ -189,7 +178,7 @@ def remeasure_exact(context: ServiceContext, key: StepKey) -> str | None:
             left = f"{len(gone)} files of its exact divergences are missing, such as {gone[0]}"
             continue
         measures = measures_record(context.decoders.run(measure_exact_files, rollouts, stored))
-        context.database.write(partial(_replace_measures, row, to_json(measures)))
+        context.database.write(partial(_replace_measures, row, records.to_json(measures)))
     return left
 
 
@@ -201,7 +190,7 @@ def _replace_measures(row: ExactDivergence, measures: dict[str, Any], session: S
 
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))
-_VALUES_OF_TOKEN = len(ExactTokenRecord.__slots__)
+_VALUES_OF_TOKEN = len(replays.ExactTokenRecord.__slots__)
 
 
 @router.get("/runs/{run}/steps/{step}/exact/tokens")
@@ -214,11 +203,13 @@ def read_exact_tokens(
     pair: Annotated[PairKey, Query()] = _DEFAULT_PAIR,
     worst: Annotated[int, Query(ge=1, le=1000, description="number of tokens, largest KL(μ‖π) first")] = 20,
     sample_id: Annotated[
-        str | None, Query(max_length=LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
+        str | None, Query(max_length=tokens.LONGEST_SAMPLE_ID, description="return all tokens of this rollout instead")
     ] = None,
-    from_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="first, of a rollout")] = 0,
-    to_position: Annotated[int, Query(ge=0, le=LARGEST_POSITION, description="last, of a rollout")] = LARGEST_POSITION,
-) -> ExactTokensRecord:
+    from_position: Annotated[int, Query(ge=0, le=tokens.LARGEST_POSITION, description="first, of a rollout")] = 0,
+    to_position: Annotated[
+        int, Query(ge=0, le=tokens.LARGEST_POSITION, description="last, of a rollout")
+    ] = tokens.LARGEST_POSITION,
+) -> replays.ExactTokensRecord:
     """Return the tokens with the largest divergences, or one rollout token by token."""
     with context.database.read() as session:
         key = visible_step(session, principal, run, step, attempt)
@@ -236,21 +227,23 @@ def read_exact_tokens(
             positions, most = range(from_position, to_position + 1), context.settings.max_answer_values
             found = _of_rollout(rollouts, files, sample_id, positions, most)
             if found is None:
-                raise RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}")
+                raise tokens.RolloutNotFound(f"step {key.step} of attempt {key.attempt} has no rollout {sample_id!r}")
             items = found
-    return ExactTokensRecord(pair=pair, step=key.step, attempt=key.attempt, sample_id=sample_id, items=tuple(items))
+    return replays.ExactTokensRecord(
+        pair=pair, step=key.step, attempt=key.attempt, sample_id=sample_id, items=tuple(items)
+    )
 
 
-def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[ExactTokenRecord]:
+def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> list[replays.ExactTokenRecord]:
     """Return the tokens with the largest KL; one row group of rollouts is in memory."""
-    worst: list[tuple[float, ExactTokenRecord]] = []
+    worst: list[tuple[float, replays.ExactTokenRecord]] = []
     for _, read in _row_groups(rollouts):
         batch = read()
         exact = _aligned(batch, files)
         if exact is None:
             continue
         sizes = np.where(np.isfinite(exact.kl) & batch.generated, exact.kl, -1.0)
-        positions = largest(sizes, most)
+        positions = chosen_tokens.largest(sizes, most)
         if len(worst) == most:
             positions = positions[sizes[positions] > worst[-1][0]]
         worst += [(float(sizes[position]), _token(batch, exact, position)) for position in positions.tolist()]
@@ -261,7 +254,7 @@ def _worst(rollouts: PinnedRollouts, files: Sequence[StoredFile], most: int) -> 
 
 def _of_rollout(
     rollouts: PinnedRollouts, files: Sequence[StoredFile], sample_id: str, asked: range, most_values: int
-) -> list[ExactTokenRecord] | None:
+) -> list[replays.ExactTokenRecord] | None:
     """Return the tokens of a rollout at the positions `asked`; None if no rollout has this sample id.
 
     Raises AnswerTooLarge.
@@ -285,7 +278,7 @@ def _row_groups(rollouts: PinnedRollouts) -> Iterator[tuple[list[str], Callable[
     """Yield the sample ids of each row group, and what reads its rollouts, those that are pinned."""
     samples = rollouts.samples or (None,) * len(rollouts.files)
     for file, sample in zip(rollouts.files, samples, strict=True):
-        opened = RolloutFile(file, stored_limits(), only=TOKEN_COLUMNS)
+        opened = parquet_files.RolloutFile(file, stored_limits(), only=chosen_tokens.TOKEN_COLUMNS)
         left = sample
         for group, names in enumerate(opened.sample_ids):
             pinned = names if left is None else names[:left]
@@ -295,21 +288,21 @@ def _row_groups(rollouts: PinnedRollouts) -> Iterator[tuple[list[str], Callable[
                 yield pinned, partial(_read, opened, group, len(pinned))
 
 
-def _read(file: RolloutFile, group: int, count: int) -> RolloutBatch:
+def _read(file: parquet_files.RolloutFile, group: int, count: int) -> RolloutBatch:
     batch = file.read(group)
     return batch if count == batch.num_rollouts else batch.select(range(count))
 
 
 def _aligned(batch: RolloutBatch, files: Sequence[StoredFile]) -> ExactBatch | None:
     """Return the divergences in the order of the batch's tokens; None if no file has one of its rollouts."""
-    found = [find_exact(file, batch.sample_ids, stored_limits()) for file in files]
+    found = [parquet_files.find_exact(file, batch.sample_ids, stored_limits()) for file in files]
     shards = [each for each in found if each is not None]
     return align_exact(batch, shards) if shards else None
 
 
-def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> ExactTokenRecord:
+def _token(batch: RolloutBatch, exact: ExactBatch, position: int) -> replays.ExactTokenRecord:
     row = int(np.searchsorted(batch.response_offsets, position, side="right")) - 1
-    return ExactTokenRecord(
+    return replays.ExactTokenRecord(
         sample_id=batch.sample_ids[row],
         position=position - int(batch.response_offsets[row]),
         token_id=int(batch.response_token_ids[position]),

@@ -17,11 +17,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.environment import Environment, differences
-from foreshock.errors import ConfigurationError, InvalidRolloutsError, LimitExceededError
+from foreshock import environment, errors, scorers
 from foreshock.fingerprint import Fingerprint
-from foreshock.measures.comparison import compare
-from foreshock.measures.exact import ExactMeasures, measure_exact
+from foreshock.measures import comparison, exact
 from foreshock.rollouts import (
     DecodeLimits,
     ExactBatch,
@@ -33,7 +31,6 @@ from foreshock.rollouts import (
     encode_scores,
 )
 from foreshock.rollouts.parquet_files import find_scores
-from foreshock.scorers import SCORERS, score_name
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import storable_json
 from foreshock_service.platform.store.tokens import StoredFile
@@ -64,7 +61,7 @@ class ScoreFiles:
     @property
     def name(self) -> str:
         """`vllm.prefill`, or `vllm.prefill@rebatched`."""
-        return score_name(self.scorer, self.variant)
+        return scorers.score_name(self.scorer, self.variant)
 
 
 def check_upload(
@@ -87,7 +84,7 @@ def check_upload(
             _check_new(values.sample_ids, _READERS[kind](sibling).sample_ids)
         data = encode_scores(values) if isinstance(values, ScoreBatch) else encode_exact(values)
     except MemoryError as error:
-        raise LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
+        raise errors.LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
     # On disk before the catalogue row that names it is committed.
     with stored.open("wb") as target:
         target.write(data)
@@ -136,13 +133,13 @@ def align_exact(batch: RolloutBatch, shards: Sequence[ExactBatch]) -> ExactBatch
     return replace(shards[0], sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
 
 
-def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> ExactMeasures:
+def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -> exact.ExactMeasures:
     """Return the measures of the divergences in `files` over those of the rollouts that they have."""
     shards = [read_exact_shard(file) for file in files]
     batch = read_rollouts(rollouts)
     known = {sample_id for shard in shards for sample_id in shard.sample_ids}
     chosen = batch.select(np.flatnonzero([sample_id in known for sample_id in batch.sample_ids]))
-    return measure_exact(align_exact(chosen, shards), chosen.generated, chosen.group_ids)
+    return exact.measure_exact(align_exact(chosen, shards), chosen.generated, chosen.group_ids)
 
 
 def _aligned(batch: RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Any]:
@@ -172,7 +169,7 @@ def _check_storable(fingerprint: Fingerprint) -> None:
     try:
         storable_json(fingerprint.to_dict())
     except ValueError as error:
-        raise InvalidRolloutsError(f"its fingerprint {error}") from error
+        raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
 
 
 def _check_rollouts(values: Values, rollouts: RolloutBatch, column: str) -> None:
@@ -181,9 +178,11 @@ def _check_rollouts(values: Values, rollouts: RolloutBatch, column: str) -> None
     lengths = np.diff(values.offsets).tolist()
     for row, (sample_id, length) in enumerate(zip(values.sample_ids, lengths, strict=True)):
         if sample_id not in expected:
-            raise InvalidRolloutsError(f"{sample_id!r} is not one of this job's rollouts", row=row, column="sample_id")
+            raise errors.InvalidRolloutsError(
+                f"{sample_id!r} is not one of this job's rollouts", row=row, column="sample_id"
+            )
         if length != expected[sample_id]:
-            raise InvalidRolloutsError(
+            raise errors.InvalidRolloutsError(
                 f"got {length} values, expected {expected[sample_id]}, one for each response token",
                 row=row,
                 column=column,
@@ -195,7 +194,7 @@ def _check_new(sample_ids: Sequence[str], of_sibling: Collection[str]) -> None:
     rows = {sample_id: row for row, sample_id in enumerate(sample_ids)}
     for sample_id in of_sibling:
         if sample_id in rows:
-            raise InvalidRolloutsError(
+            raise errors.InvalidRolloutsError(
                 f"{sample_id!r} is in another shard of this score: send each rollout once",
                 row=rows[sample_id],
                 column="sample_id",
@@ -214,12 +213,12 @@ class _Made(Protocol):
 AScore = TypeVar("AScore", bound=_Made)
 
 
-def environment_of(score: _Made) -> Environment:
+def environment_of(score: _Made) -> environment.Environment:
     """Return the environment that made a score; one without any known field if its fingerprint is invalid."""
     try:
-        return Environment.of_fingerprint(Fingerprint.from_dict(score.fingerprint))
-    except ConfigurationError:
-        return Environment()
+        return environment.Environment.of_fingerprint(Fingerprint.from_dict(score.fingerprint))
+    except errors.ConfigurationError:
+        return environment.Environment()
 
 
 def preferred_scores(scores: Sequence[AScore], run: Mapping[str, Fingerprint | None]) -> list[AScore]:
@@ -254,17 +253,17 @@ def other_environments(scores: Sequence[AScore], chosen: AScore) -> list[AScore]
     return found
 
 
-def _own_environment(scorer: str, run: Mapping[str, Fingerprint | None]) -> Environment | None:
-    side = SCORERS[scorer].side if scorer in SCORERS else None
+def _own_environment(scorer: str, run: Mapping[str, Fingerprint | None]) -> environment.Environment | None:
+    side = scorers.SCORERS[scorer].side if scorer in scorers.SCORERS else None
     sides = {"engine": ("rollout", "trainer"), "trainer": ("trainer", "rollout")}[side or "trainer"]
     known = next((run[name] for name in sides if run.get(name) is not None), None)
-    return Environment.of_fingerprint(known) if known is not None else None
+    return environment.Environment.of_fingerprint(known) if known is not None else None
 
 
-def _distance(own: Environment | None, made: Environment) -> int:
+def _distance(own: environment.Environment | None, made: environment.Environment) -> int:
     if own is None:
         return 0
-    return len(differences(own, made, same_engine=own.engine == made.engine))
+    return len(environment.differences(own, made, same_engine=own.engine == made.engine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +317,7 @@ def measure_cells(
 
 
 def _compare(batch: RolloutBatch, values: dict[str, NDArray[np.float32]], target: str, behaviour: str) -> CellMeasures:
-    found = compare(batch, values[target], values[behaviour]).measures()
+    found = comparison.compare(batch, values[target], values[behaviour]).measures()
     return CellMeasures(
         target=target,
         behaviour=behaviour,

@@ -8,15 +8,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, status
 
+from foreshock import comparisons, probe_kinds
 from foreshock.api.records import Record, from_attributes
-from foreshock.comparisons import comparison_name
 from foreshock.layer_divergence import ComparedLayer, Departure, Distance, LayerComparison, names_of_places
-from foreshock.probe_kinds import LAYERS
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
@@ -28,7 +25,7 @@ MOST_LAYERS = 1_000
 _MOST_PAIRS = 8
 
 
-class LayersNotFound(ProblemError):
+class LayersNotFound(problem.ProblemError):
     """No comparison by layer of this step is done: request one with a probe of the kind `layers`."""
 
     status = 404
@@ -111,17 +108,17 @@ def _smallest(layer: ComparedLayer) -> float:
 
 
 KIND = DocumentKind(
-    probe=LAYERS,
+    probe=probe_kinds.LAYERS,
     noun="comparison by layer",
     check=_check,
-    pair=lambda body: comparison_name(body.compared, body.reference),
+    pair=lambda body: comparisons.comparison_name(body.compared, body.reference),
     not_found=LayersNotFound,
 )
 
 
 @router.put("/leases/{lease}/layers", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_layers(
-    lease: LeaseIdentifier, token: LeaseToken, body: LayerComparison, context: Context, principal: Worker
+    lease: LeaseIdentifier, token: LeaseToken, body: LayerComparison, context: Context, principal: security.Worker
 ) -> None:
     """Store a comparison by layer; it counts when the job is complete."""
     KIND.store(context, principal, lease, token, body)
@@ -130,10 +127,10 @@ def put_layers(
 @router.get("/runs/{run}/steps/{step}/layers", tags=["layers"])
 def read_layers(
     run: RunIdentifier,
-    step: StepPath,
+    step: parameters.StepPath,
     context: Context,
-    principal: Reader,
-    attempt: ActiveOrAttempt = None,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
     pair: Annotated[PairKey | None, Query(description="`compared/reference`; absent: the newest pairs")] = None,
 ) -> LayersStepRecord:
     """Return the newest comparison by layer of each pair at a step: where in the network two scorers depart.

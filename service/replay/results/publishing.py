@@ -17,8 +17,7 @@ from foreshock_service.platform.security import Principal, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, TokenBody
 from foreshock_service.replay.leases.service import find_lease, hold, is_completed
 from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.replay.results import exact, scores
-from foreshock_service.replay.results.documents import DocumentKind
+from foreshock_service.replay.results import documents, exact, scores
 from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
 from foreshock_service.replay.results.scores import SCORES
 from foreshock_service.runs.events import StepEvent
@@ -38,7 +37,7 @@ router = APIRouter()
 router.include_router(scores.router)
 router.include_router(exact.router)
 
-DOCUMENTS: dict[str, DocumentKind[Any]] = {}
+DOCUMENTS: dict[str, documents.DocumentKind[Any]] = {}
 """The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
 for each in PROBE_KINDS.values():
     if each.document:

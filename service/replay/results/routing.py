@@ -8,16 +8,11 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, status
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from foreshock.comparisons import comparison_name
-from foreshock.interval_names import RANGE, RANGE_NOTE
-from foreshock.probe_kinds import ROUTING
-from foreshock.routing import MOST_LAYERS
-from foreshock.scorers import score_name
+from foreshock import comparisons, interval_names, probe_kinds, routing, scorers
+from foreshock_service.platform import problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.parameters import ActiveOrAttempt, JsonObject, StepPath
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights
 from foreshock_service.runs.run_endpoints import RunIdentifier
@@ -36,7 +31,7 @@ class ShareInterval(_Strict):
     """A share of tokens, 0 to 1, with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
 
     mean: Share | None
-    low: Share | None = Field(description=f"of a {RANGE}. {RANGE_NOTE}")
+    low: Share | None = Field(description=f"of a {interval_names.RANGE}. {interval_names.RANGE_NOTE}")
     high: Share | None
     clusters: Count = Field(description="prompt groups with such tokens")
 
@@ -45,7 +40,7 @@ class NatsInterval(_Strict):
     """A token mean in nats with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
 
     mean: Nats | None
-    low: Nats | None = Field(description=f"of a {RANGE}. {RANGE_NOTE}")
+    low: Nats | None = Field(description=f"of a {interval_names.RANGE}. {interval_names.RANGE_NOTE}")
     high: Nats | None
     clusters: Count = Field(description="prompt groups with such tokens")
 
@@ -72,7 +67,7 @@ class RoutingMeasuresBody(_Strict):
     """Agreement of the experts of the target π and the behaviour μ over model-generated tokens."""
 
     top_k: int = Field(ge=1, lt=2**15, description="experts that each layer routes a token to")
-    layers: list[LayerRoutingBody] = Field(min_length=1, max_length=MOST_LAYERS)
+    layers: list[LayerRoutingBody] = Field(min_length=1, max_length=routing.MOST_LAYERS)
     any_difference: ShareInterval = Field(description="share of tokens with another set of experts in any layer")
     k3_share: ShareInterval = Field(description="share of the sum of k3 that these tokens carry")
     all_tokens: RoutedTokensBody
@@ -128,7 +123,7 @@ router = APIRouter(prefix="/v1")
 _MOST_PAIRS = 16
 
 
-class RoutingNotFound(ProblemError):
+class RoutingNotFound(problem.ProblemError):
     """No routed experts of this step are compared: request a probe of the kind `routing`."""
 
     status = 404
@@ -136,24 +131,24 @@ class RoutingNotFound(ProblemError):
 
 
 def _check(body: RoutingBody, job: ProbeJob, probe: Probe) -> str | None:
-    asked = [score_name(each["scorer"], each["variant"]) for each in job.scorers]
+    asked = [scorers.score_name(each["scorer"], each["variant"]) for each in job.scorers]
     if [body.target, body.behaviour] != asked:
         return f"got routes of {body.target} and {body.behaviour}, expected those of {' and '.join(asked)}"
     return foreign_weights((body.target_fingerprint, body.behaviour_fingerprint), probe)
 
 
 KIND = DocumentKind(
-    probe=ROUTING,
+    probe=probe_kinds.ROUTING,
     noun="comparison of routed experts",
     check=_check,
-    pair=lambda body: comparison_name(body.target, body.behaviour),
+    pair=lambda body: comparisons.comparison_name(body.target, body.behaviour),
     not_found=RoutingNotFound,
 )
 
 
 @router.put("/leases/{lease}/routing", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_routing(
-    lease: LeaseIdentifier, token: LeaseToken, body: RoutingBody, context: Context, principal: Worker
+    lease: LeaseIdentifier, token: LeaseToken, body: RoutingBody, context: Context, principal: security.Worker
 ) -> None:
     """Store a comparison of routed experts; it counts when the job is complete."""
     KIND.store(context, principal, lease, token, body)
@@ -161,7 +156,7 @@ def put_routing(
 
 @router.get("/runs/{run}/steps/{step}/routing", tags=["routing"])
 def read_routing(
-    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+    run: RunIdentifier, step: StepPath, context: Context, principal: security.Reader, attempt: ActiveOrAttempt = None
 ) -> RoutingStepRead:
     """Return the newest comparison of routed experts of each pair of scorers at a step.
 

@@ -11,20 +11,16 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.scorers import score_name
+from foreshock_service.platform import parameters, security, uploads
 from foreshock_service.platform.context import Context, ScoredShard
 from foreshock_service.platform.database.tables.probes import Score, ScoreShard
-from foreshock_service.platform.parameters import LARGEST_STEP
-from foreshock_service.platform.security import Worker
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
-from foreshock_service.platform.uploads import PARQUET_BODY
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, UploadReceipt
-from foreshock_service.replay.probes.environments import run_fingerprints
-from foreshock_service.replay.probes.jobs import scored_by
+from foreshock_service.replay.probes import environments, jobs
 from foreshock_service.replay.probes.schemas import ScorerName, VariantName
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
 from foreshock_service.replay.results.shards import FileKind, ShardAddress, receive_shard
-from foreshock_service.runs.attempts import find_attempt
-from foreshock_service.runs.events import StepKey
+from foreshock_service.runs import attempts, events
 
 router = APIRouter(prefix="/v1/leases", tags=["leases"])
 
@@ -35,7 +31,7 @@ SCORES = FileKind(
     published=Score,
     columns=("scorer", "variant"),
     sides=("",),
-    asked=lambda job: [(each["scorer"], each["variant"]) for each in scored_by(job)],
+    asked=lambda job: [(each["scorer"], each["variant"]) for each in jobs.scored_by(job)],
     title=lambda key: score_name(*key),
     file_name=score_file_name,
 )
@@ -45,16 +41,16 @@ SCORES = FileKind(
     "/{lease}/scores/{shard}",
     status_code=status.HTTP_201_CREATED,
     responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
-    openapi_extra=PARQUET_BODY,
+    openapi_extra=uploads.PARQUET_BODY,
 )
 async def put_scores(
     lease: LeaseIdentifier,
-    shard: Annotated[int, Path(ge=0, le=LARGEST_STEP)],
+    shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
     token: LeaseToken,
     scorer: Annotated[ScorerName, Query()],
     request: Request,
     context: Context,
-    principal: Worker,
+    principal: security.Worker,
     response: Response,
     variant: Annotated[VariantName, Query()] = "",
 ) -> UploadReceipt:
@@ -63,7 +59,7 @@ async def put_scores(
     return await receive_shard(request, response, context, principal, address)
 
 
-def newest_scores(session: Session, key: StepKey) -> list[Score]:
+def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
     """Return the scores of a step, newest first: one for each scorer, variant and platform that it was made on."""
     found = SCORES.newest_of_step(
         session, key, lambda score: (score.scorer, score.variant, environment_of(score).platform)
@@ -82,12 +78,12 @@ def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard
 
     Of scores in several environments it is the one of the run's own, as in the attribution.
     """
-    scores = newest_scores(session, StepKey(shard.run_id, shard.attempt, shard.step))
+    scores = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
     if not scores:
         return {}
     found = {}
-    attempt = find_attempt(session, shard.run_id, shard.attempt)
-    run = run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
+    attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
+    run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
     for score in preferred_scores(scores, run):
         files = files_of_score(session, store, score)
         found[files.name] = read_aligned_scores(shard.batch, files.files)

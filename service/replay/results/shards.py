@@ -21,13 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent, table_of, upsert
-from foreshock_service.platform.database.tables.probes import (
-    Lease,
-    Probe,
-    ProbeJob,
-    PublishedResult,
-    UploadedShard,
-)
+from foreshock_service.platform.database.tables import probes
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
@@ -37,16 +31,15 @@ from foreshock_service.replay.leases.endpoints import UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_probe
-from foreshock_service.replay.results.documents import ResultIncomplete, ResultNotAsked
-from foreshock_service.replay.results.files import CheckedFile, Format, check_upload
+from foreshock_service.replay.results import documents, files
 from foreshock_service.runs.events import StepKey
 
 _TRIES = 5
 
 Key = tuple[str, ...]
 """What names a result of a job: (scorer, variant), or (pair,)."""
-Shard = TypeVar("Shard", bound=UploadedShard)
-Published = TypeVar("Published", bound=PublishedResult)
+Shard = TypeVar("Shard", bound=probes.UploadedShard)
+Published = TypeVar("Published", bound=probes.PublishedResult)
 
 
 class ShardsBusy(ProblemError):
@@ -78,12 +71,12 @@ class FileKind(Generic[Shard, Published]):
     `sides` are the prefixes of the fingerprints' columns. `asked` returns the keys that a job requests.
     """
 
-    name: Format
+    name: files.Format
     shards: type[Shard]
     published: type[Published]
     columns: tuple[str, ...]
     sides: tuple[str, ...]
-    asked: Callable[[ProbeJob], Sequence[Key]]
+    asked: Callable[[probes.ProbeJob], Sequence[Key]]
     title: Callable[[Key], str]
     file_name: Callable[[str, int, int, str, str], str]
 
@@ -127,11 +120,11 @@ class FileKind(Generic[Shard, Published]):
         """The columns with the digests of its fingerprints."""
         return tuple(f"{side}fingerprint_digest" for side in self.sides)
 
-    def check_complete(self, key: Key, shards: Sequence[Shard], probe: Probe) -> None:
+    def check_complete(self, key: Key, shards: Sequence[Shard], probe: probes.Probe) -> None:
         """Raise unless the shards have all rollouts of the probe."""
         received = sum(shard.rollouts for shard in shards)
         if received != probe.rollouts:
-            raise ResultIncomplete(
+            raise documents.ResultIncomplete(
                 f"{self.title(key)} has values for {received} rollouts, expected {probe.rollouts}: send each rollout "
                 "once, then complete"
             )
@@ -139,9 +132,9 @@ class FileKind(Generic[Shard, Published]):
     def publish(
         self,
         session: Session,
-        lease: Lease,
-        job: ProbeJob,
-        probe: Probe,
+        lease: probes.Lease,
+        job: probes.ProbeJob,
+        probe: probes.Probe,
         now: int,
         measures: Mapping[Key, Mapping[str, Any]] | None = None,
     ) -> bool:
@@ -219,13 +212,13 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
         asked = sorted(address.kind.asked(job))
     if address.key not in asked:
         names = ", ".join(map(address.kind.title, asked)) or f"no {address.kind.name}"
-        raise ResultNotAsked(f"this job requests {names}, got {address.kind.title(address.key)}")
+        raise documents.ResultNotAsked(f"this job requests {names}, got {address.kind.title(address.key)}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     pinned: PinnedRollouts
-    siblings: tuple[UploadedShard, ...]
+    siblings: tuple[probes.UploadedShard, ...]
     file: str
     weights: str
 
@@ -266,14 +259,14 @@ def _prepare(
     )
 
 
-def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepared: _Prepared) -> CheckedFile:
+def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepared: _Prepared) -> files.CheckedFile:
     """Check the upload in a decoder process and publish its file."""
     temporary = context.store.temporary_file()
     try:
         siblings: tuple[StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
         with present_file("the probe's rollouts, or of another shard of this result,"):
             checked = context.decoders.run(
-                check_upload, address.kind.name, upload.path, temporary, prepared.pinned, siblings,
+                files.check_upload, address.kind.name, upload.path, temporary, prepared.pinned, siblings,
                 decode_limits(context.settings),
             )  # fmt: skip
         for side, fingerprint in zip(address.kind.sides, checked.fingerprints, strict=True):
@@ -315,7 +308,7 @@ def _commit(
     address: ShardAddress,
     upload: Upload,
     prepared: _Prepared,
-    checked: CheckedFile,
+    checked: files.CheckedFile,
     session: Session,
 ) -> UploadReceipt | None:
     """Add the row; None if the shard was checked against other siblings than there are now."""
@@ -329,7 +322,7 @@ def _commit(
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 
 
-def _stored(address: ShardAddress, session: Session, job: ProbeJob, upload: Upload) -> UploadReceipt | None:
+def _stored(address: ShardAddress, session: Session, job: probes.ProbeJob, upload: Upload) -> UploadReceipt | None:
     """Return the receipt of the shard that is stored here; raises ResultConflict for other bytes."""
     row = session.get(
         address.kind.shards, {"job_id": job.id, "token": address.token, "shard": address.shard, **address.named}
@@ -343,13 +336,13 @@ def _stored(address: ShardAddress, session: Session, job: ProbeJob, upload: Uplo
     return UploadReceipt(status="duplicate", digest=row.digest, rollouts=row.rollouts, tokens=row.tokens)
 
 
-def _siblings(address: ShardAddress, session: Session, job: ProbeJob) -> list[UploadedShard]:
+def _siblings(address: ShardAddress, session: Session, job: probes.ProbeJob) -> list[probes.UploadedShard]:
     """Return the stored shards of the same result."""
     return address.kind.shards_of_try(session, job.id, address.token).get(address.key, [])
 
 
 def _add(
-    address: ShardAddress, session: Session, job: ProbeJob, upload: Upload, checked: CheckedFile, file: str
+    address: ShardAddress, session: Session, job: probes.ProbeJob, upload: Upload, checked: files.CheckedFile, file: str
 ) -> None:
     """Add the catalogue row; raises if its fingerprints differ from those of its siblings."""
     digests = {name: each.digest() for name, each in zip(address.kind.digests, checked.fingerprints, strict=True)}

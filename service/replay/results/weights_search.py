@@ -11,11 +11,10 @@ from foreshock.api.records import from_attributes
 from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.probe_kinds import WEIGHTS
 from foreshock.weights_search import WeightsSearch
+from foreshock_service.platform import problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Reader, Worker
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind
 from foreshock_service.runs.events import StepKey
@@ -24,7 +23,7 @@ from foreshock_service.runs.run_endpoints import RunIdentifier
 router = APIRouter(prefix="/v1")
 
 
-class WeightsSearchNotFound(ProblemError):
+class WeightsSearchNotFound(problem.ProblemError):
     """No weights search of this step is done: request one with a probe of the kind `weights`."""
 
     status = 404
@@ -64,7 +63,7 @@ KIND = DocumentKind(
 
 @router.put("/leases/{lease}/weights-search", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def put_search(
-    lease: LeaseIdentifier, token: LeaseToken, body: WeightsSearch, context: Context, principal: Worker
+    lease: LeaseIdentifier, token: LeaseToken, body: WeightsSearch, context: Context, principal: security.Worker
 ) -> None:
     """Store the result of a weights search; it counts when the job is complete."""
     KIND.store(context, principal, lease, token, body)
@@ -72,7 +71,7 @@ def put_search(
 
 @router.get("/runs/{run}/steps/{step}/weights-search", tags=["attribution"])
 def read_search(
-    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+    run: RunIdentifier, step: StepPath, context: Context, principal: security.Reader, attempt: ActiveOrAttempt = None
 ) -> WeightsSearchRecord:
     """Return the newest weights search of a step: which announced weights, or parts of them, give the logged log-probs.
 

@@ -8,9 +8,8 @@ from fastapi import APIRouter, Query
 
 from foreshock.api.runs import FindingRecord, FindingSource
 from foreshock.severity import Severity
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page
-from foreshock_service.platform.security import Reader
 from foreshock_service.runs.findings import service
 from foreshock_service.runs.findings.schemas import FindingFilter
 from foreshock_service.runs.run_endpoints import RunIdentifier
@@ -25,12 +24,12 @@ _Several = Query(max_length=20, description="absent: all")
 def list_findings(
     run: RunIdentifier,
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
-    cursor: Cursor = None,
-    limit: Limit = DEFAULT_LIMIT,
-) -> Page[FindingRecord]:
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
+) -> parameters.Page[FindingRecord]:
     """Return what is concluded from the run's stored data: causes of mismatch and warnings of the lint.
 
     The last changed comes first. Attributed causes, and findings that late data or a resume takes away, are up to date
@@ -44,14 +43,14 @@ def list_findings(
 @of_runs.get("")
 def list_findings_of_runs(
     context: Context,
-    principal: Reader,
-    project: Annotated[Name | None, Query()] = None,
+    principal: security.Reader,
+    project: Annotated[parameters.Name | None, Query()] = None,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
-    name: Annotated[list[Name] | None, _Several] = None,
-    cursor: Cursor = None,
-    limit: Limit = DEFAULT_LIMIT,
-) -> Page[FindingRecord]:
+    name: Annotated[list[parameters.Name] | None, _Several] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
+) -> parameters.Page[FindingRecord]:
     """Return the findings of all runs that the key may see, the last changed first."""
     chosen = FindingFilter(
         projects=principal.projects(project),

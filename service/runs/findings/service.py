@@ -19,36 +19,33 @@ from foreshock.api.records import from_attributes, to_json
 from foreshock.api.runs import FindingRecord, FindingSource
 from foreshock.clock import now_us
 from foreshock.severity import Severity, severity_rank
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import StoredFinding
-from foreshock_service.platform.parameters import Page, decode_cursor, page_of
-from foreshock_service.platform.security import Principal
-from foreshock_service.runs.active_steps import active_attempt_of
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs import active_steps, attempts, runs
 from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
 from foreshock_service.runs.findings import repository
 from foreshock_service.runs.findings.repository import CursorOfFindings, Due
 from foreshock_service.runs.findings.schemas import FindingFilter, FindingOfStep, FindingOfSteps
-from foreshock_service.runs.runs import get_run, lock_run_for_background
 
 
 def list_findings(
-    session: Session, principal: Principal, run_id: str, chosen: FindingFilter, cursor: str | None, limit: int
-) -> Page[FindingRecord]:
+    session: Session, principal: security.Principal, run_id: str, chosen: FindingFilter, cursor: str | None, limit: int
+) -> parameters.Page[FindingRecord]:
     """Return one page of a run's findings, the last changed first. Raises RunNotFound, RunDeleted."""
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     return list_findings_of_runs(session, chosen._replace(run_id=run_id), cursor, limit)
 
 
 def list_findings_of_runs(
     session: Session, chosen: FindingFilter, cursor: str | None, limit: int
-) -> Page[FindingRecord]:
+) -> parameters.Page[FindingRecord]:
     """Return one page of the findings of all chosen runs, the last changed first. Raises InvalidCursor."""
     shape = (int, str, str, str)
-    after = cast(CursorOfFindings, decode_cursor(cursor, shape)) if cursor is not None else None
+    after = cast(CursorOfFindings, parameters.decode_cursor(cursor, shape)) if cursor is not None else None
     rows = repository.newest_first(session, chosen, after, limit + 1)
     found = [_read(row, key, project) for row, key, project in rows]
-    return page_of(found, limit, lambda each: (each.changed_at_us, each.run, each.source, each.name))
+    return parameters.page_of(found, limit, lambda each: (each.changed_at_us, each.run, each.source, each.name))
 
 
 def add_step(
@@ -59,7 +56,7 @@ def add_step(
     `before` has the severities of the findings that the step had, by name. If one is gone or has another severity, the
     run's findings are read anew later.
     """
-    if active_attempt_of(attempts_of_run(session, key.run_id), key.step) != key.attempt:
+    if active_steps.active_attempt_of(attempts.attempts_of_run(session, key.run_id), key.step) != key.attempt:
         return
     now = {each.name: each.severity for each in found}
     if any(now.get(name) != severity for name, severity in before.items()):
@@ -154,7 +151,7 @@ def _try_to_rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool
 
 
 def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
-    if lock_run_for_background(session, due.run_id) is None or not repository.settle(session, due):
+    if runs.lock_run_for_background(session, due.run_id) is None or not repository.settle(session, due):
         return False
     replace_findings(session, due.run_id, due.source, found)
     context.events.publish(session, FindingsChanged(due.run_id))

@@ -9,15 +9,11 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
 
-from foreshock.api.records import from_attributes
-from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord
-from foreshock.errors import StatisticsError
-from foreshock.lint import CheckResult, LintEvidence, LintWarning, collect_evidence, run_checks
-from foreshock.lint.checks import unreliable_surprisal
+from foreshock import errors, lint, rollouts
+from foreshock.api import records, steps
+from foreshock.lint import checks, sampling
 from foreshock.lint.evidence import examples_from_json
-from foreshock.lint.sampling import sums_for_run
 from foreshock.model_kind import ModelKind
-from foreshock.rollouts import RolloutBatch
 
 WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
 """The checks that are also made over a window of steps: a padding id is sampled in few responses of a step."""
@@ -45,7 +41,7 @@ class LintPart:
     examples: dict[str, Any]
 
     @classmethod
-    def of(cls, evidence: LintEvidence) -> LintPart:
+    def of(cls, evidence: lint.LintEvidence) -> LintPart:
         """Return the evidence of a shard as it is stored."""
         return cls(evidence.to_bytes(), evidence.examples_to_json())
 
@@ -54,7 +50,7 @@ class LintPart:
 class StepVerdict:
     """Verdict of the lint on a step, and the sums of its surprisal test, which add up over the steps of a run."""
 
-    report: LintRecord
+    report: steps.LintRecord
     surprisal_tokens: int
     surprisal: float
     entropy: float
@@ -62,9 +58,9 @@ class StepVerdict:
     largest_surprisal: float
 
 
-def lint_shard(batch: RolloutBatch) -> LintEvidence:
+def lint_shard(batch: rollouts.RolloutBatch) -> lint.LintEvidence:
     """Return the evidence of a batch, with examples as they are stored."""
-    evidence = collect_evidence(batch)
+    evidence = lint.collect_evidence(batch)
     if not evidence.examples:
         return evidence
     return replace(evidence, examples=examples_from_json(evidence.examples_to_json()))
@@ -88,14 +84,14 @@ def judge_step(
 def judge_evidence(
     step: int,
     attempt: int,
-    parts: Sequence[LintEvidence],
+    parts: Sequence[lint.LintEvidence],
     entropy: float | None = None,
     model_kind: ModelKind | None = None,
 ) -> StepVerdict:
     """Return the verdict of `judge_step` on evidence that is in memory, at least one part."""
-    evidence = reduce(LintEvidence.merge, parts)
-    found = run_checks(evidence, entropy=entropy, model_kind=model_kind)
-    report = LintRecord(
+    evidence = reduce(lint.LintEvidence.merge, parts)
+    found = lint.run_checks(evidence, entropy=entropy, model_kind=model_kind)
+    report = steps.LintRecord(
         step=step,
         attempt=attempt,
         shards=len(parts),
@@ -104,46 +100,46 @@ def judge_evidence(
         warnings=tuple(map(warning_record, found.warnings)),
         checks=tuple(map(check_record, found.checks)),
     )
-    sums = sums_for_run(evidence)
+    sums = sampling.sums_for_run(evidence)
     # A step takes no part in the run's test if damaged log-probs overflow its sums, if its own test is not valid, or if
     # its entropies are those of π: the test is of μ.
     names = {warning.name for warning in report.warnings}
     counts = all(map(math.isfinite, (sums.surprisal, sums.entropy, sums.variance, sums.largest)))
-    if not counts or "entropy_of_trainer" in names or unreliable_surprisal(evidence, names):
+    if not counts or "entropy_of_trainer" in names or checks.unreliable_surprisal(evidence, names):
         return StepVerdict(report, 0, 0.0, 0.0, 0.0, 0.0)
     return StepVerdict(report, sums.tokens, sums.surprisal, sums.entropy, sums.variance, sums.largest)
 
 
 def judge_window(
     shards: Sequence[Evidence], entropy: float | None, model_kind: ModelKind | None
-) -> tuple[LintWarning, ...]:
+) -> tuple[lint.LintWarning, ...]:
     """Return the findings of WINDOW_CHECKS on the shards of several steps together."""
     parts = [part.across_steps() for part in _readable(shards)]
     if not parts:
         return ()
-    report = run_checks(reduce(LintEvidence.merge, parts), entropy=entropy, model_kind=model_kind)
+    report = lint.run_checks(reduce(lint.LintEvidence.merge, parts), entropy=entropy, model_kind=model_kind)
     return tuple(warning for warning in report.warnings if warning.name in WINDOW_CHECKS)
 
 
-def _readable(shards: Sequence[Evidence]) -> list[LintEvidence]:
+def _readable(shards: Sequence[Evidence]) -> list[lint.LintEvidence]:
     parts = []
     for shard in shards:
         try:
-            parts.append(LintEvidence.from_bytes(shard.evidence, shard.examples))
-        except StatisticsError as error:
+            parts.append(lint.LintEvidence.from_bytes(shard.evidence, shard.examples))
+        except errors.StatisticsError as error:
             _logger.warning("the lint's evidence of a shard cannot be read: %s", error)
     return parts
 
 
-def warning_record(warning: LintWarning) -> LintWarningRecord:
+def warning_record(warning: lint.LintWarning) -> steps.LintWarningRecord:
     """Return a warning as it is shown."""
     where = tuple(
-        LintExampleRecord(sample_id=each.sample_id, token=each.token if each.token >= 0 else None, text=each.text)
+        steps.LintExampleRecord(sample_id=each.sample_id, token=each.token if each.token >= 0 else None, text=each.text)
         for each in warning.where
     )
-    return from_attributes(LintWarningRecord, warning, where=where)
+    return records.from_attributes(steps.LintWarningRecord, warning, where=where)
 
 
-def check_record(check: CheckResult) -> CheckRecord:
+def check_record(check: lint.CheckResult) -> steps.CheckRecord:
     """Return a check as it is shown."""
-    return from_attributes(CheckRecord, check)
+    return records.from_attributes(steps.CheckRecord, check)

@@ -19,30 +19,19 @@ from foreshock.api.steps import (
     RunWarningRecord,
 )
 from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
-from foreshock.lint import CHECKS, CheckResult, LintWarning
+from foreshock.lint import CHECKS, CheckResult, LintWarning, sampling
 from foreshock.lint.report import Finding, NotChecked
-from foreshock.lint.sampling import SurprisalSums, check_surprisal
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from foreshock_service.platform.database.tables import Run, ShardLint
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
+from foreshock_service.runs import active_steps, events, runs
 from foreshock_service.runs.attempts import attempts_of_run, check_attempt, resolve_step
-from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
 from foreshock_service.runs.findings.service import add_step, of_steps
-from foreshock_service.runs.lint import repository
-from foreshock_service.runs.lint.judging import (
-    LintPart,
-    StepVerdict,
-    check_record,
-    judge_step,
-    judge_window,
-    warning_record,
-)
+from foreshock_service.runs.lint import judging, repository
 from foreshock_service.runs.lint.repository import RunSums, WarnedStep
-from foreshock_service.runs.runs import get_run
 from foreshock_service.runs.steps import coverage_of_step
 
 _SURPRISAL = "raw_log_probs"
@@ -57,22 +46,22 @@ class LintNotFound(ProblemError):
     problem_type = "lint-not-found"
 
 
-def add_evidence(session: Session, key: StepKey, shard: int, part: LintPart) -> None:
+def add_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
     """Store the evidence of a new shard."""
     repository.add_evidence(session, _evidence_row(key, shard, part))
 
 
-def replace_evidence(session: Session, key: StepKey, shard: int, part: LintPart) -> None:
+def replace_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
     """Replace the evidence of a shard that was measured again."""
     repository.replace_evidence(session, _evidence_row(key, shard, part))
 
 
-def evidence_of_step(session: Session, key: StepKey) -> Sequence[ShardLint]:
+def evidence_of_step(session: Session, key: events.StepKey) -> Sequence[ShardLint]:
     """Return the evidence of a step's shards, in order."""
     return repository.evidence_of_step(session, key)
 
 
-def store_verdict(session: Session, key: StepKey, verdict: StepVerdict, *, again: bool = False) -> None:
+def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVerdict, *, again: bool = False) -> None:
     """Store the verdict on a step, or overwrite an older one; `again`: the step may have one. The run is locked."""
     warnings = verdict.report.warnings
     before = repository.warnings_of(session, key) if again else {}
@@ -102,7 +91,7 @@ def findings_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
     warned = repository.warned_steps(session, run_id, attempts, None, infos=True)
     for name, having in _by_name_of_steps(warned).items():
         newest = having[-1].step
-        key = StepKey(run_id, active_attempt_of(attempts, newest) or 0, newest)
+        key = events.StepKey(run_id, active_steps.active_attempt_of(attempts, newest) or 0, newest)
         stored = repository.verdict_of(session, key)
         # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
         warnings = [] if stored is None else stored.report["warnings"]
@@ -125,11 +114,11 @@ def _finding(warning: LintWarningRecord) -> FindingOfStep:
 
 def read_step(session: Session, principal: Principal, run_id: str, step: int, attempt: int | None) -> LintRecord:
     """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
-    run = get_run(session, principal, run_id)
+    run = runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
     # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
     entropy = _logged_entropy(session, key)
-    verdict = judge_step(step, key.attempt, repository.evidence_of_step(session, key), entropy, run.model_kind)
+    verdict = judging.judge_step(step, key.attempt, repository.evidence_of_step(session, key), entropy, run.model_kind)
     if verdict is None and (stored := repository.verdict_of(session, key)) is not None:
         return _with_coverage(session, key, parse(LintRecord, stored.report))
     if verdict is None:
@@ -139,13 +128,13 @@ def read_step(session: Session, principal: Principal, run_id: str, step: int, at
     return _with_coverage(session, key, verdict.report)
 
 
-def _with_coverage(session: Session, key: StepKey, report: LintRecord) -> LintRecord:
+def _with_coverage(session: Session, key: events.StepKey, report: LintRecord) -> LintRecord:
     return replace(report, coverage=coverage_of_step(session, key, report.rollouts))
 
 
 def read_run(session: Session, principal: Principal, run_id: str, attempt: int | None) -> RunLintRecord:
     """Return the lint of a run, over the active steps or over one attempt."""
-    run = get_run(session, principal, run_id)
+    run = runs.get_run(session, principal, run_id)
     if attempt is not None:
         check_attempt(session, run_id, attempt)
     attempts = attempts_of_run(session, run_id)
@@ -164,7 +153,7 @@ def read_run(session: Session, principal: Principal, run_id: str, attempt: int |
 
 
 def _window(
-    session: Session, run: Run, attempts: Sequence[AttemptStart], attempt: int | None, known: set[str]
+    session: Session, run: Run, attempts: Sequence[active_steps.AttemptStart], attempt: int | None, known: set[str]
 ) -> tuple[LintWarningRecord, ...]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
     keys = repository.newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)
@@ -172,15 +161,15 @@ def _window(
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
         return ()
     logged = [value for key in keys if (value := _logged_entropy(session, key)) is not None]
-    found = judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
-    return tuple(warning_record(warning) for warning in found if warning.name not in known)
+    found = judging.judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
+    return tuple(judging.warning_record(warning) for warning in found if warning.name not in known)
 
 
-def _logged_entropy(session: Session, key: StepKey) -> float | None:
+def _logged_entropy(session: Session, key: events.StepKey) -> float | None:
     return entropy_of_scalars(repository.scalars_of_step(session, key, SCALAR_NAMES))
 
 
-def _evidence_row(key: StepKey, shard: int, part: LintPart) -> dict[str, Any]:
+def _evidence_row(key: events.StepKey, shard: int, part: judging.LintPart) -> dict[str, Any]:
     return {
         **key._asdict(),
         "shard": shard,
@@ -219,8 +208,8 @@ def _whole_run(sums: RunSums) -> tuple[LintWarningRecord | None, CheckRecord | N
     if not sums.steps:
         return None, None
     excess = sums.surprisal - sums.entropy
-    tested = check_surprisal(
-        SurprisalSums(
+    tested = sampling.check_surprisal(
+        sampling.SurprisalSums(
             tokens=sums.tokens,
             surprisal=sums.surprisal,
             entropy=sums.entropy,
@@ -237,10 +226,10 @@ def _whole_run(sums: RunSums) -> tuple[LintWarningRecord | None, CheckRecord | N
         warning = LintWarning(
             check.name, tested.severity, check.title, tested.seen, evidence, (), check.effect, check.remedy
         )
-        return warning_record(warning), check_record(CheckResult(check.name, check.title, "warned"))
+        return judging.warning_record(warning), judging.check_record(CheckResult(check.name, check.title, "warned"))
     if isinstance(tested, NotChecked):
-        return None, check_record(CheckResult(check.name, check.title, "not checked", tested.why))
-    return None, check_record(CheckResult(check.name, check.title, "clean", tested.why))
+        return None, judging.check_record(CheckResult(check.name, check.title, "not checked", tested.why))
+    return None, judging.check_record(CheckResult(check.name, check.title, "clean", tested.why))
 
 
 SCALAR_NAMES = ("entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy_mean")

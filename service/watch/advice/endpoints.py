@@ -13,28 +13,27 @@ from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import service
 from foreshock_service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, OperatorDecisionCreate
-from foreshock_service.watch.long_polls import (
-    LONGEST_WAIT_SECONDS,
-    NOT_MODIFIED,
-    LongPollsOfApp,
-    tagged_response,
-)
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
 
-@router.get("", response_model=AdviceRead, responses=NOT_MODIFIED)
+@router.get("", response_model=AdviceRead, responses=long_polls.NOT_MODIFIED)
 async def read_advice(
     run: RunIdentifier,
     context: Context,
     principal: Reader,
-    polls: LongPollsOfApp,
+    polls: long_polls.LongPollsOfApp,
     step: Annotated[int | None, Query(ge=0, le=LARGEST_STEP, description="the step the trainer is about to do")] = None,
     wait: Annotated[
         float,
-        Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait for a change of the advice or the alerts"),
+        Query(
+            ge=0,
+            le=long_polls.LONGEST_WAIT_SECONDS,
+            description="seconds to wait for a change of the advice or the alerts",
+        ),
     ] = 0.0,
     follow: Annotated[
         bool, Query(description="a trainer polls and applies the answer: later decisions do not change `step`")
@@ -64,7 +63,7 @@ def _advice(
 ) -> Response:
     with context.database.read() as session:
         found = service.read_snapshot(session, principal, run)
-        return tagged_response(found.version, found.advice(step), if_none_match)
+        return long_polls.tagged_response(found.version, found.advice(step), if_none_match)
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)

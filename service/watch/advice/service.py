@@ -27,16 +27,11 @@ from foreshock.learning_rate.decisions import (
     set_mode,
 )
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
-from foreshock_service.platform.audit import record
+from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.database.tables import Alert, Run
-from foreshock_service.platform.parameters import Page, decode_cursor, page_of
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.policies import steps_between_probes
-from foreshock_service.runs.attempts import check_attempt, find_attempt
-from foreshock_service.runs.events import AdviceModeChanged, AttemptStarted
-from foreshock_service.runs.runs import get_run, lock_run
-from foreshock_service.watch import alerts
+from foreshock_service.runs import attempts, events, runs
+from foreshock_service.watch import alerts, long_polls
 from foreshock_service.watch.advice import repository
 from foreshock_service.watch.advice.schemas import (
     AcknowledgementCreate,
@@ -46,10 +41,7 @@ from foreshock_service.watch.advice.schemas import (
     OperatorDecisionCreate,
     ScheduleRead,
 )
-from foreshock_service.watch.detection.derivation import DetectionDerived
-from foreshock_service.watch.detection.history import watched_as
-from foreshock_service.watch.detection.states import newest_state, observed_steps
-from foreshock_service.watch.long_polls import read_versions
+from foreshock_service.watch.detection import derivation, history, states
 
 STALE_AFTER_STEPS = 10
 """A trainer asks one or two steps ahead of what it has logged. At ten steps the service receives no data."""
@@ -62,7 +54,7 @@ WANT_WEIGHTS_EVERY_IN_ALARM = 10
 """Steps between the weights that a probe needs, without a policy of probes and while a critical alert is open."""
 
 
-class AdviceConflict(ProblemError):
+class AdviceConflict(problem.ProblemError):
     """An operator's decision that changes nothing, or an acknowledgement of an unknown revision."""
 
     status = 409
@@ -88,20 +80,20 @@ class Snapshot:
         return _advice(self, step)
 
 
-def read_snapshot(session: Session, principal: Principal, run_id: str) -> Snapshot:
+def read_snapshot(session: Session, principal: security.Principal, run_id: str) -> Snapshot:
     """Return the run's snapshot. Raises RunNotFound and RunDeleted."""
-    run = get_run(session, principal, run_id)
+    run = runs.get_run(session, principal, run_id)
     # First, since advice that is newer than its entity tag ends the next poll, but older advice would be kept.
-    version = read_versions(session, [run_id])[run_id].of_advice
+    version = long_polls.read_versions(session, [run_id])[run_id].of_advice
     state = fold(repository.log_of(session, run_id))
     opened = list(alerts.open_alerts(session, run_id))
-    detectors, configuration = newest_state(session, run_id), watched_as(session, run).configuration
+    detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
     probed_every = steps_between_probes(session, run_id)
     return Snapshot(run, version, state, detectors, configuration, opened, applied, probed_every)
 
 
-def read_advice(session: Session, principal: Principal, run_id: str, step: int | None) -> AdviceRead:
+def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> AdviceRead:
     """Return the advice at `step`; without one at the step after the newest closed one."""
     return read_snapshot(session, principal, run_id).advice(step)
 
@@ -118,25 +110,25 @@ def is_new_step(session: Session, run_id: str, step: int) -> bool:
     return step > repository.polled_step(session, run_id, attempt)
 
 
-def note_poll(session: Session, principal: Principal, run_id: str, step: int) -> None:
+def note_poll(session: Session, principal: security.Principal, run_id: str, step: int) -> None:
     """Note that a following trainer gets the scale of `step`: no later decision may change it."""
-    lock_run(session, principal, run_id)
+    runs.lock_run(session, principal, run_id)
     attempt, _ = repository.newest_version(session, run_id)
-    if find_attempt(session, run_id, attempt) is None:
+    if attempts.find_attempt(session, run_id, attempt) is None:
         # The feed may ask between the registration of the run and that of its attempt.
         return
     if step > repository.polled_step(session, run_id, attempt):
         repository.put_polled_step(session, run_id, attempt, step)
 
 
-def acknowledge(session: Session, principal: Principal, run_id: str, body: AcknowledgementCreate) -> None:
+def acknowledge(session: Session, principal: security.Principal, run_id: str, body: AcknowledgementCreate) -> None:
     """Store what a trainer applied. Raises AdviceConflict for an unknown revision."""
-    get_run(session, principal, run_id)
+    runs.get_run(session, principal, run_id)
     newest_attempt, newest_revision = repository.newest_version(session, run_id)
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
     attempt = body.attempt if body.attempt is not None else newest_attempt
-    check_attempt(session, run_id, attempt)
+    attempts.check_attempt(session, run_id, attempt)
     row = {
         "run_id": run_id,
         "attempt": attempt,
@@ -149,9 +141,9 @@ def acknowledge(session: Session, principal: Principal, run_id: str, body: Ackno
     repository.put_acknowledgement(session, row)
 
 
-def operate(session: Session, principal: Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
+def operate(session: Session, principal: security.Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
     """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
-    run = lock_run(session, principal, run_id)
+    run = runs.lock_run(session, principal, run_id)
     if run.state in ENDED:
         raise AdviceConflict(f"{RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
     kind: OperatorKind = body.kind
@@ -166,7 +158,7 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
     before, after = (
         {"revision": state.revision, "scale": state.scale(step)} for state in (fold(log), fold([*log, decision]))
     )
-    record(
+    audit.record(
         session, principal, f"advice.{kind}", run_id,
         project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
     )  # fmt: skip
@@ -174,11 +166,11 @@ def operate(session: Session, principal: Principal, run_id: str, body: OperatorD
 
 
 def list_decisions(
-    session: Session, principal: Principal, run_id: str, cursor: str | None, limit: int
-) -> Page[DecisionRecord]:
+    session: Session, principal: security.Principal, run_id: str, cursor: str | None, limit: int
+) -> parameters.Page[DecisionRecord]:
     """Return one page of the log of decisions, oldest first."""
-    get_run(session, principal, run_id)
-    after = int(decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
+    runs.get_run(session, principal, run_id)
+    after = int(parameters.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
     decisions = [
         DecisionRecord(
             revision=decision.revision,
@@ -191,7 +183,7 @@ def list_decisions(
         )
         for decision in repository.page_of_log(session, run_id, after, limit + 1)
     ]
-    return page_of(decisions, limit, lambda decision: (decision.revision,))
+    return parameters.page_of(decisions, limit, lambda decision: (decision.revision,))
 
 
 def _applied(session: Session, run_id: str, attempt: int) -> AppliedRead | None:
@@ -248,7 +240,7 @@ def _wanted(known: Snapshot, step: int) -> int | None:
     return (step // every + 1) * every
 
 
-def decide_after_detection(session: Session, derived: DetectionDerived) -> None:
+def decide_after_detection(session: Session, derived: derivation.DetectionDerived) -> None:
     """Append the decisions that follow from the detectors' state after the newest active step."""
     run_id, state = derived.run_id, derived.state
     attempt = max((each.attempt for each in derived.attempts), default=1)
@@ -267,13 +259,13 @@ def decide_after_detection(session: Session, derived: DetectionDerived) -> None:
         repository.append(session, run_id, decision)
 
 
-def rewind_log(session: Session, started: AttemptStarted) -> None:
+def rewind_log(session: Session, started: events.AttemptStarted) -> None:
     """Append the rewind to `resume_step`, which drops the decisions beyond it."""
     log = repository.log_of(session, started.run_id)
     repository.append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
 
 
-def record_mode(session: Session, changed: AdviceModeChanged) -> None:
+def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
     """Append the change of mode, so that trainers that poll receive it."""
     log = repository.log_of(session, changed.run_id)
     mode: Mode = "apply" if changed.mode == "apply" else "shadow"
@@ -284,7 +276,7 @@ def record_mode(session: Session, changed: AdviceModeChanged) -> None:
 def observation_of(session: Session, run_id: str) -> Observation:
     """Return how far the run is, for a decision that the detectors did not make."""
     state = fold(repository.log_of(session, run_id))
-    observed = observed_steps(session, [run_id]).get(run_id, -1)
+    observed = states.observed_steps(session, [run_id]).get(run_id, -1)
     return Observation(
         attempt=state.attempt,
         observed_step=observed,

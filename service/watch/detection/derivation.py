@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
-from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance, stop
-from foreshock.diagnosis.rule import Event
+from foreshock.diagnosis import detectors, rule
 from foreshock_service.platform.context import EventBus
 from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
 from foreshock_service.runs.attempts import attempts_of_run
@@ -48,9 +47,9 @@ class DetectionDerived:
     run_id: str
     attempts: Sequence[AttemptStart]
     from_step: int
-    events: Sequence[tuple[Event, int]]
-    state: WarningState
-    configuration: WarningConfiguration
+    events: Sequence[tuple[rule.Event, int]]
+    state: detectors.WarningState
+    configuration: detectors.WarningConfiguration
 
 
 @dataclass(slots=True)
@@ -60,26 +59,26 @@ class Derivation:
     """
 
     watched: WatchedRun
-    state: WarningState
-    events: list[tuple[Event, int]] = field(default_factory=list)
+    state: detectors.WarningState
+    events: list[tuple[rule.Event, int]] = field(default_factory=list)
     milestones: list[StoredState] = field(default_factory=list)
-    newest: deque[tuple[int, WarningState]] = field(default_factory=lambda: deque(maxlen=NEWEST_STATES))
+    newest: deque[tuple[int, detectors.WarningState]] = field(default_factory=lambda: deque(maxlen=NEWEST_STATES))
 
     @property
     def step(self) -> int:
         """The last step; −1 before any."""
         return -1 if self.state.step is None else self.state.step
 
-    def go_on(self, steps: Iterable[tuple[ClosedStep, int]]) -> None:
+    def go_on(self, steps: Iterable[tuple[detectors.ClosedStep, int]]) -> None:
         """Go on over the next steps, each with its attempt."""
         for closed, attempt in steps:
             before, is_first = self.step, self.state.step is None
             try:
-                self.state, new = advance(self.state, closed, self.watched.configuration)
+                self.state, new = detectors.advance(self.state, closed, self.watched.configuration)
             except Exception as error:
                 # Uploads of this run and the detection of the others go on.
                 _logger.exception("the detectors raised at step %d", closed.step)
-                self.state, new = stop(self.state, closed.step, error)
+                self.state, new = detectors.stop(self.state, closed.step, error)
             self.events.extend((event, attempt) for event in new)
             if is_first or before // STEPS_OF_A_BLOCK != closed.step // STEPS_OF_A_BLOCK:
                 self.milestones.append(self._stored(attempt, self.state, milestone=True))
@@ -92,7 +91,7 @@ class Derivation:
         self.milestones = [each for each in self.milestones if each.step < step]
         if not self.milestones:
             return False
-        self.state = WarningState.from_bytes(self.milestones[-1].state)
+        self.state = detectors.WarningState.from_bytes(self.milestones[-1].state)
         self.events = [each for each in self.events if each[0].step <= self.step]
         self.newest.clear()
         return True
@@ -109,7 +108,7 @@ class Derivation:
         newest = [self._stored(attempt, state) for attempt, state in self.newest if state.step not in known]
         return [*self.milestones, *newest]
 
-    def _stored(self, attempt: int, state: WarningState, *, milestone: bool = False) -> StoredState:
+    def _stored(self, attempt: int, state: detectors.WarningState, *, milestone: bool = False) -> StoredState:
         assert state.step is not None
         return StoredState(attempt, state.step, self.watched.digest, milestone, state.to_bytes())
 
@@ -151,7 +150,7 @@ def derive_from(
     While a derivation is due, steps that follow the newest state go on from it, so that alerts are not delayed.
     """
     watched = watched_run(session, run_id)
-    derivation = Derivation(watched, WarningState())
+    derivation = Derivation(watched, detectors.WarningState())
     follows = _newest_if_it_precedes(session, run_id, attempts, from_step, watched.digest)
     if follows is not None:
         derivation.state = follows
@@ -190,7 +189,7 @@ def store(
 
 def _newest_if_it_precedes(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int, digest: str
-) -> WarningState | None:
+) -> detectors.WarningState | None:
     """Return the run's newest state if steps from `from_step` on can go on from it."""
     newest = states.newest(session, run_id)
     if newest is None or newest.step >= from_step or newest.configuration_digest != digest:

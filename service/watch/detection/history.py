@@ -22,10 +22,9 @@ from foreshock.digests import digest_of_json
 from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
+from foreshock_service.runs import measurements, runs
 from foreshock_service.runs.active_steps import AttemptStart, is_active
 from foreshock_service.runs.changes import rebaselined_steps
-from foreshock_service.runs.measurements import measures_of_active_steps
-from foreshock_service.runs.runs import find_run
 from foreshock_service.runs.scalars import (
     newest_step_with_scalars,
     scalars_of_active_steps,
@@ -56,7 +55,7 @@ class WatchedRun:
 
 def watched_run(session: Session, run_id: str) -> WatchedRun:
     """Return how the run is watched; a run that does not exist, as one of an unknown kind of model."""
-    run = find_run(session, run_id)
+    run = runs.find_run(session, run_id)
     return _watched(None, (), True, ()) if run is None else watched_as(session, run)
 
 
@@ -103,7 +102,7 @@ def closed_steps_after(
     if measured:
         pairs = [(comparison, column) for comparison, columns in measured.items() for column in columns]
         every = sorted({pair[1] for pair in pairs})
-        measures_of = measures_of_active_steps(session, run_id, attempts, sorted(measured), every, bounds)
+        measures_of = measurements.measures_of_active_steps(session, run_id, attempts, sorted(measured), every, bounds)
         for step, measures in measures_of.items():
             values[step] |= {f"{pair[0]}:{pair[1]}": measures[pair] for pair in pairs if pair in measures}
     rebaselined = _first_at_or_after(rebaselined_steps(session, run_id, attempts), after, steps)

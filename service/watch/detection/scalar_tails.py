@@ -14,8 +14,7 @@ from foreshock_service.runs.active_steps import active_attempt_of
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.events import ScalarsLogged
 from foreshock_service.runs.runs import lock_run_for_background
-from foreshock_service.watch.detection.derivation import derive_from
-from foreshock_service.watch.detection.history import watched_run
+from foreshock_service.watch.detection import derivation, history
 
 _RUNS_PER_SWEEP = 100
 
@@ -25,7 +24,7 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
 
     Scalars of superseded steps change nothing, and neither do names that nothing reads.
     """
-    if logged.names.isdisjoint(watched_run(session, logged.run_id).names):
+    if logged.names.isdisjoint(history.watched_run(session, logged.run_id).names):
         return
     attempts = attempts_of_run(session, logged.run_id)
     if active_attempt_of(attempts, logged.step) != logged.attempt:
@@ -50,7 +49,7 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
     if here[0] > before[0] or (here == before and is_newest_attempt and not was_closed):
         # The first step of an attempt, or the step that is open: nothing has closed.
         return
-    derive_from(events, session, logged.run_id, attempts, min(here, before)[1])
+    derivation.derive_from(events, session, logged.run_id, attempts, min(here, before)[1])
 
 
 def close_scalar_tails(context: ServiceContext) -> int:
@@ -82,5 +81,5 @@ def _close(events: EventBus, run_id: str, session: Session) -> bool:
     tail.closed = True
     session.flush()
     if run.last_step is None:
-        derive_from(events, session, run_id, attempts_of_run(session, run_id), tail.step)
+        derivation.derive_from(events, session, run_id, attempts_of_run(session, run_id), tail.step)
     return True

@@ -9,9 +9,8 @@ from typing import Any
 
 import httpx
 
+from foreshock import errors, ranges
 from foreshock.clock import now_us
-from foreshock.errors import ConfigurationError
-from foreshock.ranges import Verdict
 from foreshock.severity import Severity
 from foreshock_service.platform.database.tables.base import new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
@@ -43,7 +42,7 @@ class Message:
     run_key: str
     project: str
     page: str
-    verdict: Verdict
+    verdict: ranges.Verdict
     headline: str
     """of the run's diagnosis when the message is sent"""
 
@@ -188,7 +187,7 @@ def send_test(name: str) -> None:
     targets = {target.name: target for target in settings.notifications}
     if name not in targets:
         known = ", ".join(targets) or "none; set FORESHOCK_NOTIFICATIONS"
-        raise ConfigurationError(f"there is no target {name}; targets: {known}")
+        raise errors.ConfigurationError(f"there is no target {name}; targets: {known}")
     now = now_us()
     message = Message(
         id=new_identifier("notification"), change="opened", alert_id=new_identifier("alert"), rule="test",
@@ -202,5 +201,5 @@ def send_test(name: str) -> None:
     try:
         send(targets[name], message, now)
     except SendingFailed as error:
-        raise ConfigurationError(f"target {name} did not take the message: {error}") from None
+        raise errors.ConfigurationError(f"target {name} did not take the message: {error}") from None
     print(f"{name} took the message")

@@ -12,10 +12,8 @@ import threading
 
 from sqlalchemy.orm import Session
 
+from foreshock import page_addresses, retry, severity
 from foreshock.api.diagnosis import RunVerdict
-from foreshock.page_addresses import run_page_path
-from foreshock.retry import Backoff
-from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Notification, Run
@@ -73,7 +71,9 @@ class Notifier:
 
 def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
     """Add the messages about alerts that the target has not been told; return their number."""
-    severities = [each for each in SEVERITIES if severity_rank(each) <= severity_rank(target.severity)]
+    severities = [
+        each for each in severity.SEVERITIES if severity.severity_rank(each) <= severity.severity_rank(target.severity)
+    ]
     with context.database.read() as session:
         since_us = database_now_us(session) - _HORIZON_US
         found = repository.alerts_to_tell(session, target, severities, since_us, _AT_ONCE)
@@ -103,7 +103,7 @@ def _add(session: Session, target: NotificationTarget, found: list[tuple[str, st
     now_us = database_now_us(session)
     opened = [alert for alert_id, change in found if change == OPENED and (alert := session.get(Alert, alert_id))]
     # The most severe alert of an episode speaks for it.
-    for alert in sorted(opened, key=lambda each: (severity_rank(each.severity), each.step, each.rule)):
+    for alert in sorted(opened, key=lambda each: (severity.severity_rank(each.severity), each.step, each.rule)):
         # Alertmanager groups alerts itself.
         spoken = target.kind != "alertmanager" and repository.is_told_by_episode(session, target.name, alert)
         repository.add(session, target.name, alert.id, OPENED, now_us, "dropped" if spoken else "pending")
@@ -151,7 +151,7 @@ def _settle(session: Session, target: NotificationTarget, sent: Notification, fa
         row.state = "pending" if repeated else "sent"
         row.due_at_us = now_us + _SEND_AGAIN_US
         return
-    delay = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS, failures=row.tries - 1)
+    delay = retry.Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS, failures=row.tries - 1)
     row.due_at_us = now_us + int(delay.next_delay(failure.retry_after_seconds) * _SECOND_US)
     given_up = row.sent_at_us is None and row.due_at_us > row.created_at_us + _HORIZON_US
     row.state = "failed" if given_up else "pending"
@@ -167,7 +167,7 @@ def _message(row: Notification, alert: Alert, run: Run, said: RunVerdict, page_r
         change=row.change,
         alert_id=alert.id,
         rule=alert.rule,
-        severity=next(each for each in SEVERITIES if each == alert.severity),
+        severity=next(each for each in severity.SEVERITIES if each == alert.severity),
         state=alert.state,
         attempt=alert.attempt,
         step=alert.step,
@@ -181,7 +181,7 @@ def _message(row: Notification, alert: Alert, run: Run, said: RunVerdict, page_r
         run_id=run.id,
         run_key=run.key,
         project=run.project,
-        page=page_root + run_page_path(run.project, run.key),
+        page=page_root + page_addresses.run_page_path(run.project, run.key),
         verdict=said.verdict,
         headline=said.headline,
     )

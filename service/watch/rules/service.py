@@ -14,27 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import from_attributes
-from foreshock.api.watch import RuleRecord, RulesRecord, RulesVersionRecord, RunRulesRecord
+from foreshock.api import records, watch
 from foreshock.clock import now_us
+from foreshock.diagnosis import detectors, rule_files
 from foreshock.diagnosis.default_rules import default_rules
-from foreshock.diagnosis.detectors import RulesFromStep, WarningConfiguration
 from foreshock.diagnosis.rule import ThresholdRule
-from foreshock.diagnosis.rule_files import (
-    LARGEST_TEXT,
-    InvalidRules,
-    RuleChanges,
-    changes_to_toml,
-    parse_rules,
-    to_toml,
-)
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform.audit import record
-from foreshock_service.platform.context import EventBus
+from foreshock_service.platform import audit, context, parameters, problem, security
 from foreshock_service.platform.database.tables import RulesVersion, Run
-from foreshock_service.platform.parameters import LARGEST_STEP
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal
 from foreshock_service.runs.runs import get_run, lock_run
 
 
@@ -43,7 +30,9 @@ class RulesPut(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    toml: str = Field(max_length=LARGEST_TEXT, description="changes of the default rules; see docs/early-warning.md")
+    toml: str = Field(
+        max_length=rule_files.LARGEST_TEXT, description="changes of the default rules; see docs/early-warning.md"
+    )
 
 
 SPLIT_RANKS = "split_ranks"
@@ -64,49 +53,53 @@ class RulesChanged:
     run_id: str
 
 
-class RulesInvalid(ProblemError):
+class RulesInvalid(problem.ProblemError):
     """A file of rules that is not valid."""
 
     status = 422
     problem_type = "rules-invalid"
 
 
-def read_default_rules(model_kind: ModelKind | None) -> RulesRecord:
+def read_default_rules(model_kind: ModelKind | None) -> watch.RulesRecord:
     """Return the default rules of a kind of model."""
     rules = default_rules(model_kind)
-    return RulesRecord(model_kind=model_kind, rules=_rules_read(rules), toml=to_toml(rules))
+    return watch.RulesRecord(model_kind=model_kind, rules=_rules_read(rules), toml=rule_files.to_toml(rules))
 
 
-def read_rules(session: Session, principal: Principal, run_id: str, step: int) -> RunRulesRecord:
+def read_rules(session: Session, principal: security.Principal, run_id: str, step: int) -> watch.RunRulesRecord:
     """Return the run's rules at a step, and every version."""
     run = get_run(session, principal, run_id)
     versions = versions_of(session, run_id)
     configuration = configuration_with(run.model_kind, rule_files_of(session, run))
     rules = configuration.rules_at(step)
-    return RunRulesRecord(
+    return watch.RunRulesRecord(
         model_kind=run.model_kind,
         rules=_rules_read(rules),
-        toml=to_toml(rules, schedule=configuration.schedule_at(step)),
+        toml=rule_files.to_toml(rules, schedule=configuration.schedule_at(step)),
         step=step,
-        versions=tuple(from_attributes(RulesVersionRecord, version) for version in versions),
+        versions=tuple(records.from_attributes(watch.RulesVersionRecord, version) for version in versions),
     )
 
 
-def set_rules(session: Session, events: EventBus, principal: Principal, run_id: str, toml: str) -> RulesVersion:
+def set_rules(
+    session: Session, events: context.EventBus, principal: security.Principal, run_id: str, toml: str
+) -> RulesVersion:
     """Add a version of the run's rules and derive its alerts again. Raises RulesInvalid."""
     run = lock_run(session, principal, run_id)
     version = (run.rules_version or 0) + 1
     if version > MOST_VERSIONS:
         raise RulesInvalid(f"a run may have at most {MOST_VERSIONS} versions of its rules")
     try:
-        changes = parse_rules(toml)
+        changes = rule_files.parse_rules(toml)
         taken = sorted(set(DELIVERY_RULES) & changes.tables.keys())
         if taken:
-            raise InvalidRules(f"{taken[0]} is about the delivery of rollouts: a file of rules cannot change it")
+            raise rule_files.InvalidRules(
+                f"{taken[0]} is about the delivery of rollouts: a file of rules cannot change it"
+            )
         # For every kind of model: the kind may become known later.
         for model_kind in (None, "dense", "moe"):
             changes.applied_to(default_rules(model_kind))
-    except InvalidRules as error:
+    except rule_files.InvalidRules as error:
         raise RulesInvalid(str(error)) from error
     row = RulesVersion(
         run_id=run_id, version=version, effective_from_step=changes.effective_from_step, toml=toml, made_at_us=now_us()
@@ -114,7 +107,7 @@ def set_rules(session: Session, events: EventBus, principal: Principal, run_id: 
     session.add(row)
     run.rules_version, run.updated_at_us = version, now_us()
     session.flush()
-    record(
+    audit.record(
         session, principal, "rules.set", run.id,
         project=run.project, run_id=run.id, before={"version": version - 1},
         after={"version": version, "effective_from_step": changes.effective_from_step, "toml": toml},
@@ -136,23 +129,24 @@ def rule_files_of(session: Session, run: Run) -> tuple[str, ...]:
     return tuple(version.toml for version in versions_of(session, run.id))
 
 
-def configuration_with(model_kind: ModelKind | None, files: Iterable[str]) -> WarningConfiguration:
+def configuration_with(model_kind: ModelKind | None, files: Iterable[str]) -> detectors.WarningConfiguration:
     """Return the configuration of a run's detectors, with the files of all versions of its rules."""
-    base = WarningConfiguration.for_model(model_kind)
-    changes = [parse_rules(each) for each in files]
+    base = detectors.WarningConfiguration.for_model(model_kind)
+    changes = [rule_files.parse_rules(each) for each in files]
     return replace(
         base,
         changed_rules=tuple(
-            RulesFromStep(each.effective_from_step, each.applied_to(base.rules), each.schedule) for each in changes
+            detectors.RulesFromStep(each.effective_from_step, each.applied_to(base.rules), each.schedule)
+            for each in changes
         ),
     )
 
 
-def _rules_read(rules: Iterable[ThresholdRule]) -> tuple[RuleRecord, ...]:
-    return tuple(from_attributes(RuleRecord, rule) for rule in rules)
+def _rules_read(rules: Iterable[ThresholdRule]) -> tuple[watch.RuleRecord, ...]:
+    return tuple(records.from_attributes(watch.RuleRecord, rule) for rule in rules)
 
 
-class RuleNotFound(ProblemError):
+class RuleNotFound(problem.ProblemError):
     """The run has no such rule."""
 
     status = 404
@@ -188,10 +182,10 @@ class RulesOfRun:
     @property
     def toml(self) -> str:
         """The newest file of changes; one without rules if there is none."""
-        return self.versions[-1].toml if self.versions else changes_to_toml(RuleChanges(0, {}))
+        return self.versions[-1].toml if self.versions else rule_files.changes_to_toml(rule_files.RuleChanges(0, {}))
 
 
-def rules_of_run(session: Session, principal: Principal, run_id: str) -> RulesOfRun:
+def rules_of_run(session: Session, principal: security.Principal, run_id: str) -> RulesOfRun:
     """Return the run's rules with their changes. Raises RunNotFound or RunDeleted."""
     run = get_run(session, principal, run_id)
     versions = tuple(versions_of(session, run_id))
@@ -212,8 +206,8 @@ def rules_of_run(session: Session, principal: Principal, run_id: str) -> RulesOf
 
 def change_rule(
     session: Session,
-    events: EventBus,
-    principal: Principal,
+    events: context.EventBus,
+    principal: security.Principal,
     run_id: str,
     name: str,
     values: Mapping[str, Any] | None,
@@ -223,20 +217,20 @@ def change_rule(
 
     Values that are the default's are not kept. Raises RuleNotFound and RulesInvalid.
     """
-    if not 0 <= first_step <= LARGEST_STEP:
-        raise RulesInvalid(f"first_step must be from 0 to {LARGEST_STEP}, got {first_step}")
+    if not 0 <= first_step <= parameters.LARGEST_STEP:
+        raise RulesInvalid(f"first_step must be from 0 to {parameters.LARGEST_STEP}, got {first_step}")
     lock_run(session, principal, run_id)
     found = rules_of_run(session, principal, run_id)
     rule = next((each for each in found.rules if each.rule.name == name), None)
     if rule is None:
         raise RuleNotFound(f"the run has no rule {name!r}")
-    newest = parse_rules(found.toml)
+    newest = rule_files.parse_rules(found.toml)
     tables = dict(newest.tables)
     kept = _changed_table(rule.default, tables.pop(name, None), values)
     if kept is None or kept:
         tables[name] = kept
     changes = replace(newest, effective_from_step=first_step, tables=tables)
-    return set_rules(session, events, principal, run_id, changes_to_toml(changes))
+    return set_rules(session, events, principal, run_id, rule_files.changes_to_toml(changes))
 
 
 def _changed_table(

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from foreshock_service.present.pages.figures.buckets import behaviour_of
+from foreshock_service.present.pages.figures import buckets, mismatch
 from foreshock_service.present.pages.figures.drawing import INK, MUTED, SERIES, Figure, Json, Missing, scientific
-from foreshock_service.present.pages.figures.mismatch import style_of
 
 ATTRIBUTION_TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74
@@ -92,7 +91,7 @@ def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> Json:
         "x": [link.share for link in links],
         "base": list(starts),
         "width": 0.36,
-        "marker": {"color": [style_of(link.name)[0] for link in links]},
+        "marker": {"color": [mismatch.style_of(link.name)[0] for link in links]},
     }
 
 
@@ -212,7 +211,7 @@ def token_figure(points: TokenPoints) -> Figure | Missing:
     equal = sum(d == 0 for _, d in pairs)
     if not differing:
         return Missing(TOKENS_TITLE, f"The two scores are equal at all {len(pairs):,} sampled tokens. {points.drawn}")
-    behaviour = behaviour_of(points.comparison)
+    behaviour = buckets.behaviour_of(points.comparison)
     traces = [
         _markers("π < μ", [(probability, -d) for probability, d in differing if d < 0], SERIES[1]),
         _markers("π > μ", [(probability, d) for probability, d in differing if d > 0], SERIES[0]),

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreshock.json_values import json_value
-from foreshock.pixel_columns import drawn_points
+from foreshock import json_values, pixel_columns
 
 Json = dict[str, Any]
 """A Plotly trace, shape or layout: Plotly's own vocabulary, written straight to JSON."""
@@ -62,13 +61,13 @@ class Figure:
 
     def to_json(self) -> Json:
         return {
-            **({"columns": json_value(dict(self.columns))} if self.columns else {}),
+            **({"columns": json_values.json_value(dict(self.columns))} if self.columns else {}),
             "title": self.title,
             "caption": self.caption,
             "summary": self.summary,
             "height": self.height,
-            "data": json_value(list(self.traces)),
-            "layout": json_value(self.layout),
+            "data": json_values.json_value(list(self.traces)),
+            "layout": json_values.json_value(self.layout),
         }
 
 
@@ -241,7 +240,7 @@ def sparkline(curve: Curve, *, logarithmic: bool = False) -> str:
         return round((step - first) / span * WIDTH)
 
     heights = [(step, math.log10(value) if logarithmic else value) for step, value in points]
-    drawn = drawn_points(heights, column)
+    drawn = pixel_columns.drawn_points(heights, column)
     low, high = min(height for _, height in drawn), max(height for _, height in drawn)
     # A constant is a line in the middle.
     shares = [(column(step), (height - low) / (high - low) if high > low else 0.5) for step, height in drawn]

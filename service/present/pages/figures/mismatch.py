@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
+from foreshock import comparisons, scorers
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import ranges_note, required_range
-from foreshock.scorers import REFERENCE, SCORERS, main_comparisons
 from foreshock_service.present.pages.figures.drawing import (
     CRITICAL,
     CRITICAL_BAND,
@@ -39,7 +38,7 @@ MEDIAN_WINDOW = 9
 
 # The same comparison has the same colour and dash on every page.
 # A link has the colour of the scorer that it ends at, and the whole has that of its first scorer.
-MAIN_COMPARISONS = main_comparisons()
+MAIN_COMPARISONS = scorers.main_comparisons()
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 
 
@@ -47,8 +46,8 @@ def style_of(comparison: str) -> tuple[str, str]:
     """Return (colour, dash) of a comparison's line."""
     if comparison not in MAIN_COMPARISONS:
         return SERIES[-1], "dot"
-    target, behaviour = split_comparison(comparison)
-    scorer = SCORERS[behaviour if comparison == TRAINER_ROLLOUT else target]
+    target, behaviour = comparisons.split_comparison(comparison)
+    scorer = scorers.SCORERS[behaviour if comparison == comparisons.TRAINER_ROLLOUT else target]
     return SERIES[scorer.colour - 1], DASHES[MAIN_COMPARISONS.index(comparison) % len(DASHES)]
 
 
@@ -103,7 +102,7 @@ def known_first(comparison: str) -> tuple[int, str]:
 def _traces(name: str, curve: Curve) -> list[Json]:
     colour, dash = style_of(name)
     # One click in the legend away, so that the chain itself can be read.
-    hidden: Json = {"visible": "legendonly"} if split_comparison(name)[0] == REFERENCE else {}
+    hidden: Json = {"visible": "legendonly"} if comparisons.split_comparison(name)[0] == scorers.REFERENCE else {}
     # A log axis cannot show 0: the caption counts those steps.
     visible = Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
     if len(visible.points()) <= SMOOTHED_ABOVE:

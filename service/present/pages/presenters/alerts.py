@@ -7,20 +7,16 @@ from itertools import accumulate, pairwise
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from foreshock.api.runs import ChangeRecord, DifferenceRecord
-from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
-from foreshock.changes import ChangeKind
+from foreshock import changes, page_addresses
+from foreshock.api import runs, watch
 from foreshock.diagnosis.wording import plural
-from foreshock.page_addresses import run_page_path
 from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
+from foreshock_service.present.pages import rendering, step_models, view_models
 from foreshock_service.present.pages.figures.trends import Band, Mark
 from foreshock_service.present.pages.presenters.advice import Scale, advice_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
-from foreshock_service.present.pages.rendering import TONES, number
-from foreshock_service.present.pages.step_models import AlertOfRunRow, AlertsPage
-from foreshock_service.present.pages.view_models import AlertCard, AlertGroup, Label
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.changes import newest_changes
 from foreshock_service.runs.steps import arrival_times
@@ -61,7 +57,7 @@ def axes_of_run(viewing: Viewing, run: Run) -> dict[str, Any]:
 MOST_CHANGES = 200
 _MOST_DIFFERENCES = 3
 _LONGEST_VALUE = 40
-_NAMES: dict[ChangeKind, str] = {
+_NAMES: dict[changes.ChangeKind, str] = {
     "length_cap": "length cap",
     "curriculum": "curriculum",
     "data_mixture": "data mixture",
@@ -81,7 +77,7 @@ def changes_in_words(viewing: Viewing, run_id: str) -> list[str]:
     return [f"step {mark.step}, {mark.text}" for mark in reversed(marks_of(viewing, run_id))]
 
 
-def change_in_words(change: ChangeRecord) -> str:
+def change_in_words(change: runs.ChangeRecord) -> str:
     """Return what changed, in a few words."""
     if change.kind == "setup":
         named = [_difference(each) for each in change.differences[:_MOST_DIFFERENCES]]
@@ -93,7 +89,7 @@ def change_in_words(change: ChangeRecord) -> str:
     return text if change.note is None else f"{text} ({change.note})"
 
 
-def _difference(difference: DifferenceRecord) -> str:
+def _difference(difference: runs.DifferenceRecord) -> str:
     before, after = (" and ".join(_value(each) for each in side) for side in (difference.before, difference.after))
     return f"{difference.name} {before} → {after}"
 
@@ -111,22 +107,22 @@ PLOTS: Mapping[str, str] = {
 """The plot of the run's page that shows what the alerts of a cause are about."""
 
 
-def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRecord]:
+def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     """Return the open and acknowledged alerts of the run: the most severe first, then those of the newest steps."""
-    states: tuple[AlertState, ...] = ("open", "acknowledged")
+    states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     return sorted(found, key=lambda each: severity_rank(each.severity))
 
 
-def alert_groups(run_id: str, run_address: str, alerts: Sequence[AlertRecord]) -> list[AlertGroup]:
+def alert_groups(run_id: str, run_address: str, alerts: Sequence[watch.AlertRecord]) -> list[view_models.AlertGroup]:
     """Return the alerts of each cause as one line, in the order of `alerts`; the run's page is at `run_address`."""
-    groups: dict[str, list[AlertRecord]] = {}
+    groups: dict[str, list[watch.AlertRecord]] = {}
     for alert in alerts:
         groups.setdefault(_cause_of(alert), []).append(alert)
     return [
-        AlertGroup(
+        view_models.AlertGroup(
             severity=of_cause[0].severity,
-            tone=TONES[of_cause[0].severity],
+            tone=rendering.TONES[of_cause[0].severity],
             summary=_summary(cause, of_cause),
             plot=PLOTS.get(cause, ""),
             cards=[_card(run_id, run_address, each) for each in of_cause],
@@ -135,42 +131,42 @@ def alert_groups(run_id: str, run_address: str, alerts: Sequence[AlertRecord]) -
     ]
 
 
-def _cause_of(alert: AlertRecord) -> str:
+def _cause_of(alert: watch.AlertRecord) -> str:
     """Return the cause that the alert's rule is about; empty for those on the delivery of data."""
     known = "reward" if alert.rule.startswith("reward") else "length" if alert.rule.startswith("length") else ""
     return str(alert.evidence.get("cause", known))
 
 
-def _summary(cause: str, alerts: Sequence[AlertRecord]) -> str:
+def _summary(cause: str, alerts: Sequence[watch.AlertRecord]) -> str:
     about = f"{cause}: " if cause else ""
     others = f", and {plural(len(alerts) - 1, 'more alert')}" if len(alerts) > 1 else ""
     return f"{about}{_name(alerts[0])}{others}, since step {min(each.step for each in alerts)}"
 
 
-def _name(alert: AlertRecord) -> str:
+def _name(alert: watch.AlertRecord) -> str:
     return alert.rule.replace("_", " ")
 
 
-def _card(run_id: str, run_address: str, alert: AlertRecord) -> AlertCard:
-    return AlertCard(
+def _card(run_id: str, run_address: str, alert: watch.AlertRecord) -> view_models.AlertCard:
+    return view_models.AlertCard(
         address=f"/runs/{run_id}/alerts/{alert.id}",
         rule=_name(alert),
         severity=alert.severity,
-        tone=TONES[alert.severity],
+        tone=rendering.TONES[alert.severity],
         state=alert.state,
         step=alert.step,
         step_address=f"{run_address}/steps/{alert.step}",
-        measured=f"{number(alert.value)}, threshold {number(alert.threshold)}",
+        measured=f"{rendering.number(alert.value)}, threshold {rendering.number(alert.threshold)}",
         why=alert.why,
         what_to_do=alert.what_to_do,
     )
 
 
 ALERTS_ON_A_PAGE = 25
-STATES: tuple[AlertState, ...] = get_args(AlertState)
+STATES: tuple[watch.AlertState, ...] = get_args(watch.AlertState)
 
 
-def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> AlertsPage:
+def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> step_models.AlertsPage:
     """Return one page of alerts; an empty or unknown state or severity is no restriction. Raises InvalidCursor."""
     chosen = AlertFilter(
         viewing.principal.projects(None),
@@ -180,7 +176,7 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
     found = list_alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
     # The state is named even if it is empty: without it the page shows the open alerts.
     following = urlencode({"state": state, "severity": severity, "cursor": found.next_cursor or ""})
-    return AlertsPage(
+    return step_models.AlertsPage(
         rows=[_row(alert) for alert in found.items],
         state=state,
         severity=severity,
@@ -190,12 +186,12 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
     )
 
 
-def _row(alert: AlertOfRun) -> AlertOfRunRow:
-    address = run_page_path(alert.project, alert.run_key)
-    return AlertOfRunRow(
+def _row(alert: watch.AlertOfRun) -> step_models.AlertOfRunRow:
+    address = page_addresses.run_page_path(alert.project, alert.run_key)
+    return step_models.AlertOfRunRow(
         run=alert.run_key,
         run_address=address,
-        severity=Label(alert.severity, TONES[alert.severity]),
+        severity=view_models.Label(alert.severity, rendering.TONES[alert.severity]),
         rule=alert.rule.replace("_", " "),
         step=alert.step,
         step_address=f"{address}/steps/{alert.step}",
@@ -206,7 +202,7 @@ def _row(alert: AlertOfRun) -> AlertOfRunRow:
 
 MOST_BANDS = 30
 MOST_DECAYS = 8
-_SHOWN: tuple[AlertState, ...] = ("open", "acknowledged", "resolved")
+_SHOWN: tuple[watch.AlertState, ...] = ("open", "acknowledged", "resolved")
 
 
 def bands_of(viewing: Viewing, run: Run) -> list[Band]:

@@ -7,35 +7,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.measures.statistics.conditions import LOW_PROBABILITY
-from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
+from foreshock.measures.statistics import conditions, tails
 from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets
+from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, trends
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE
-from foreshock_service.present.pages.figures.drawing import Panel, panels_figure
-from foreshock_service.present.pages.figures.mismatch import MISMATCH_TITLE, mismatch_figure
-from foreshock_service.present.pages.figures.trends import (
-    LEARNING_RATE_TITLE,
-    LENGTH_TITLE,
-    LengthCurves,
-    learning_rate_figure,
-    length_figure,
-    with_bands,
-    with_changes,
-)
-from foreshock_service.present.pages.presenters.advice import scale_curve, surge_step
-from foreshock_service.present.pages.presenters.alerts import bands_of, marks_of, named_marks
-from foreshock_service.present.pages.presenters.attribution import PARETO_FAR, chain_of_step, newest_chain
-from foreshock_service.present.pages.presenters.rollout import (
-    buckets_of_run,
-    buckets_of_step,
-    heat_map_of_run,
-    token_ids_of_step,
-    tokens_of_step,
-)
+from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
 from foreshock_service.present.pages.presenters.viewing import (
     ENTROPIES,
     GRADIENT_NORMS,
@@ -76,8 +55,10 @@ class RunPlot:
         figure = self.make(viewing, run)
         if not self.over_steps or isinstance(figure, Missing):
             return figure
-        changed = with_changes(figure, marks_of(viewing, run.id))
-        return with_bands(changed, bands_of(viewing, run) if self.bands else (), named_marks(viewing, run))
+        changed = trends.with_changes(figure, alerts.marks_of(viewing, run.id))
+        return trends.with_bands(
+            changed, alerts.bands_of(viewing, run) if self.bands else (), alerts.named_marks(viewing, run)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +78,7 @@ def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",))
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
-    return mismatch_figure(k3, run.model_kind)
+    return mismatch.mismatch_figure(k3, run.model_kind)
 
 
 def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -105,13 +86,13 @@ def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     names = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
     found = curves_of(viewing, run.id, names, (STEP_ROW,)).get(STEP_ROW, {})
     mean, median, ninetieth, longest = (found.get(name, Curve((), ())) for name in names)
-    surge = surge_step(viewing, run.id)
-    return length_figure(LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
+    surge = advice.surge_step(viewing, run.id)
+    return trends.length_figure(trends.LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
 
 
 def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the advised scale over steps, past and planned."""
-    return learning_rate_figure(scale_curve(viewing, run))
+    return trends.learning_rate_figure(advice.scale_curve(viewing, run))
 
 
 def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -119,15 +100,15 @@ def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     measured = curves_of(viewing, run.id, ("reward_mean", "entropy_mean"), (STEP_ROW,)).get(STEP_ROW, {})
     reported = scalar_curves(viewing, run.id, (*GRADIENT_NORMS, *ENTROPIES, *REWARDS))
     panels = (
-        Panel("reward", measured.get("reward_mean") or first_of(reported, REWARDS)),
-        Panel("entropy, nats per token", measured.get("entropy_mean") or first_of(reported, ENTROPIES)),
-        Panel("gradient norm", first_of(reported, GRADIENT_NORMS), logarithmic=True),
+        drawing.Panel("reward", measured.get("reward_mean") or first_of(reported, REWARDS)),
+        drawing.Panel("entropy, nats per token", measured.get("entropy_mean") or first_of(reported, ENTROPIES)),
+        drawing.Panel("gradient norm", first_of(reported, GRADIENT_NORMS), logarithmic=True),
     )
     missing = (
         "This run logs no reward, entropy or gradient norm. Client.log_scalars(step, {'grad_norm': …}) sends them."
     )
     caption = "Reward and entropy of the rollouts; gradient norm as the trainer reports it."
-    return panels_figure(SIGNALS_TITLE, caption, panels, why_missing=missing)
+    return drawing.panels_figure(SIGNALS_TITLE, caption, panels, why_missing=missing)
 
 
 def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
@@ -142,14 +123,14 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
     difference_range = required_range("rollout_probs_diff_mean", kind)
     # If no ratio reaches e, a heavy shape makes intervals too short, and leaves means of ratios alone.
-    matters = any(value >= PARETO_FAR for _, value in largest.points())
+    matters = any(value >= attribution.PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): tokens off by more than a factor of 2", tail, tail_range),
-        Panel("tail asymmetry at ln 2 (above 0: π ≪ μ)", asymmetry),
+        drawing.Panel("tail asymmetry at ln 2 (above 0: π ≪ μ)", asymmetry),
         _judged("k̂, the shape of the tail of π/μ", shape, shape_range if matters else None),
         _judged("mean |Δ probability|", difference, difference_range),
-        Panel(f"mean |d| of tokens with μ < {LOW_PROBABILITY:g}, nats", low, logarithmic=True),
-        Panel("effective sample size of the token weights", ess),
+        drawing.Panel(f"mean |d| of tokens with μ < {conditions.LOW_PROBABILITY:g}, nats", low, logarithmic=True),
+        drawing.Panel("effective sample size of the token weights", ess),
     )
     means = (
         f"Ratios of this run reach e: if k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot "
@@ -159,60 +140,60 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     )
     caption = (
         f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
-        f"k̂ above {LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
+        f"k̂ above {tails.LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
-    return panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
+    return drawing.panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
 
 
-def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
+def _judged(name: str, curve: Curve, known: HealthyRange | None) -> drawing.Panel:
     """Return a panel with the thresholds of a range; None: without."""
     if known is None:
-        return Panel(name, curve)
-    return Panel(name, curve, warning_above=known.warning, critical_above=known.critical)
+        return drawing.Panel(name, curve)
+    return drawing.Panel(name, curve, warning_above=known.warning, critical_above=known.critical)
 
 
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the attribution of the newest step that was replayed."""
-    return attribution_figure(newest_chain(viewing, run.id))
+    return attribution_figure(attribution.newest_chain(viewing, run.id))
 
 
 def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
     """Return the attribution of a step."""
-    return attribution_figure(chain_of_step(viewing, run.id, step, attempt))
+    return attribution_figure(attribution.chain_of_step(viewing, run.id, step, attempt))
 
 
 RUN_PLOTS: Mapping[str, RunPlot] = {
-    "mismatch": RunPlot(MISMATCH_TITLE, mismatch_of_run, wide=True, over_steps=True),
+    "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, wide=True, over_steps=True),
     "signals": RunPlot(SIGNALS_TITLE, signals_of_run, over_steps=True),
-    "length": RunPlot(LENGTH_TITLE, lengths_of_run, over_steps=True),
-    "learning-rate": RunPlot(LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
+    "length": RunPlot(trends.LENGTH_TITLE, lengths_of_run, over_steps=True),
+    "learning-rate": RunPlot(trends.LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
     "attribution": RunPlot(ATTRIBUTION_TITLE, attribution_of_run),
-    "buckets": RunPlot(buckets.TITLE, buckets_of_run),
-    "heat-map": RunPlot(HEAT_MAP_TITLE, heat_map_of_run, over_steps=True, bands=False),
+    "buckets": RunPlot(buckets.TITLE, rollout.buckets_of_run),
+    "heat-map": RunPlot(HEAT_MAP_TITLE, rollout.heat_map_of_run, over_steps=True, bands=False),
     "tails": RunPlot(TAILS_TITLE, tails_of_run, over_steps=True),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": StepPlot(ATTRIBUTION_TITLE, attribution_of_step),
     "buckets": StepPlot(
         buckets.TITLE,
-        partial(buckets_of_step, "probability"),
+        partial(rollout.buckets_of_step, "probability"),
         choices={
             "buckets": buckets.BY["probability"].choice,
             **{f"buckets-{name}": by.choice for name, by in buckets.BY.items() if name != "probability"},
             "buckets-token-id": "token id",
         },
     ),
-    "tokens": StepPlot(TOKENS_TITLE, tokens_of_step, wide=True),
+    "tokens": StepPlot(TOKENS_TITLE, rollout.tokens_of_step, wide=True),
 }
 # Figures that replace another one when a reader selects them.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
     **{
-        f"buckets-{name}": StepPlot(by.title, partial(buckets_of_step, name))
+        f"buckets-{name}": StepPlot(by.title, partial(rollout.buckets_of_step, name))
         for name, by in buckets.BY.items()
         if name != "probability"
     },
-    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, token_ids_of_step),
+    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, rollout.token_ids_of_step),
 }
 
 

@@ -11,32 +11,18 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock import json_values, page_addresses, scorers
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
-from foreshock.json_values import json_value
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.bucket_sums import BucketTable
-from foreshock.page_addresses import run_page_path
-from foreshock.scorers import main_comparisons
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import TokensGone, TokensPurged
-from foreshock_service.present.pages.figures import Figure, Missing, buckets
-from foreshock_service.present.pages.figures.attribution import TOKENS_TITLE, TokenPoints, token_figure
+from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE, MISSING, HeatMapColumns, heat_map_figure
 from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of
 from foreshock_service.present.pages.rendering import DASH, announced_names, count, number, texts_of
 from foreshock_service.present.pages.step_models import RolloutPage, ScoredBy, StepMeasure
-from foreshock_service.runs.attempts import fingerprints_of_attempts
-from foreshock_service.runs.chosen_tokens import TokenSample, sample_tokens
-from foreshock_service.runs.curves import CurveQuery, read_curves
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.measurements import (
-    MeasurementNotFound,
-    StatisticsOutOfDate,
-    read_statistics,
-    statistics_of_steps,
-)
-from foreshock_service.runs.runs import get_run
-from foreshock_service.runs.tokens import WholeRollout, read_whole_rollout
+from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
 
 MOST_STEPS = 48
 """Columns of the heat map. Each is read from the statistics of its step."""
@@ -88,14 +74,14 @@ def token_ids_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None
 
 def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the mean |d| of trainer/rollout by probability over steps, of at most MOST_STEPS steps."""
-    query = CurveQuery(comparisons=(TRAINER_ROLLOUT,), measures=("k3_kl",))
-    table = read_curves(viewing.session, viewing.context, viewing.principal, run.id, query).table
+    query = curves.CurveQuery(comparisons=(TRAINER_ROLLOUT,), measures=("k3_kl",))
+    table = curves.read_curves(viewing.session, viewing.context, viewing.principal, run.id, query).table
     every = sorted(zip(table.array("step").tolist(), table.array("attempt").tolist(), strict=True))
     # Equally far apart and the newest. Counted from the first, so that a new step leaves the others as they are.
     shown = every[:: max(1, -(-(len(every) - 1) // (MOST_STEPS - 1)))]
     shown += every[-1:] if shown[-1:] != every[-1:] else []
-    keys = [StepKey(run.id, attempt, step) for step, attempt in shown]
-    stored = statistics_of_steps(viewing.session, keys, TRAINER_ROLLOUT)
+    keys = [events.StepKey(run.id, attempt, step) for step, attempt in shown]
+    stored = measurements.statistics_of_steps(viewing.session, keys, TRAINER_ROLLOUT)
     found = [(key.step, _bucket_table(stored[key])) for key in keys if key in stored]
     if not found:
         return Missing(HEAT_MAP_TITLE, MISSING)
@@ -119,16 +105,16 @@ def _bucket_table(statistics: bytes) -> BucketTable:
 def tokens_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
     """Return |d| against the probability of a sample of the step's tokens."""
     try:
-        sample = sample_tokens(viewing.context, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
-    except (MeasurementNotFound, TokensPurged, TokensGone) as error:
-        return Missing(TOKENS_TITLE, f"{error.detail}.")
-    points = TokenPoints(
+        sample = chosen_tokens.sample_tokens(viewing.context, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
+    except (measurements.MeasurementNotFound, TokensPurged, TokensGone) as error:
+        return Missing(attribution.TOKENS_TITLE, f"{error.detail}.")
+    points = attribution.TokenPoints(
         TRAINER_ROLLOUT, step, sample.log_behaviour.tolist(), sample.d.tolist(), _drawn_in_words(sample)
     )
-    return token_figure(points)
+    return attribution.token_figure(points)
 
 
-def _drawn_in_words(sample: TokenSample) -> str:
+def _drawn_in_words(sample: chosen_tokens.TokenSample) -> str:
     stored = "" if sample.coverage.rests_on == "all tokens" else f" Stored in full are only {sample.coverage.text}."
     if not sample.is_all_read:
         groups = f"{sample.groups_read} row groups of the token files, also chosen at random"
@@ -141,8 +127,8 @@ def _drawn_in_words(sample: TokenSample) -> str:
 def _statistics(viewing: Viewing, run: Run, step: int, attempt: int | None) -> ComparisonStatistics | str:
     """Return the statistics of trainer/rollout at a step, or the reason why there are none."""
     try:
-        return read_statistics(viewing.session, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
-    except (MeasurementNotFound, StatisticsOutOfDate) as error:
+        return measurements.read_statistics(viewing.session, viewing.principal, run.id, step, attempt, TRAINER_ROLLOUT)
+    except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate) as error:
         return f"{error.detail}."
 
 
@@ -153,10 +139,10 @@ def rollout_address(run_address: str, step: int, sample_id: str) -> str:
 
 def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> RolloutPage:
     """Return the page of a rollout. Raises RunNotFound, StepNotFound, RolloutNotFound, TokensPurged."""
-    run = get_run(viewing.session, viewing.principal, run_id)
-    found = read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
+    found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
     batch = found.batch
-    address = run_page_path(run.project, run.key)
+    address = page_addresses.run_page_path(run.project, run.key)
     comparison = shown_comparison(found)
     worst = None if comparison is None else _largest(difference(found, comparison), batch.generated)
     texts = _texts(viewing, found, run)
@@ -179,11 +165,11 @@ def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> Ro
 
 def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) -> dict[str, Any]:
     """Return the rollout as columns for the viewer; log-probs that are not finite are null."""
-    run = get_run(viewing.session, viewing.principal, run_id)
-    found = read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
+    found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
     batch = found.batch
     texts = _texts(viewing, found, run)
-    comparisons = [name for name in main_comparisons() if _has(found, name)]
+    comparisons = [name for name in scorers.main_comparisons() if _has(found, name)]
     columns = {
         "ids": batch.response_token_ids.tolist(),
         "prompt": batch.prompt_token_ids.tolist(),
@@ -196,24 +182,24 @@ def rollout_columns(viewing: Viewing, run_id: str, step: int, sample_id: str) ->
         "entropy": None if batch.entropy is None else _rounded(batch.entropy),
         "weights_version": None if batch.weights_version is None else batch.weights_version.tolist(),
     }
-    checked: dict[str, Any] = json_value(columns)
+    checked: dict[str, Any] = json_values.json_value(columns)
     return checked
 
 
-def shown_comparison(found: WholeRollout) -> str | None:
+def shown_comparison(found: tokens.WholeRollout) -> str | None:
     """Return the comparison whose d colours the tokens: the whole, else the first that the rollout has."""
-    there = [name for name in (TRAINER_ROLLOUT, *main_comparisons()) if _has(found, name)]
+    there = [name for name in (TRAINER_ROLLOUT, *scorers.main_comparisons()) if _has(found, name)]
     return there[0] if there else None
 
 
-def difference(found: WholeRollout, comparison: str) -> NDArray[np.float64]:
+def difference(found: tokens.WholeRollout, comparison: str) -> NDArray[np.float64]:
     """Return d of a comparison, [T]."""
     target, behaviour = (found.scores[name].astype(np.float64) for name in split_comparison(comparison))
     with np.errstate(invalid="ignore"):
         return np.asarray(target - behaviour)
 
 
-def _has(found: WholeRollout, comparison: str) -> bool:
+def _has(found: tokens.WholeRollout, comparison: str) -> bool:
     return all(name in found.scores for name in split_comparison(comparison))
 
 
@@ -229,17 +215,17 @@ def _largest(d: NDArray[np.float64], generated: NDArray[np.bool_]) -> int | None
 
 def token_texts(viewing: Viewing, run: Run, attempt: int, token_ids: Sequence[int]) -> dict[int, str] | None:
     """Return the text of each token id by the tokenizer that the run announces; None if it is not configured."""
-    fingerprints = fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
+    fingerprints = attempts.fingerprints_of_attempts(viewing.session, run.id, [attempt]).values()
     return texts_of(viewing.context.settings.tokenizers_folder, announced_names(fingerprints, run.model), token_ids)
 
 
-def _texts(viewing: Viewing, found: WholeRollout, run: Run) -> dict[int, str] | None:
+def _texts(viewing: Viewing, found: tokens.WholeRollout, run: Run) -> dict[int, str] | None:
     batch = found.batch
     ids = [*batch.response_token_ids.tolist(), *batch.prompt_token_ids.tolist()]
     return token_texts(viewing, run, found.attempt, ids)
 
 
-def _facts(found: WholeRollout) -> list[StepMeasure]:
+def _facts(found: tokens.WholeRollout) -> list[StepMeasure]:
     batch = found.batch
     facts = [StepMeasure("Response", f"{count(batch.num_tokens)} tokens")]
     facts.append(StepMeasure("Prompt", f"{count(batch.prompt_token_ids.size)} tokens"))
@@ -255,7 +241,9 @@ def _facts(found: WholeRollout) -> list[StepMeasure]:
     return facts
 
 
-def _headline(found: WholeRollout, comparison: str | None, worst: int | None, texts: dict[int, str] | None) -> str:
+def _headline(
+    found: tokens.WholeRollout, comparison: str | None, worst: int | None, texts: dict[int, str] | None
+) -> str:
     if comparison is None:
         return "This rollout has log-probs of fewer than two scorers, so no token can be compared."
     if worst is None:
@@ -270,7 +258,7 @@ def _headline(found: WholeRollout, comparison: str | None, worst: int | None, te
     return f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(float(d[worst]))}."
 
 
-def _scored(found: WholeRollout, position: int) -> list[ScoredBy]:
+def _scored(found: tokens.WholeRollout, position: int) -> list[ScoredBy]:
     rows = []
     for name, values in found.scores.items():
         value = float(values[position])

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from foreshock import comparisons, interval_names, page_addresses, ranges
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.api.runs import RunRecord, ShownRunState
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.interval_names import RANGE
 from foreshock.learning_rate.decisions import AdviceState
-from foreshock.page_addresses import run_page_path
-from foreshock.ranges import verdict_of
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages import figures, rendering, step_models, view_models
 from foreshock_service.present.pages.figures.drawing import sparkline
 from foreshock_service.present.pages.figures.mismatch import comparison_figure
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
@@ -32,31 +29,9 @@ from foreshock_service.present.pages.presenters.viewing import (
     first_of,
     scalar_curves,
 )
-from foreshock_service.present.pages.rendering import (
-    DASH,
-    RUN_STATES,
-    VERDICT_TONES,
-    alerts_label,
-    label_of,
-    moment,
-    number,
-)
-from foreshock_service.present.pages.step_models import (
-    ComparedRun,
-    ComparePage,
-    ConfigurationRow,
-    DifferenceRow,
-    HardwarePage,
-    HardwareRow,
-    RunRow,
-    RunsFilter,
-    RunsPage,
-)
-from foreshock_service.present.pages.view_models import Label, Plot
 from foreshock_service.replay.probes.workers import hardware_of
+from foreshock_service.runs import diagnoses, measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
-from foreshock_service.runs.diagnoses import NOTHING_YET
-from foreshock_service.runs.measurements import MeasuredStep, newest_steps
 from foreshock_service.runs.pooled import POOLED_STEPS, PooledMeasure, pooled_mismatch
 from foreshock_service.runs.runs import RunFilter, get_run, list_runs
 from foreshock_service.runs.steps import incomplete_counts
@@ -67,7 +42,7 @@ from foreshock_service.watch.detection.states import observed_steps
 MOST_RUNS = 200
 
 
-def hardware_page(viewing: Viewing) -> HardwarePage:
+def hardware_page(viewing: Viewing) -> step_models.HardwarePage:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
     pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
@@ -77,10 +52,10 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
     rows = [_configuration(*key, groups[key], pooled) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
-    return HardwarePage(
+    return step_models.HardwarePage(
         configurations=[row for _, row in sorted(rows, key=lambda each: -each[0])],
         accelerators=[
-            HardwareRow(
+            step_models.HardwareRow(
                 each.accelerator, ", ".join(each.devices) or "none seen",
                 each.workers, each.queued_jobs, each.running_jobs, each.scores,
             )
@@ -92,15 +67,21 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
 
 def _configuration(
     hardware: str, configuration: str, runs: list[RunRecord], pooled: dict[str, PooledMeasure]
-) -> tuple[float, ConfigurationRow]:
+) -> tuple[float, step_models.ConfigurationRow]:
     """Return the largest k3 of these runs, −1 if none is measured, and the row."""
     means = {run.id: pooled[run.id].mean for run in runs if run.id in pooled}
     worst = max(runs, key=lambda run: means.get(run.id, -1.0))
     low, high = min(means.values(), default=None), max(means.values(), default=None)
-    text = "not measured" if low is None else number(low) if low == high else f"{number(low)} to {number(high)}"
-    tone = "" if high is None else VERDICT_TONES[verdict_of("k3_kl", high, worst.model_kind)]
-    address = run_page_path(worst.project, worst.key)
-    row = ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
+    text = (
+        "not measured"
+        if low is None
+        else rendering.number(low)
+        if low == high
+        else f"{rendering.number(low)} to {rendering.number(high)}"
+    )
+    tone = "" if high is None else rendering.VERDICT_TONES[ranges.verdict_of("k3_kl", high, worst.model_kind)]
+    address = page_addresses.run_page_path(worst.project, worst.key)
+    row = step_models.ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
     return -1.0 if high is None else high, row
 
 
@@ -113,7 +94,7 @@ class Compared:
 
     title: str
     unit: str
-    comparison: str = STEP_ROW
+    comparison: str = comparisons.STEP_ROW
     column: str = ""
     scalars: tuple[str, ...] = ()
     logarithmic: bool = False
@@ -121,7 +102,9 @@ class Compared:
 
 QUANTITIES: Mapping[str, Compared] = {
     "reward": Compared("Reward", "reward", column="reward_mean", scalars=REWARDS),
-    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", TRAINER_ROLLOUT, "k3_kl", logarithmic=True),
+    "k3": Compared(
+        "Mismatch per token (k3)", "k3, nats per token", comparisons.TRAINER_ROLLOUT, "k3_kl", logarithmic=True
+    ),
     "length": Compared("Response length", "tokens per response", column="response_length_mean"),
     "entropy": Compared("Entropy", "nats per token", column="entropy_mean", scalars=ENTROPIES),
     "gradient-norm": Compared("Gradient norm", "gradient norm", scalars=GRADIENT_NORMS, logarithmic=True),
@@ -136,18 +119,18 @@ def chosen_runs(viewing: Viewing, run_ids: Sequence[str]) -> list[Run]:
     return [get_run(viewing.session, viewing.principal, run_id) for run_id in unique]
 
 
-def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
+def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> step_models.ComparePage:
     """Return the page of these runs."""
     runs = chosen_runs(viewing, run_ids)
     query = urlencode([("run", run.id) for run in runs])
     rows = _rows(viewing, runs)
-    return ComparePage(
+    return step_models.ComparePage(
         runs=[
-            ComparedRun(run.name or run.key, run_page_path(run.project, run.key), at % 6 + 1)
+            step_models.ComparedRun(run.name or run.key, page_addresses.run_page_path(run.project, run.key), at % 6 + 1)
             for at, run in enumerate(runs)
         ],
         figures=[
-            Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
+            view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
             for name, each in QUANTITIES.items()
         ],
         different=[row for row in rows if len(set(row.values)) > 1],
@@ -155,7 +138,7 @@ def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
     )
 
 
-def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> Figure | Missing:
+def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figures.Figure | figures.Missing:
     """Return the curves of a quantity, a line for each run. Raises FigureNotFound."""
     if name not in QUANTITIES:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(QUANTITIES)}")
@@ -164,15 +147,19 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> Figu
     return comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
 
 
-def _curve(viewing: Viewing, run_id: str, asked: Compared) -> Curve:
+def _curve(viewing: Viewing, run_id: str, asked: Compared) -> figures.Curve:
     if asked.column:
         found = curves_of(viewing, run_id, (asked.column,), (asked.comparison,)).get(asked.comparison, {})
         if found.get(asked.column):
             return found[asked.column]
-    return first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars) if asked.scalars else Curve((), ())
+    return (
+        first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars)
+        if asked.scalars
+        else figures.Curve((), ())
+    )
 
 
-def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[DifferenceRow]:
+def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[step_models.DifferenceRow]:
     """Return the settings, then the fields of the newest attempt's fingerprint, in every run."""
     pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
     settings = [
@@ -188,9 +175,9 @@ def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[DifferenceRow]:
     return [*_table(settings), *_table(fingerprints)]
 
 
-def _table(columns: Sequence[Mapping[str, Any]]) -> list[DifferenceRow]:
+def _table(columns: Sequence[Mapping[str, Any]]) -> list[step_models.DifferenceRow]:
     names = dict.fromkeys(name for column in columns for name in column)
-    return [DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
+    return [step_models.DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
 
 
 def _fingerprint(viewing: Viewing, run_id: str) -> dict[str, Any]:
@@ -213,8 +200,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _text(value: object) -> str:
     if value is None:
-        return DASH
-    return number(value) if isinstance(value, float) else str(value)
+        return rendering.DASH
+    return rendering.number(value) if isinstance(value, float) else str(value)
 
 
 RUNS_ON_A_PAGE = 25
@@ -250,7 +237,7 @@ class RunsQuery:
         return f"/?{urlencode({name: value for name, value in (*asked.items(), ('cursor', cursor)) if value})}"
 
 
-def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
+def runs_page(viewing: Viewing, query: RunsQuery) -> step_models.RunsPage:
     """Return one page of the runs that the visitor may see, newest first. Raises InvalidCursor."""
     projects = viewing.principal.projects(None)
     chosen = query.filter(projects)
@@ -261,8 +248,8 @@ def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
     states = states_of_runs(viewing.session, run_ids)
     alerts = open_counts(viewing.session, run_ids)
     incomplete = incomplete_counts(viewing.session, run_ids)
-    rewards = newest_steps(viewing.session, run_ids, STEP_ROW, ("reward_mean",), REWARD_STEPS)
-    return RunsPage(
+    rewards = measurements.newest_steps(viewing.session, run_ids, comparisons.STEP_ROW, ("reward_mean",), REWARD_STEPS)
+    return step_models.RunsPage(
         runs=[
             _row(
                 run,
@@ -274,7 +261,7 @@ def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
             )
             for run in found.items
         ],
-        filter=RunsFilter(
+        filter=step_models.RunsFilter(
             query.search, query.project, query.model, query.state, chosen.verdict or "", STATES, VERDICTS
         ),
         filtered=chosen != RunFilter(projects),
@@ -283,9 +270,9 @@ def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
     )
 
 
-def _values(steps: Sequence[MeasuredStep]) -> Curve:
+def _values(steps: Sequence[measurements.MeasuredStep]) -> figures.Curve:
     known = {step.key.step: value for step in steps if (value := step.values["reward_mean"]) is not None}
-    return Curve(list(known), list(known.values()))
+    return figures.Curve(list(known), list(known.values()))
 
 
 def _row(
@@ -294,33 +281,33 @@ def _row(
     advice: str | None,
     alerts: Counter[str],
     incomplete: int,
-    reward: Curve,
-) -> RunRow:
-    said = run.diagnosis or NOTHING_YET
+    reward: figures.Curve,
+) -> step_models.RunRow:
+    said = run.diagnosis or diagnoses.NOTHING_YET
     newest = [value for _, value in reward.points()[-POOLED_STEPS:]]
     # The caption of the table says what the range is.
-    mean, _, interval = (pooled_in_words(mismatch) or "").partition(f" ({RANGE} ")
+    mean, _, interval = (pooled_in_words(mismatch) or "").partition(f" ({interval_names.RANGE} ")
     steps = "1 step incomplete" if incomplete == 1 else f"{incomplete} steps incomplete"
-    return RunRow(
+    return step_models.RunRow(
         id=run.id,
         name=run.name or run.key,
-        address=run_page_path(run.project, run.key),
+        address=page_addresses.run_page_path(run.project, run.key),
         project=run.project,
-        state=label_of(run.state, RUN_STATES),
+        state=rendering.label_of(run.state, rendering.RUN_STATES),
         model=run.model,
         trainer=run.trainer,
         engine=run.engine,
         last_step=run.last_step,
         mismatch=mean or None,
         interval=interval.removesuffix(")"),
-        reward=number(statistics.median(newest)) if newest else None,
+        reward=rendering.number(statistics.median(newest)) if newest else None,
         reward_path=sparkline(reward),
-        incomplete=Label(steps, "warning") if incomplete else None,
+        incomplete=view_models.Label(steps, "warning") if incomplete else None,
         advice=advice,
-        verdict=Label(said.verdict, TONES[said.verdict]),
+        verdict=view_models.Label(said.verdict, TONES[said.verdict]),
         headline=said.headline,
-        alerts=alerts_label(alerts),
-        started=moment(run.created_at_us),
+        alerts=rendering.alerts_label(alerts),
+        started=rendering.moment(run.created_at_us),
     )
 
 
@@ -329,4 +316,4 @@ def _advice(run: RunRecord, state: AdviceState, observed_step: int | None) -> st
     if observed_step is None:
         return None
     shadow = ", shadow" if run.advice_mode == "shadow" else ""
-    return f"× {number(state.scale(observed_step + 1))}{shadow}"
+    return f"× {rendering.number(state.scale(observed_step + 1))}{shadow}"

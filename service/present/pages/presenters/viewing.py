@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from foreshock_service.platform.columnar import floats_or_none
+from foreshock_service.platform import columnar, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Scalar
-from foreshock_service.platform.security import Principal
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.runs.attempts import rows_of_steps
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
@@ -24,11 +23,11 @@ class Viewing:
 
     context: ServiceContext
     session: Session
-    principal: Principal
+    principal: security.Principal
 
 
 @contextmanager
-def open_viewing(context: ServiceContext, principal: Principal) -> Iterator[Viewing]:
+def open_viewing(context: ServiceContext, principal: security.Principal) -> Iterator[Viewing]:
     """Give the viewing of one request; its session is closed at the end."""
     with context.database.read() as session:
         yield Viewing(context, session, principal)
@@ -64,7 +63,7 @@ def by_comparison(curves: Curves) -> dict[str, dict[str, Curve]]:
     """Return one curve for each comparison and measure."""
     return {
         comparison: {
-            measure: Curve(table.array("step").tolist(), floats_or_none(table.array(measure)))
+            measure: Curve(table.array("step").tolist(), columnar.floats_or_none(table.array(measure)))
             for measure in curves.measures
         }
         for comparison, table in curves.by_comparison().items()
@@ -79,7 +78,7 @@ def scalar_curves(
     table = scalar_table(viewing.session, viewing.context.settings, run_id, active, names=names, max_points=max_points)
     columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
     points: dict[str, dict[int, float | None]] = {}
-    for step, source, name, value in zip(*columns, floats_or_none(table.array("value")), strict=True):
+    for step, source, name, value in zip(*columns, columnar.floats_or_none(table.array("value")), strict=True):
         of_name = points.setdefault(name, {})
         if step not in of_name or source == FIRST_SOURCE:
             of_name[step] = value
