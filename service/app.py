@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -19,140 +20,79 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from foreshock.clock import now_us
-from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
-from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
-from foreshock_service.maintenance.retention import purge_all
-from foreshock_service.maintenance.retention import router as retention
-from foreshock_service.platform import keys, logs, openapi, parameters, problem, process, request_guards, uploads
-from foreshock_service.platform.audit import router as audit
+from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
+from foreshock_service.platform import audit, health, keys, logs, openapi, parameters, problem, process, request_guards
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.figures import ServiceFigures
-from foreshock_service.platform.health import router as health
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.local import open_store
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
-from foreshock_service.present.exporter.endpoints import router as exporter
+from foreshock_service.platform.uploads import UploadPlaces
+from foreshock_service.present.exporter import endpoints as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
-from foreshock_service.replay.attribution.conclusions import causes_of_run
-from foreshock_service.replay.attribution.service import (
-    attribute_published_scores,
-    compute_stale_attributions,
-    mark_attribution_stale,
-    mark_stale_after_late_rollouts,
-)
-from foreshock_service.replay.attribution.service import router as attribution
-from foreshock_service.replay.leases.endpoints import router as leases
+from foreshock_service.replay import matrix
+from foreshock_service.replay.attribution import conclusions
+from foreshock_service.replay.attribution import service as attribution
+from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
-from foreshock_service.replay.matrix import router as matrix
 from foreshock_service.replay.probes import policies, requests, workers
-from foreshock_service.replay.probes.policies import make_automatic_probes
 from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
 from foreshock_service.replay.results import publishing, scores
-from foreshock_service.replay.results.publishing import router as results
-from foreshock_service.runs import curves, run_endpoints, shard_decoding, tokens
-from foreshock_service.runs.attempts import router as attempts
-from foreshock_service.runs.changes import router as changes
-from foreshock_service.runs.checkpoints import router as checkpoints
-from foreshock_service.runs.closing import close_waiting_steps
-from foreshock_service.runs.corrections import router as corrections
-from foreshock_service.runs.deletions import router as deletions
-from foreshock_service.runs.events import (
-    AdviceModeChanged,
-    AttemptStarted,
-    ChangeAnnounced,
-    FindingsChanged,
-    ItemsLost,
-    MeasurementsChanged,
-    ModelKindChanged,
-    RanksCompared,
-    RunBecameStale,
-    RunRemoved,
-    ScalarNamesChanged,
-    ScalarsChanged,
-    ScalarsLogged,
-    ShardAwaitsOthers,
-    StepClosed,
+from foreshock_service.runs import (
+    attempts,
+    changes,
+    checkpoints,
+    closing,
+    corrections,
+    curves,
+    deletions,
+    events,
+    findings,
+    ingest,
+    lint,
+    run_endpoints,
+    runs,
+    scalars,
+    shard_decoding,
+    steps,
+    theory,
+    tokens,
 )
-from foreshock_service.runs.findings.endpoints import of_runs as findings_of_runs
-from foreshock_service.runs.findings.endpoints import router as findings
-from foreshock_service.runs.findings.service import Sources, rebuild_due_findings
-from foreshock_service.runs.findings.service import forget_superseded as forget_superseded_findings
-from foreshock_service.runs.ingest import router as ingest
-from foreshock_service.runs.lint.endpoints import router as lint
-from foreshock_service.runs.lint.service import findings_of_run
-from foreshock_service.runs.runs import mark_stale_runs
-from foreshock_service.runs.scalars import router as scalars
-from foreshock_service.runs.steps import router as steps
-from foreshock_service.runs.theory import router as theory
-from foreshock_service.watch import alert_endpoints, delivery, long_polls
-from foreshock_service.watch.advice.endpoints import router as advice
+from foreshock_service.watch import alert_endpoints, alerts, delivery, diagnosis, long_polls
+from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
-from foreshock_service.watch.alert_endpoints import router as alerts
-from foreshock_service.watch.alerts import reconcile_alerts, resolve_superseded
-from foreshock_service.watch.detection import background, derivation
-from foreshock_service.watch.detection.scalar_tails import close_scalar_tails, observe_scalars
-from foreshock_service.watch.diagnosis import OfRun, diagnose_due_runs, note_awaiting, note_change
-from foreshock_service.watch.diagnosis import router as diagnosis
+from foreshock_service.watch.detection import background, derivation, scalar_tails
 from foreshock_service.watch.notifications.service import Notifier
-from foreshock_service.watch.rules.endpoints import defaults as default_rules
-from foreshock_service.watch.rules.endpoints import router as rules
+from foreshock_service.watch.rules import endpoints as rules
 from foreshock_service.watch.rules.service import RulesChanged
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
-ROUTERS = (
-    health,
-    audit,
-    run_endpoints.router,
-    attempts,
-    steps,
-    ingest,
-    tokens.router,
-    scalars,
-    changes,
-    checkpoints,
-    curves.router,
-    lint,
-    findings,
-    findings_of_runs,
-    requests.router,
-    policies.router,
-    leases,
-    results,
-    matrix,
-    attribution,
-    workers.router,
-    exporter,
-    alerts,
-    alert_endpoints.of_runs,
-    rules,
-    default_rules,
-    advice,
-    diagnosis,
-    corrections,
-    theory,
-    retention,
-    deletions,
+_NOUNS: tuple[Any, ...] = (
+    *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
+    *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alert_endpoints, rules),
+    *(advice, diagnosis, corrections, theory, retention, deletions),
 )
+ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 
-FINDING_SOURCES: Sources = {"lint": findings_of_run, "attribution": causes_of_run}
+FINDING_SOURCES: findings.Sources = {"lint": lint.findings_of_run, "attribution": conclusions.causes_of_run}
 """What reads the findings of a run, by source."""
 
 
-CHANGES_OF_RUNS: tuple[type[OfRun], ...] = (
-    StepClosed,
-    ScalarsChanged,
-    ScalarsLogged,
-    MeasurementsChanged,
-    ChangeAnnounced,
+CHANGES_OF_RUNS: tuple[type[diagnosis.OfRun], ...] = (
+    events.StepClosed,
+    events.ScalarsChanged,
+    events.ScalarsLogged,
+    events.MeasurementsChanged,
+    events.ChangeAnnounced,
     derivation.DetectionDerived,
-    AttemptStarted,
-    RanksCompared,
-    ItemsLost,
-    RunBecameStale,
-    FindingsChanged,
+    events.AttemptStarted,
+    events.RanksCompared,
+    events.ItemsLost,
+    events.RunBecameStale,
+    events.FindingsChanged,
 )
 """Events after which the diagnosis of the run is computed again, in the same transaction."""
 
@@ -187,7 +127,9 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         lifespan=_lifespan,
     )
     app.state.context = context = _make_context(settings, decoders)
-    context.events.subscribe_after_commit(publishing.ScoresPublished, partial(attribute_published_scores, context))
+    context.events.subscribe_after_commit(
+        publishing.ScoresPublished, partial(attribution.attribute_published_scores, context)
+    )
     app.state.owns_decoders = decoders is None
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
@@ -208,9 +150,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         database=Database(settings.database_url, connections=settings.connections_per_process),
         store=open_store(settings),
         decoders=decoders or DecoderPool(settings, shard_decoding.PRELOAD),
-        uploads=uploads.UploadPlaces(
-            settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads
-        ),
+        uploads=UploadPlaces(settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads),
         key_limits=keys.KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
@@ -219,49 +159,49 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
     )
 
 
-def subscribe_handlers(events: EventBus) -> EventBus:
+def subscribe_handlers(bus: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
-    for changed in (StepClosed, ScalarsChanged, MeasurementsChanged, ChangeAnnounced):
-        events.subscribe(changed, partial(derivation.derive_changed_step, events))
-    events.subscribe(ScalarsLogged, partial(observe_scalars, events))
-    events.subscribe(ScalarsLogged, delivery.retract_silence)
-    events.subscribe(AttemptStarted, resolve_superseded)
-    events.subscribe(AttemptStarted, delivery.forget_superseded)
-    events.subscribe(AttemptStarted, forget_superseded_findings)
-    events.subscribe(AttemptStarted, rewind_log)
+    for changed in (events.StepClosed, events.ScalarsChanged, events.MeasurementsChanged, events.ChangeAnnounced):
+        bus.subscribe(changed, partial(derivation.derive_changed_step, bus))
+    bus.subscribe(events.ScalarsLogged, partial(scalar_tails.observe_scalars, bus))
+    bus.subscribe(events.ScalarsLogged, delivery.retract_silence)
+    bus.subscribe(events.AttemptStarted, alerts.resolve_superseded)
+    bus.subscribe(events.AttemptStarted, delivery.forget_superseded)
+    bus.subscribe(events.AttemptStarted, findings.forget_superseded)
+    bus.subscribe(events.AttemptStarted, rewind_log)
     # After the rewind: detection appends decisions to the new attempt's log.
-    events.subscribe(AttemptStarted, partial(derivation.derive_after_resume, events))
-    events.subscribe(StepClosed, delivery.alert_of_incomplete_step)
-    events.subscribe(StepClosed, delivery.retract_silence)
-    events.subscribe(RunBecameStale, delivery.alert_of_silence)
-    events.subscribe(RanksCompared, delivery.alert_of_split)
-    events.subscribe(ItemsLost, delivery.alert_of_losses)
-    events.subscribe(derivation.DetectionDerived, reconcile_alerts)
-    events.subscribe(derivation.DetectionDerived, decide_after_detection)
-    events.subscribe(AdviceModeChanged, record_mode)
-    events.subscribe(StepClosed, mark_stale_after_late_rollouts)
-    for reread in (ModelKindChanged, ScalarNamesChanged, RulesChanged):
-        events.subscribe(reread, partial(derivation.derive_all, events))
-    events.subscribe(publishing.ScoresPublished, mark_attribution_stale)
-    events.subscribe(ShardAwaitsOthers, note_awaiting)
+    bus.subscribe(events.AttemptStarted, partial(derivation.derive_after_resume, bus))
+    bus.subscribe(events.StepClosed, delivery.alert_of_incomplete_step)
+    bus.subscribe(events.StepClosed, delivery.retract_silence)
+    bus.subscribe(events.RunBecameStale, delivery.alert_of_silence)
+    bus.subscribe(events.RanksCompared, delivery.alert_of_split)
+    bus.subscribe(events.ItemsLost, delivery.alert_of_losses)
+    bus.subscribe(derivation.DetectionDerived, alerts.reconcile_alerts)
+    bus.subscribe(derivation.DetectionDerived, decide_after_detection)
+    bus.subscribe(events.AdviceModeChanged, record_mode)
+    bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
+    for reread in (events.ModelKindChanged, events.ScalarNamesChanged, RulesChanged):
+        bus.subscribe(reread, partial(derivation.derive_all, bus))
+    bus.subscribe(publishing.ScoresPublished, attribution.mark_attribution_stale)
+    bus.subscribe(events.ShardAwaitsOthers, diagnosis.note_awaiting)
     for changes_run in CHANGES_OF_RUNS:
-        events.subscribe(changes_run, note_change)
-    events.subscribe(RunRemoved, cancel_jobs_of_run)
-    return events
+        bus.subscribe(changes_run, diagnosis.note_change)
+    bus.subscribe(events.RunRemoved, cancel_jobs_of_run)
+    return bus
 
 
 def _frequent_jobs(context: ServiceContext) -> list[Job]:
     started = now_us()
     return [
-        Job("close_waiting_steps", lambda: close_waiting_steps(context)),
-        Job("close_scalar_tails", lambda: close_scalar_tails(context)),
-        Job("mark_stale_runs", lambda: mark_stale_runs(context, started)),
+        Job("close_waiting_steps", lambda: closing.close_waiting_steps(context)),
+        Job("close_scalar_tails", lambda: scalar_tails.close_scalar_tails(context)),
+        Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),
         Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),
-        Job("make_automatic_probes", lambda: make_automatic_probes(context)),
-        Job("compute_stale_attributions", lambda: compute_stale_attributions(context)),
-        Job("diagnose_due_runs", lambda: diagnose_due_runs(context)),
-        Job("rebuild_due_findings", lambda: rebuild_due_findings(context, FINDING_SOURCES)),
+        Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),
+        Job("compute_stale_attributions", lambda: attribution.compute_stale_attributions(context)),
+        Job("diagnose_due_runs", lambda: diagnosis.diagnose_due_runs(context)),
+        Job("rebuild_due_findings", lambda: findings.rebuild_due_findings(context, FINDING_SOURCES)),
         Job("remove_old_temporaries", context.store.remove_old_temporaries, shared=False, every_seconds=600.0),
         Job("write_uses_of_keys", lambda: context.key_uses.write(context.database), shared=False),
     ]
@@ -274,10 +214,14 @@ def _long_jobs(context: ServiceContext) -> list[Job]:
         return not context.stopping.has_begun
 
     return [
-        Job("delete_rows_of_deleted_runs", lambda: delete_rows_of_deleted_runs(context, go_on=go_on)),
-        Job("carry_out_deletions", lambda: carry_out_deletions(context, go_on=go_on)),
+        Job("delete_rows_of_deleted_runs", lambda: delete_runs.delete_rows_of_deleted_runs(context, go_on=go_on)),
+        Job("carry_out_deletions", lambda: delete_rollouts.carry_out_deletions(context, go_on=go_on)),
         Job("remove_due_files", lambda: remove_due_files(database, store)),
-        Job("purge_tokens", lambda: purge_all(context, go_on), every_seconds=settings.retention_interval_seconds),
+        Job(
+            "purge_tokens",
+            lambda: retention.purge_all(context, go_on),
+            every_seconds=settings.retention_interval_seconds,
+        ),
         Job(
             "remove_orphans",
             lambda: remove_orphans(store, database, settings.orphan_grace_seconds, go_on),

@@ -29,7 +29,7 @@ from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.folding import FoldedStatistics, bucket_bytes
-from foreshock_service.runs.lint.judging import LintPart, StepVerdict, judge_evidence, lint_shard
+from foreshock_service.runs.judging import LintPart, StepVerdict, judge_evidence, lint_shard
 
 # Modules that a decoder process imports when it starts.
 PRELOAD = (__name__,)

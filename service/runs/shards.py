@@ -22,7 +22,7 @@ from foreshock_service.platform.database.tables import MeasurementStatistics, Sh
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
 from foreshock_service.runs import events, runs
-from foreshock_service.runs.lint.service import add_evidence, replace_evidence
+from foreshock_service.runs.lint import add_evidence, replace_evidence
 from foreshock_service.runs.shard_decoding import MeasuredShard, measure_stored
 
 ShardVersions = frozenset[tuple[int, int]]

@@ -17,15 +17,14 @@ from foreshock_service.watch import alerts as service
 from foreshock_service.watch.alerts import AlertFilter
 from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 
-router = APIRouter(prefix="/v1/runs/{run}/alerts", tags=["alerts"])
+router = APIRouter(prefix="/v1", tags=["alerts"])
 
-of_runs = APIRouter(prefix="/v1/alerts", tags=["alerts"])
 Several = Query(max_length=20, description="absent: all")
 
 AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 
-@router.get("", response_model=Page[watch.AlertRecord], responses=NOT_MODIFIED)
+@router.get("/runs/{run}/alerts", response_model=Page[watch.AlertRecord], responses=NOT_MODIFIED)
 async def list_alerts(
     run: RunIdentifier,
     context: Context,
@@ -54,7 +53,7 @@ def _page(context: ServiceContext, principal: Principal, page: service.PageKey, 
         return tagged_response(str(version), found, if_none_match)
 
 
-@of_runs.get("")
+@router.get("/alerts")
 def list_alerts_of_runs(
     context: Context,
     principal: Reader,
@@ -71,7 +70,7 @@ def list_alerts_of_runs(
         return service.list_alerts_of_runs(session, chosen, cursor, limit)
 
 
-@router.post("/{alert}/acknowledge")
+@router.post("/runs/{run}/alerts/{alert}/acknowledge")
 def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> watch.AlertRecord:
     """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
     return context.database.write(
@@ -79,7 +78,7 @@ def acknowledge(run: RunIdentifier, alert: AlertIdentifier, context: Context, pr
     )
 
 
-@router.post("/{alert}/resolve")
+@router.post("/runs/{run}/alerts/{alert}/resolve")
 def resolve(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> watch.AlertRecord:
     """Resolve the alert; the rule may fire again later, as a new alert."""
     return context.database.write(

@@ -25,8 +25,7 @@ from foreshock_service.replay.attribution.document import (
 )
 from foreshock_service.replay.results.weights_search import find_search
 from foreshock_service.runs import attempts, events
-from foreshock_service.runs.findings.schemas import FindingOfStep, FindingOfSteps
-from foreshock_service.runs.findings.service import of_steps
+from foreshock_service.runs.findings import FindingOfStep, FindingOfSteps, of_steps
 
 DRIFT_STEPS = 20
 """Other probed steps that the conclusions compare a step with, the newest."""

@@ -47,7 +47,7 @@ from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.scores import files_of_score, newest_scores
 from foreshock_service.runs import events, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
-from foreshock_service.runs.findings.service import mark_due
+from foreshock_service.runs.findings import mark_due
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 

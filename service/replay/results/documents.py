@@ -24,7 +24,7 @@ from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, P
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
 from foreshock_service.runs import attempts, events, runs
-from foreshock_service.runs.findings.service import mark_due
+from foreshock_service.runs.findings import mark_due
 
 Body = TypeVar("Body")
 # Documents of a step that are read, newest first.

@@ -16,18 +16,16 @@ from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch.rules import service
 from foreshock_service.watch.rules.service import RulesPut
 
-router = APIRouter(prefix="/v1/runs/{run}/rules", tags=["rules"])
-
-defaults = APIRouter(prefix="/v1/rules", tags=["rules"])
+router = APIRouter(prefix="/v1", tags=["rules"])
 
 
-@defaults.get("")
+@router.get("/rules")
 def read_default_rules(principal: Reader, model_kind: Annotated[ModelKind | None, Query()] = None) -> RulesRecord:
     """Return the default rules of a kind of model, each with the source of its threshold, also as TOML."""
     return service.read_default_rules(model_kind)
 
 
-@router.get("")
+@router.get("/runs/{run}/rules")
 def read_rules(
     run: RunIdentifier,
     context: Context,
@@ -39,7 +37,7 @@ def read_rules(
         return service.read_rules(session, principal, run, step)
 
 
-@router.put("")
+@router.put("/runs/{run}/rules")
 def set_rules(run: RunIdentifier, body: RulesPut, context: Context, principal: Administrator) -> RulesVersionRecord:
     """Change the run's rules from the file's step on; its alerts are derived again, its learning rate does not rise.
 

@@ -25,7 +25,7 @@ from foreshock_service.runs import closing
 from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.folding import fold_step
-from foreshock_service.runs.lint.judging import judge_step
+from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.shard_decoding import decode_shard
 from tests.service.sending import Sender, make_batch, start_run
 

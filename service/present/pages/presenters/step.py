@@ -31,7 +31,7 @@ from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import OUT_OF_DATE, count, number
 from foreshock_service.runs import events, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
-from foreshock_service.runs.lint.service import LintNotFound, read_run, read_step
+from foreshock_service.runs.lint import LintNotFound, read_run, read_step
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
 _NOT_CHECKED = "Semantics: not checked."

@@ -1,0 +1,296 @@
+"""Findings of runs: what the service has concluded from their stored data, by run, source and name.
+
+A source adds the findings of a new step in the transaction that stores them. Whatever takes findings away (a late
+shard, a measurement made again, a resume) marks the run's source as due, and a background job reads it anew outside the
+writer, and stores it if no step changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, NamedTuple, cast
+
+from fastapi import APIRouter, Query
+from sqlalchemy import ColumnElement, CursorResult, case, delete, select, tuple_, update
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import from_attributes, to_json
+from foreshock.api.runs import ConfidenceRecord, FindingRecord, FindingSource
+from foreshock.clock import now_us
+from foreshock.severity import SEVERITIES, Severity, severity_rank
+from foreshock_service.platform import parameters
+from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.engine import insert_for, table_of, upsert
+from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
+from foreshock_service.platform.security import Reader
+from foreshock_service.runs import active_steps, attempts, run_endpoints, runs
+from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
+
+router = APIRouter(prefix="/v1", tags=["findings"])
+
+_Several = Query(max_length=20, description="absent: all")
+_KEY = ("run_id", "source", "name")
+_ORDER = (StoredFinding.changed_at_us, StoredFinding.run_id, StoredFinding.source, StoredFinding.name)
+_AT_ONCE = 100
+_due = table_of(DueFindings)
+_logger = logging.getLogger(__name__)
+
+
+class FindingFilter(NamedTuple):
+    """Which findings; empty: no restriction. A run's project must equal all of `projects`."""
+
+    projects: tuple[str, ...] = ()
+    run_id: str | None = None
+    sources: tuple[FindingSource, ...] = ()
+    severities: tuple[Severity, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FindingOfStep:
+    """A finding at one step."""
+
+    name: str
+    severity: Severity
+    title: str
+    sentence: str
+    remedy: str | None = None
+    confidence: ConfidenceRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingOfSteps:
+    """A finding over the active steps of a run; `newest` is that of its newest step, with the worst severity."""
+
+    newest: FindingOfStep
+    steps: int
+    first_step: int
+    newest_step: int
+
+
+@router.get("/runs/{run}/findings")
+def list_findings(
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: Reader,
+    source: Annotated[list[FindingSource] | None, _Several] = None,
+    severity: Annotated[list[Severity] | None, _Several] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
+) -> parameters.Page[FindingRecord]:
+    """Return what is concluded from the run's stored data: causes of mismatch and warnings of the lint.
+
+    The last changed comes first. Attributed causes, and findings that late data or a resume takes away, are up to date
+    within seconds.
+    """
+    chosen = FindingFilter(run_id=run, sources=tuple(source or ()), severities=tuple(severity or ()))
+    with context.database.read() as session:
+        runs.get_run(session, principal, run)
+        return findings_of_runs(session, chosen, cursor, limit)
+
+
+@router.get("/findings")
+def list_findings_of_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[parameters.Name | None, Query()] = None,
+    source: Annotated[list[FindingSource] | None, _Several] = None,
+    severity: Annotated[list[Severity] | None, _Several] = None,
+    name: Annotated[list[parameters.Name] | None, _Several] = None,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = parameters.DEFAULT_LIMIT,
+) -> parameters.Page[FindingRecord]:
+    """Return the findings of all runs that the key may see, the last changed first."""
+    chosen = FindingFilter(
+        projects=principal.projects(project),
+        sources=tuple(source or ()),
+        severities=tuple(severity or ()),
+        names=tuple(name or ()),
+    )
+    with context.database.read() as session:
+        return findings_of_runs(session, chosen, cursor, limit)
+
+
+def findings_of_runs(
+    session: Session, chosen: FindingFilter, cursor: str | None, limit: int
+) -> parameters.Page[FindingRecord]:
+    """Return one page of the chosen findings of runs that are not deleted, the last changed first."""
+    query = (
+        select(StoredFinding, Run.key, Run.project)
+        .join(Run, Run.id == StoredFinding.run_id)
+        .where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
+    )
+    if chosen.run_id is not None:
+        query = query.where(StoredFinding.run_id == chosen.run_id)
+    for column, values in (
+        (StoredFinding.source, chosen.sources),
+        (StoredFinding.severity, chosen.severities),
+        (StoredFinding.name, chosen.names),
+    ):
+        if values:
+            query = query.where(column.in_(values))
+    if cursor is not None:
+        query = query.where(tuple_(*_ORDER) < parameters.decode_cursor(cursor, (int, str, str, str)))
+    rows = session.execute(query.order_by(*(column.desc() for column in _ORDER)).limit(limit + 1))
+    found = [
+        from_attributes(FindingRecord, row, run=row.run_id, run_key=key, project=project) for row, key, project in rows
+    ]
+    return parameters.page_of(found, limit, lambda each: (each.changed_at_us, each.run, each.source, each.name))
+
+
+def add_step(
+    session: Session, key: StepKey, source: FindingSource, before: Mapping[str, str], found: Sequence[FindingOfStep]
+) -> None:
+    """Add the findings of a step to those of its run, which the caller has locked.
+
+    `before` has the severities of the findings that the step had, by name. If one is gone or has another severity, the
+    run's findings are read anew later.
+    """
+    if active_steps.active_attempt_of(attempts.attempts_of_run(session, key.run_id), key.step) != key.attempt:
+        return
+    now = {each.name: each.severity for each in found}
+    if any(now.get(name) != severity for name, severity in before.items()):
+        mark_due(session, key.run_id, source)
+        return
+    if not found:
+        return
+    # `steps` is 0 if the step is counted already.
+    rows = [
+        _row(key.run_id, source, FindingOfSteps(each, int(each.name not in before), key.step, key.step))
+        for each in found
+    ]
+    table = table_of(StoredFinding)
+    statement = insert_for(session, table)
+    added = statement.excluded
+    is_newest = added.newest_step >= table.c.newest_step
+    is_worse = _rank(added.severity) < _rank(table.c.severity)
+    changed = {
+        "severity": case((is_worse, added.severity), else_=table.c.severity),
+        "sentence": case((is_newest, added.sentence), else_=table.c.sentence),
+        "confidence": case((is_newest, added.confidence), else_=table.c.confidence),
+        "title": added.title,
+        "remedy": added.remedy,
+        "steps": table.c.steps + added.steps,
+        "first_step": case((added.first_step < table.c.first_step, added.first_step), else_=table.c.first_step),
+        "newest_step": case((is_newest, added.newest_step), else_=table.c.newest_step),
+        "changed_at_us": case((added.steps > 0, added.changed_at_us), else_=table.c.changed_at_us),
+    }
+    session.execute(statement.on_conflict_do_update(index_elements=_KEY, set_=changed), list(rows))
+    # Findings that are being read anew must be read once more.
+    counted = update(_due).where(_due.c.run_id == key.run_id, _due.c.source == source)
+    session.execute(counted.values(changes=_due.c.changes + 1))
+
+
+def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:
+    return case({each: severity_rank(each) for each in SEVERITIES}, value=severity)
+
+
+def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
+    """Mark the findings of a run's source as to be read anew by the background job, and count the change."""
+    statement = insert_for(session, _due)
+    again = statement.on_conflict_do_update(
+        index_elements=("run_id", "source"), set_={"changes": _due.c.changes + statement.excluded.changes}
+    )
+    session.execute(again, {"run_id": run_id, "source": source, "changes": 1})
+
+
+def forget_superseded(session: Session, started: AttemptStarted) -> None:
+    """Have the findings read anew that include steps which the new attempt supersedes."""
+    query = select(StoredFinding.source).where(
+        StoredFinding.run_id == started.run_id, StoredFinding.newest_step >= started.resume_step
+    )
+    for source in session.scalars(query.distinct()).all():
+        mark_due(session, started.run_id, cast(FindingSource, source))
+
+
+def replace_findings(session: Session, run_id: str, source: FindingSource, found: Sequence[FindingOfSteps]) -> None:
+    """Store the findings of a run's source instead of those that it has; unchanged ones keep their time."""
+    of_source = (StoredFinding.run_id == run_id, StoredFinding.source == source)
+    known = {each.name: each for each in session.scalars(select(StoredFinding).where(*of_source))}
+    rows = [_row(run_id, source, each) for each in found]
+    gone = known.keys() - {row["name"] for row in rows}
+    if gone:
+        session.execute(delete(StoredFinding).where(*of_source, StoredFinding.name.in_(gone)))
+    upsert(session, StoredFinding, [row for row in rows if not _is_stored(row, known.get(row["name"]))], _KEY)
+
+
+def of_steps(steps: Sequence[int], severities: Sequence[str], newest: FindingOfStep) -> FindingOfSteps:
+    """Return a finding over the steps that have it, in order, with the worst of their severities."""
+    worst = cast(Severity, min(severities, key=severity_rank))
+    return FindingOfSteps(replace(newest, severity=worst), len(steps), steps[0], steps[-1])
+
+
+def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str, Any]:
+    newest = found.newest
+    return {
+        "run_id": run_id,
+        "source": source,
+        "name": newest.name,
+        "severity": newest.severity,
+        "title": newest.title,
+        "sentence": newest.sentence,
+        "remedy": newest.remedy,
+        "steps": found.steps,
+        "first_step": found.first_step,
+        "newest_step": found.newest_step,
+        "confidence": None if newest.confidence is None else to_json(newest.confidence),
+        "changed_at_us": now_us(),
+    }
+
+
+def _is_stored(row: dict[str, Any], stored: StoredFinding | None) -> bool:
+    return stored is not None and all(
+        getattr(stored, name) == value for name, value in row.items() if name != "changed_at_us"
+    )
+
+
+Sources = Mapping[FindingSource, Callable[[Session, str], Sequence[FindingOfSteps]]]
+"""What reads the findings of a run, by source. `service/app.py` names them: some are above this part."""
+
+
+class Due(NamedTuple):
+    """Findings of a run's source that must be read anew, as of a number of changes."""
+
+    run_id: str
+    source: FindingSource
+    changes: int
+
+
+def rebuild_due_findings(context: ServiceContext, sources: Sources) -> int:
+    """Read the findings anew that are due, and return the number of runs × sources that are done. For the sweeper."""
+    query = (
+        select(DueFindings.run_id, DueFindings.source, DueFindings.changes)
+        .join(Run, Run.id == DueFindings.run_id)
+        .where(Run.deleted_at_us.is_(None))
+        .order_by(DueFindings.run_id, DueFindings.source)
+        .limit(_AT_ONCE)
+    )
+    with context.database.read() as session:
+        due = [Due(run_id, cast(FindingSource, source), changes) for run_id, source, changes in session.execute(query)]
+    return sum(_try_to_rebuild(context, sources, each) for each in due)
+
+
+def _try_to_rebuild(context: ServiceContext, sources: Sources, due: Due) -> bool:
+    """Rebuild one source of a run; False if its steps changed meanwhile, or after an error, which is logged."""
+    try:
+        with context.database.read() as session:
+            found = sources[due.source](session, due.run_id)
+        return context.database.write(partial(_store, context, due, found))
+    except Exception:
+        _logger.exception("the findings of run %s (%s) could not be read; they are retried", due.run_id, due.source)
+        return False
+
+
+def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], session: Session) -> bool:
+    """Store the findings and take the mark away; False if the steps have changed since they were read."""
+    if runs.lock_run_for_background(session, due.run_id) is None:
+        return False
+    settled = session.execute(delete(DueFindings).filter_by(**due._asdict()))
+    if not cast("CursorResult[Any]", settled).rowcount:
+        return False
+    replace_findings(session, due.run_id, due.source, found)
+    context.events.publish(session, FindingsChanged(due.run_id))
+    return True

@@ -1,0 +1,344 @@
+"""Lint of stored rollouts: evidence for each shard, a verdict for each closed step, a summary for each run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from fastapi import APIRouter
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from foreshock.api import steps as records
+from foreshock.api.records import parse, to_json
+from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
+from foreshock.lint import CHECKS, CheckResult, LintWarning, sampling
+from foreshock.lint.report import Finding, NotChecked
+from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.severity import severity_rank
+from foreshock_service.platform import parameters, problem, security
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.engine import insert_rows, upsert
+from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
+from foreshock_service.runs import active_steps, events, findings, judging, run_endpoints, runs, scalars, steps
+from foreshock_service.runs.attempts import attempts_of_run, check_attempt, resolve_step
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
+
+_STEP_KEY = ("run_id", "attempt", "step")
+_SURPRISAL = "raw_log_probs"
+# Evidence of a shard is read in about 0.3 ms.
+_MOST_WINDOW_SHARDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WarnedStep:
+    """Step with lint warnings: the severity of each warning by its name."""
+
+    step: int
+    warnings: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSums:
+    """Sums over the checked steps of a run. `square_excess` is Σ (surprisal − entropy)² over steps."""
+
+    steps: int
+    clean_steps: int
+    tested_steps: int
+    tokens: int
+    surprisal: float
+    entropy: float
+    variance: float
+    largest: float
+    square_excess: float
+
+
+class LintNotFound(problem.ProblemError):
+    """Missing lint: the step has no shard, or only shards of a release without the lint."""
+
+    status = 404
+    problem_type = "lint-not-found"
+
+
+@router.get("/lint")
+def read_run_lint(
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
+) -> records.RunLintRecord:
+    """Return the warnings of the run's closed steps, with the first and the newest step of each."""
+    with context.database.read() as session:
+        return read_run(session, principal, run, attempt)
+
+
+@router.get("/steps/{step}/lint")
+def read_step_lint(
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
+) -> records.LintRecord:
+    """Return the lint of this step's log-probs: named warnings with evidence, and the checks that were not made."""
+    with context.database.read() as session:
+        return steps.with_shards(session, run, step, attempt, read_step(session, principal, run, step, attempt))
+
+
+def add_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
+    """Store the evidence of a new shard."""
+    insert_rows(session, ShardLint, [_evidence_row(key, shard, part)])
+
+
+def replace_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
+    """Replace the evidence of a shard that was measured again, or add it if there is none."""
+    upsert(session, ShardLint, [_evidence_row(key, shard, part)], (*_STEP_KEY, "shard"))
+
+
+def _evidence_row(key: events.StepKey, shard: int, part: judging.LintPart) -> dict[str, Any]:
+    return {
+        **key._asdict(),
+        "shard": shard,
+        "statistics_version": STATISTICS_VERSION,
+        "evidence": part.evidence,
+        "examples": part.examples,
+    }
+
+
+def evidence_of_step(session: Session, key: events.StepKey) -> Sequence[ShardLint]:
+    """Return the evidence of a step's shards, in order."""
+    query = select(ShardLint).where(
+        ShardLint.run_id == key.run_id, ShardLint.attempt == key.attempt, ShardLint.step == key.step
+    )
+    return session.scalars(query.order_by(ShardLint.shard)).all()
+
+
+def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVerdict, *, again: bool = False) -> None:
+    """Store the verdict on a step, or overwrite an older one; `again`: the step may have one. The run is locked."""
+    warnings = verdict.report.warnings
+    stored = select(StepLint.warnings).filter_by(**key._asdict())
+    before = (session.scalar(stored) or {}) if again else {}
+    worst = warnings[0].severity if warnings else "info"
+    row = {
+        **key._asdict(),
+        "severity": None if worst == "info" else worst,
+        "warnings": {warning.name: warning.severity for warning in warnings},
+        "report": to_json(verdict.report),
+        "surprisal_tokens": verdict.surprisal_tokens,
+        "surprisal": verdict.surprisal,
+        "entropy": verdict.entropy,
+        "surprisal_variance": verdict.surprisal_variance,
+        "largest_surprisal": verdict.largest_surprisal,
+    }
+    upsert(session, StepLint, [row], _STEP_KEY)
+    if before or warnings:
+        names = ("name", "severity", "title", "seen", "remedy")
+        found = [findings.FindingOfStep(*(getattr(warning, name) for name in names)) for warning in warnings]
+        findings.add_step(session, key, "lint", before, found)
+
+
+def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
+    """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
+    attempts = attempts_of_run(session, run_id)
+    found = []
+    warned = _warned_steps(session, run_id, attempts, None, infos=True)
+    for name, having in _by_name_of_steps(warned).items():
+        newest = having[-1].step
+        key = events.StepKey(run_id, active_steps.active_attempt_of(attempts, newest) or 0, newest)
+        stored = session.get(StepLint, tuple(key))
+        # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
+        warnings = [] if stored is None else stored.report["warnings"]
+        warning = next((each for each in warnings if each["name"] == name), None)
+        if warning is not None:
+            steps, severities = [step.step for step in having], [step.warnings[name] for step in having]
+            found.append(findings.of_steps(steps, severities, _finding_of_report(warning)))
+    return found
+
+
+def _finding_of_report(warning: Mapping[str, Any]) -> findings.FindingOfStep:
+    """Return the finding of a stored report, which an older release may have written with fewer fields."""
+    name, title = warning["name"], warning["title"]
+    return findings.FindingOfStep(name, warning["severity"], title, warning.get("seen", title), warning.get("remedy"))
+
+
+def read_step(
+    session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None
+) -> records.LintRecord:
+    """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
+    run = runs.get_run(session, principal, run_id)
+    key = resolve_step(session, run_id, step, attempt)
+    # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
+    entropy = _logged_entropy(session, key)
+    verdict = judging.judge_step(step, key.attempt, evidence_of_step(session, key), entropy, run.model_kind)
+    if verdict is None and (stored := session.get(StepLint, tuple(key))) is not None:
+        return _with_coverage(session, key, parse(records.LintRecord, stored.report))
+    if verdict is None:
+        raise LintNotFound(
+            f"step {step} of attempt {key.attempt} was not checked: no shard of it has evidence of the lint"
+        )
+    return _with_coverage(session, key, verdict.report)
+
+
+def _with_coverage(session: Session, key: events.StepKey, report: records.LintRecord) -> records.LintRecord:
+    return replace(report, coverage=steps.coverage_of_step(session, key, report.rollouts))
+
+
+def read_run(
+    session: Session, principal: security.Principal, run_id: str, attempt: int | None
+) -> records.RunLintRecord:
+    """Return the lint of a run, over the active steps or over one attempt."""
+    run = runs.get_run(session, principal, run_id)
+    if attempt is not None:
+        check_attempt(session, run_id, attempt)
+    attempts = attempts_of_run(session, run_id)
+    sums = _run_sums(session, run_id, attempts, attempt)
+    warnings = _by_name(_warned_steps(session, run_id, attempts, attempt))
+    whole, check = _whole_run(sums)
+    seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
+    return records.RunLintRecord(
+        checked_steps=sums.steps,
+        clean_steps=sums.clean_steps,
+        warnings=tuple(warnings),
+        window=_window(session, run, attempts, attempt, known={warning.name for warning in warnings}),
+        whole_run=None if seen_in_steps else whole,
+        whole_run_check=check,
+    )
+
+
+def _window(
+    session: Session, run: Run, attempts: Sequence[active_steps.AttemptStart], attempt: int | None, known: set[str]
+) -> tuple[records.LintWarningRecord, ...]:
+    """Return the findings of the newest steps together, except those in `known`, which single steps have."""
+    keys = _newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)
+    shards = [shard for key in keys for shard in evidence_of_step(session, key)]
+    if not shards or len(shards) > _MOST_WINDOW_SHARDS:
+        return ()
+    logged = [value for key in keys if (value := _logged_entropy(session, key)) is not None]
+    found = judging.judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
+    return tuple(judging.warning_record(warning) for warning in found if warning.name not in known)
+
+
+def _logged_entropy(session: Session, key: events.StepKey) -> float | None:
+    return entropy_of_scalars(scalars.scalars_of_step(session, key))
+
+
+def _newest_steps(
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], attempt: int | None, count: int
+) -> list[events.StepKey]:
+    """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
+    query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(
+        StepLint.run_id == run_id, _chosen(attempts, attempt)
+    )
+    rows = session.execute(query.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(count))
+    return [events.StepKey(*row) for row in rows][::-1]
+
+
+def _warned_steps(
+    session: Session,
+    run_id: str,
+    attempts: Sequence[active_steps.AttemptStart],
+    attempt: int | None,
+    *,
+    infos: bool = False,
+) -> list[WarnedStep]:
+    """Return the steps with warnings, in order: the active ones, or those of one attempt; `infos`: with these too."""
+    query = select(StepLint.step, StepLint.warnings).where(StepLint.run_id == run_id, _chosen(attempts, attempt))
+    if not infos:
+        query = query.where(StepLint.severity.is_not(None))
+    found = (
+        WarnedStep(step, {name: severity for name, severity in warnings.items() if infos or severity != "info"})
+        for step, warnings in session.execute(query.order_by(StepLint.step))
+    )
+    return [step for step in found if step.warnings]
+
+
+def _run_sums(
+    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], attempt: int | None
+) -> RunSums:
+    """Return the sums over the active steps, or over those of one attempt."""
+    excess = StepLint.surprisal - StepLint.entropy
+    query = select(
+        func.count(),
+        func.count().filter(StepLint.severity.is_(None)),
+        func.count().filter(StepLint.surprisal_tokens > 0),
+        func.coalesce(func.sum(StepLint.surprisal_tokens), 0),
+        func.sum(StepLint.surprisal),
+        func.sum(StepLint.entropy),
+        func.sum(StepLint.surprisal_variance),
+        func.max(StepLint.largest_surprisal),
+        func.sum(excess * excess),
+    ).where(StepLint.run_id == run_id, _chosen(attempts, attempt))
+    steps, clean, tested, tokens, *sums = session.execute(query).one()
+    numbers = [math.nan if value is None else float(value) for value in sums]
+    return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
+
+
+def _chosen(attempts: Sequence[active_steps.AttemptStart], attempt: int | None) -> ColumnElement[bool]:
+    if attempt is not None:
+        return StepLint.attempt == attempt
+    return active_steps.is_active(attempts, StepLint.attempt, StepLint.step)
+
+
+def _by_name(steps: Sequence[WarnedStep]) -> list[records.RunWarningRecord]:
+    """Return the warnings of all steps by name, each with the severity of its worst step."""
+    warnings = [
+        records.RunWarningRecord(
+            name=name,
+            severity=cast(records.LintSeverity, min((step.warnings[name] for step in having), key=severity_rank)),
+            title=CHECKS[name].title if name in CHECKS else name,
+            steps=len(having),
+            first_step=having[0].step,
+            newest_step=having[-1].step,
+        )
+        for name, having in _by_name_of_steps(steps).items()
+    ]
+    return sorted(warnings, key=lambda each: (severity_rank(each.severity), -each.newest_step, each.name))
+
+
+def _by_name_of_steps(steps: Sequence[WarnedStep]) -> dict[str, list[WarnedStep]]:
+    found: dict[str, list[WarnedStep]] = {}
+    for step in steps:
+        for name in step.warnings:
+            found.setdefault(name, []).append(step)
+    return found
+
+
+def _whole_run(sums: RunSums) -> tuple[records.LintWarningRecord | None, records.CheckRecord | None]:
+    """Return the surprisal test over all steps, which are independent parts of one martingale."""
+    if not sums.steps:
+        return None, None
+    excess = sums.surprisal - sums.entropy
+    tested = sampling.check_surprisal(
+        sampling.SurprisalSums(
+            tokens=sums.tokens,
+            surprisal=sums.surprisal,
+            entropy=sums.entropy,
+            variance=sums.variance,
+            largest=sums.largest,
+            clusters=sums.tested_steps,
+            z=excess / math.sqrt(sums.square_excess) if sums.square_excess > 0 else math.nan,
+            unit="steps",
+        )
+    )
+    check = CHECKS[_SURPRISAL]
+    if isinstance(tested, Finding):
+        evidence = {name: value for name, value in tested.evidence.items() if math.isfinite(value)}
+        warning = LintWarning(
+            check.name, tested.severity, check.title, tested.seen, evidence, (), check.effect, check.remedy
+        )
+        return judging.warning_record(warning), judging.check_record(CheckResult(check.name, check.title, "warned"))
+    if isinstance(tested, NotChecked):
+        return None, judging.check_record(CheckResult(check.name, check.title, "not checked", tested.why))
+    return None, judging.check_record(CheckResult(check.name, check.title, "clean", tested.why))
+
+
+SCALAR_NAMES = ("entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy_mean")
+"""Names under which trainers log it, in nats, in the order in which they are looked for."""
+
+
+def entropy_of_scalars(values: Mapping[str, float]) -> float | None:
+    """Return the first positive entropy of a step's scalars; None if there is none. verl logs it as `entropy_loss`."""
+    return next((values[name] for name in SCALAR_NAMES if values.get(name, 0.0) > 0.0), None)
