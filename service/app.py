@@ -25,11 +25,11 @@ from foreshock_service.platform import audit, health, keys, logs, openapi, param
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.figures import ServiceFigures
+from foreshock_service.platform.health import ServiceFigures
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import open_store
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
+from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter import endpoints as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
@@ -40,7 +40,7 @@ from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
 from foreshock_service.replay.probes import policies, requests, workers
 from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
-from foreshock_service.replay.results import publishing, scores
+from foreshock_service.replay.results import publishing
 from foreshock_service.runs import (
     attempts,
     changes,
@@ -155,7 +155,7 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.
-        score_readers=(scores.read_replayed_scores,),
+        score_readers=(publishing.read_replayed_scores,),
     )
 
 

@@ -22,7 +22,7 @@ from foreshock_service.platform import audit, keys, logs, process
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings, load_settings
-from foreshock_service.platform.store.local import open_store
+from foreshock_service.platform.store.tokens import open_store
 
 KEEP_ALIVE_SECONDS = 30
 """Idle connections are closed then. Longer than httpx keeps one, which therefore closes it first."""

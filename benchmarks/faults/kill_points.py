@@ -30,7 +30,7 @@ class KillPoint(NamedTuple):
 
 
 _INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.closing"
-_STORE, _DATABASE = "foreshock_service.platform.store.local", "foreshock_service.platform.database.session"
+_STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_service.platform.database.session"
 _SCORES, _SHARDS = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.shards"
 _SPOOL, _SENDER = "foreshock.client.spool", "foreshock.client.sender"
 

@@ -14,7 +14,7 @@ from foreshock_service.platform.database.opening import existing_database
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import open_store
+from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.runs.shard_decoding import PRELOAD
 
 

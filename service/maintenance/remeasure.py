@@ -39,9 +39,9 @@ from foreshock_service.replay.attribution.compute import AttributionResult, attr
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs import closing, events, shard_decoding, steps
-from foreshock_service.runs.folding import fold_step
 from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.runs import lock_run_for_background
+from foreshock_service.runs.shard_decoding import fold_step
 from foreshock_service.runs.shards import measure_again, replace_shards, shards_of_step, why_not_whole
 
 _TRIES = 5

@@ -1,13 +1,18 @@
-"""Attempts: a run's start and its resumes, and the attempt in which a step is active."""
+"""Attempts: a run's start and its resumes, and which steps of it are active.
+
+A step is active in the newest attempt whose `resume_step` ≤ step. Steps of older attempts from there on are superseded;
+they are kept and not shown by default.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Path, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, and_, func, select, true
+from sqlalchemy import ColumnElement, and_, false, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -17,9 +22,63 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
-from foreshock_service.runs import active_steps, runs
+from foreshock_service.runs import runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
+
+
+class AttemptStart(NamedTuple):
+    """The number of an attempt, and the step that it begins at."""
+
+    attempt: int
+    resume_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveRange:
+    """Range of steps `first` ≤ step < `end`, active in `attempt`; no upper bound if `end` is None."""
+
+    attempt: int
+    first: int
+    end: int | None
+
+    def contains(self, attempt: Any, step: Any) -> list[ColumnElement[bool]]:
+        """Return the SQL conditions for rows of this range, given the row's two columns."""
+        within = [attempt == self.attempt, step >= self.first]
+        return within if self.end is None else [*within, step < self.end]
+
+
+def active_ranges(attempts: Iterable[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
+    """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
+
+    They do not overlap, and each begins beyond the end of the next.
+    """
+    ranges: list[ActiveRange] = []
+    end = None if last is None else last + 1
+    for attempt in sorted(attempts, key=lambda each: each.attempt, reverse=True):
+        begin = max(attempt.resume_step, first)
+        if end is None or begin < end:
+            ranges.append(ActiveRange(attempt.attempt, begin, end))
+            end = begin
+    return ranges
+
+
+def active_attempt_of(attempts: Iterable[AttemptStart], step: int) -> int | None:
+    """Return the attempt in which the step is active; None if every attempt begins after it."""
+    found = active_ranges(attempts, step, step)
+    return found[0].attempt if found else None
+
+
+def is_active(
+    attempts: Sequence[AttemptStart], attempt: Any, step: Any, first: int = 0, last: int | None = None
+) -> ColumnElement[bool]:
+    """Return the SQL condition for rows of active steps with `first` ≤ step ≤ `last`, given the row's two columns.
+
+    Bounds that lie within one attempt give a plain range of the primary key, which is read without a sort.
+    """
+    conditions = [and_(*each.contains(attempt, step)) for each in active_ranges(attempts, first, last)]
+    return or_(*conditions) if conditions else false()
+
 
 router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
@@ -180,12 +239,12 @@ def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list
     return [each for each in attempts if each.attempt != attempt and abs(each.created_at_us - begun) <= within]
 
 
-def attempts_of_run(session: Session, run_id: str) -> Sequence[active_steps.AttemptStart]:
+def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
     """Return where every attempt of a run begins, in order; a session asks once."""
-    known: dict[str, Sequence[active_steps.AttemptStart]] = session.info.setdefault(_KNOWN, {})
+    known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
         query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
-        known[run_id] = [active_steps.AttemptStart(*row) for row in session.execute(query)]
+        known[run_id] = [AttemptStart(*row) for row in session.execute(query)]
     return known[run_id]
 
 
@@ -219,7 +278,7 @@ def rows_of_steps(
     `columns` are the table's attempt and step; `first` ≤ step ≤ `last`. Raises AttemptNotFound.
     """
     if attempt is None:
-        return active_steps.is_active(attempts_of_run(session, run_id), *columns, first, last)
+        return is_active(attempts_of_run(session, run_id), *columns, first, last)
     check_attempt(session, run_id, attempt)
     number, step = columns
     return and_(number == attempt, step >= first, true() if last is None else step <= last)
@@ -230,7 +289,7 @@ def resolve_step(session: Session, run_id: str, step: int, attempt: int | None) 
     if attempt is not None:
         check_attempt(session, run_id, attempt)
         return StepKey(run_id, attempt, step)
-    active = active_steps.active_attempt_of(attempts_of_run(session, run_id), step)
+    active = active_attempt_of(attempts_of_run(session, run_id), step)
     if active is None:
         raise AttemptNotFound(f"no attempt of the run holds step {step}")
     return StepKey(run_id, active, step)

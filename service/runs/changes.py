@@ -24,8 +24,17 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.runs import active_steps, run_endpoints, runs
-from foreshock_service.runs.attempts import attempts_of_run, check_attempt, fingerprints_of_attempts
+from foreshock_service.runs import run_endpoints, runs
+from foreshock_service.runs.attempts import (
+    ActiveRange,
+    AttemptStart,
+    active_attempt_of,
+    active_ranges,
+    attempts_of_run,
+    check_attempt,
+    fingerprints_of_attempts,
+    is_active,
+)
 from foreshock_service.runs.events import ChangeAnnounced, StepKey
 
 router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
@@ -138,11 +147,11 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
-def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart]) -> list[int]:
+def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[int]:
     """Return the active steps at which baselines begin anew, in order."""
     query = select(AnnouncedChange.step, AnnouncedChange.attempt).where(AnnouncedChange.run_id == run_id).distinct()
     found = session.execute(query)
-    return sorted(step for step, attempt in found if active_steps.active_attempt_of(attempts, step) == attempt)
+    return sorted(step for step, attempt in found if active_attempt_of(attempts, step) == attempt)
 
 
 def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:
@@ -150,7 +159,7 @@ def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecor
     attempts = attempts_of_run(session, run_id)
     table = AnnouncedChange
     query = select(table).where(
-        table.run_id == run_id, active_steps.is_active(attempts, table.attempt, table.step, chosen.from_step)
+        table.run_id == run_id, is_active(attempts, table.attempt, table.step, chosen.from_step)
     )
     order = (table.step.desc(), table.kind.desc()) if chosen.newest else (table.step, table.kind)
     announced = [_announced(each) for each in session.scalars(query.order_by(*order).limit(chosen.limit))]
@@ -158,12 +167,12 @@ def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecor
 
 
 def _observed(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], chosen: _Chosen
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], chosen: _Chosen
 ) -> Iterator[ChangeRecord]:
     """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
     query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
     setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
-    ranges = active_steps.active_ranges(attempts)[::-1]
+    ranges = active_ranges(attempts)[::-1]
     found_fingerprints = fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
     fingerprints = {attempt: canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
     before: tuple[str | None, int] | None = None
@@ -185,7 +194,7 @@ def _observed(
 
 
 def _within(
-    session: Session, run_id: str, active: active_steps.ActiveRange, chosen: _Chosen, setups: dict[int, str]
+    session: Session, run_id: str, active: ActiveRange, chosen: _Chosen, setups: dict[int, str]
 ) -> Iterator[ChangeRecord]:
     """Yield the changes at closed steps of one range whose shards name other setups than those of the step before."""
     previous = func.lag(Step.setups).over(order_by=Step.step).label("previous")
@@ -201,7 +210,7 @@ def _within(
             yield _of_setup(step, active.attempt, fields)
 
 
-def _naming_setups(run_id: str, active: active_steps.ActiveRange) -> list[Any]:
+def _naming_setups(run_id: str, active: ActiveRange) -> list[Any]:
     within = active.contains(Step.attempt, Step.step)
     return [Step.run_id == run_id, *within, Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
 

@@ -21,11 +21,10 @@ from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Step
 from foreshock_service.runs import events, runs, steps
-from foreshock_service.runs.folding import fold_step
 from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.lint import evidence_of_step, store_verdict
 from foreshock_service.runs.measurements import has_measurement, store_measurements
-from foreshock_service.runs.shard_decoding import FoldedStep
+from foreshock_service.runs.shard_decoding import FoldedStep, fold_step
 from foreshock_service.runs.shards import ShardVersions, bring_up_to_date, shard_versions, statistics_of_step
 
 _TRIES = 5

@@ -26,7 +26,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
 from foreshock_service.platform.security import Reader
-from foreshock_service.runs import active_steps, attempts, run_endpoints, runs
+from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
 
 router = APIRouter(prefix="/v1", tags=["findings"])
@@ -149,7 +149,7 @@ def add_step(
     `before` has the severities of the findings that the step had, by name. If one is gone or has another severity, the
     run's findings are read anew later.
     """
-    if active_steps.active_attempt_of(attempts.attempts_of_run(session, key.run_id), key.step) != key.attempt:
+    if attempts.active_attempt_of(attempts.attempts_of_run(session, key.run_id), key.step) != key.attempt:
         return
     now = {each.name: each.severity for each in found}
     if any(now.get(name) != severity for name, severity in before.items()):

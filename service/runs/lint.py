@@ -22,8 +22,15 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
-from foreshock_service.runs import active_steps, events, findings, judging, run_endpoints, runs, scalars, steps
-from foreshock_service.runs.attempts import attempts_of_run, check_attempt, resolve_step
+from foreshock_service.runs import events, findings, judging, run_endpoints, runs, scalars, steps
+from foreshock_service.runs.attempts import (
+    AttemptStart,
+    active_attempt_of,
+    attempts_of_run,
+    check_attempt,
+    is_active,
+    resolve_step,
+)
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
 
@@ -147,7 +154,7 @@ def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSte
     warned = _warned_steps(session, run_id, attempts, None, infos=True)
     for name, having in _by_name_of_steps(warned).items():
         newest = having[-1].step
-        key = events.StepKey(run_id, active_steps.active_attempt_of(attempts, newest) or 0, newest)
+        key = events.StepKey(run_id, active_attempt_of(attempts, newest) or 0, newest)
         stored = session.get(StepLint, tuple(key))
         # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
         warnings = [] if stored is None else stored.report["warnings"]
@@ -209,7 +216,7 @@ def read_run(
 
 
 def _window(
-    session: Session, run: Run, attempts: Sequence[active_steps.AttemptStart], attempt: int | None, known: set[str]
+    session: Session, run: Run, attempts: Sequence[AttemptStart], attempt: int | None, known: set[str]
 ) -> tuple[records.LintWarningRecord, ...]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
     keys = _newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)
@@ -226,7 +233,7 @@ def _logged_entropy(session: Session, key: events.StepKey) -> float | None:
 
 
 def _newest_steps(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], attempt: int | None, count: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None, count: int
 ) -> list[events.StepKey]:
     """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
     query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(
@@ -239,7 +246,7 @@ def _newest_steps(
 def _warned_steps(
     session: Session,
     run_id: str,
-    attempts: Sequence[active_steps.AttemptStart],
+    attempts: Sequence[AttemptStart],
     attempt: int | None,
     *,
     infos: bool = False,
@@ -255,9 +262,7 @@ def _warned_steps(
     return [step for step in found if step.warnings]
 
 
-def _run_sums(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], attempt: int | None
-) -> RunSums:
+def _run_sums(session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None) -> RunSums:
     """Return the sums over the active steps, or over those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
@@ -276,10 +281,10 @@ def _run_sums(
     return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
 
 
-def _chosen(attempts: Sequence[active_steps.AttemptStart], attempt: int | None) -> ColumnElement[bool]:
+def _chosen(attempts: Sequence[AttemptStart], attempt: int | None) -> ColumnElement[bool]:
     if attempt is not None:
         return StepLint.attempt == attempt
-    return active_steps.is_active(attempts, StepLint.attempt, StepLint.step)
+    return is_active(attempts, StepLint.attempt, StepLint.step)
 
 
 def _by_name(steps: Sequence[WarnedStep]) -> list[records.RunWarningRecord]:

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+from cachetools import LRUCache
 from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
 from foreshock.errors import did_you_mean
+from foreshock.json_values import number_or_nan
 from foreshock.measures import comparison_statistics, registry
+from foreshock.measures.pooling import PooledMean, pool_over_steps, pool_summaries
+from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, measurements
 from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
-from foreshock_service.runs import active_steps, folding, runs
-from foreshock_service.runs.attempts import resolve_step
+from foreshock_service.runs import runs
+from foreshock_service.runs.attempts import AttemptStart, active_ranges, is_active, resolve_step
 from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.shard_decoding import FoldedStatistics
 
 _BEYOND_EVERY_STEP = 2**62
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
@@ -73,7 +80,7 @@ def check_comparison(name: str) -> None:
         )
 
 
-def store_measurements(session: Session, step: StepKey, folded: Sequence[folding.FoldedStatistics]) -> None:
+def store_measurements(session: Session, step: StepKey, folded: Sequence[FoldedStatistics]) -> None:
     """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL.
 
     The run is locked.
@@ -167,7 +174,7 @@ def stored_statistics(
 def measures_of_active_steps(
     session: Session,
     run_id: str,
-    attempts: Sequence[active_steps.AttemptStart],
+    attempts: Sequence[AttemptStart],
     comparisons: Sequence[str],
     columns: Sequence[str],
     steps: tuple[int, int],
@@ -176,7 +183,7 @@ def measures_of_active_steps(
     table = measurements.c
     query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
         table.run_id == run_id,
-        active_steps.is_active(attempts, table.attempt, table.step, *steps),
+        is_active(attempts, table.attempt, table.step, *steps),
         table.comparison.in_(comparisons),
     )
     values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
@@ -220,13 +227,13 @@ def newest_steps(
 
 
 def newest_rows(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], columns: Sequence[str], count: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], columns: Sequence[str], count: int
 ) -> list[tuple[Any, ...]]:
     """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order.
 
     Of steps without one of the two comparisons more are returned.
     """
-    ranges = active_steps.active_ranges(attempts)
+    ranges = active_ranges(attempts)
     if not ranges:
         return []
     newest, table = ranges[0], measurements.c
@@ -234,7 +241,7 @@ def newest_rows(
     found = [tuple(row) for row in session.execute(_rows_of_attempt(tuple(columns)), within)]
     if len(ranges) > 1 and len(found) < 2 * count:
         # However many attempts came before, one query more.
-        earlier = active_steps.is_active(attempts, table.attempt, table.step, 0, newest.first - 1)
+        earlier = is_active(attempts, table.attempt, table.step, 0, newest.first - 1)
         query = _rows_of_comparisons(tuple(columns)).where(earlier)
         rest = session.execute(query, {"run_id": run_id, "rows": 2 * count - len(found)})
         found += [tuple(row) for row in rest]
@@ -280,3 +287,62 @@ def _blobs_of(
         table.statistics_version == STATISTICS_VERSION,
     )
     return {StepKey(*row[:3]): row[3] for row in session.execute(query) if row[3] is not None}
+
+
+POOLED_STEPS = 10
+"""The newest measured steps that k3 is pooled over: one step has too few prompts."""
+
+_COLUMNS = ("k3_kl", "tokens")
+_KEPT_WINDOWS = 512
+
+_Version = tuple[tuple[int, int, int], ...]
+
+
+_windows: LRUCache[tuple[str, _Version], PooledMean] = LRUCache(_KEPT_WINDOWS)
+"""The pooled means of windows by run and version, under `_windows_lock`."""
+
+_windows_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class PooledMeasure:
+    """A measure pooled over a window; the ends of its interval are NaN if it has none."""
+
+    mean: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, PooledMeasure]:
+    """Return k3 of trainer/rollout pooled over each run's newest steps; at most two queries for any number of runs."""
+    windows = newest_steps(session, run_ids, TRAINER_ROLLOUT, _COLUMNS, POOLED_STEPS)
+    return {run_id: PooledMeasure(k3.mean, k3.low, k3.high) for run_id, k3 in _pooled(session, windows).items()}
+
+
+def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, PooledMean]:
+    versions = {run_id: _version(window) for run_id, window in windows.items()}
+    with _windows_lock:
+        found = {run_id: _windows.get((run_id, version)) for run_id, version in versions.items()}
+    keys = [step.key for run_id, known in found.items() if known is None for step in windows[run_id]]
+    summaries = summaries_of_steps(session, keys, TRAINER_ROLLOUT) if keys else {}
+    pooled = {}
+    for run_id, known in found.items():
+        if known is None:
+            window = windows[run_id]
+            known = _pool(window, [summaries[step.key] for step in window if step.key in summaries])
+            with _windows_lock:
+                _windows[run_id, versions[run_id]] = known
+        pooled[run_id] = known
+    return pooled
+
+
+def _version(window: Sequence[MeasuredStep]) -> _Version:
+    return tuple((step.key.attempt, step.key.step, step.computed_at_us) for step in window)
+
+
+def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> PooledMean:
+    """Return the pooled k3 of a window: over prompts if every step has its summaries, else over steps."""
+    if len(summaries) == len(window):
+        return pool_summaries([RolloutSummaries.from_bytes(each) for each in summaries], ("k3_kl",))["k3_kl"]
+    k3, tokens = (np.array([number_or_nan(step.values[name]) for step in window]) for name in ("k3_kl", "tokens"))
+    return pool_over_steps(k3, tokens)

@@ -22,8 +22,7 @@ from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
-from foreshock_service.runs.active_steps import AttemptStart, is_active
-from foreshock_service.runs.attempts import check_attempt, rows_of_steps
+from foreshock_service.runs.attempts import AttemptStart, check_attempt, is_active, rows_of_steps
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
 from foreshock_service.runs.steps import is_closed
 

@@ -15,8 +15,15 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
-from foreshock_service.runs import active_steps, events, run_endpoints, runs
-from foreshock_service.runs.attempts import attempts_begun_together, attempts_of_run, resolve_step, rows_of_steps
+from foreshock_service.runs import events, run_endpoints, runs
+from foreshock_service.runs.attempts import (
+    AttemptStart,
+    attempts_begun_together,
+    attempts_of_run,
+    is_active,
+    resolve_step,
+    rows_of_steps,
+)
 
 router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -171,7 +178,7 @@ def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
 
 
 def _active(session: Session, run_id: str, first: int = 0) -> ColumnElement[bool]:
-    return active_steps.is_active(attempts_of_run(session, run_id), Step.attempt, Step.step, first)
+    return is_active(attempts_of_run(session, run_id), Step.attempt, Step.step, first)
 
 
 # The ranks of a step.
@@ -286,9 +293,7 @@ def with_shards(session: Session, run_id: str, step: int, attempt: int | None, a
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 
-def statistics_steps(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart]
-) -> list[StatisticsStep]:
+def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[StatisticsStep]:
     """Return the newest active steps of which shards were sent as statistics, newest first, at most MOST_LISTED.
 
     Steps whose tokens were purged are left out.
@@ -297,7 +302,7 @@ def statistics_steps(
         Step.run_id == run_id,
         Step.full_rollouts.is_not(None),
         Step.tokens_purged_at_us.is_(None),
-        active_steps.is_active(attempts, Step.attempt, Step.step),
+        is_active(attempts, Step.attempt, Step.step),
     )
     return [
         StatisticsStep(

@@ -24,8 +24,7 @@ from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs import events, runs
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, is_active
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run, is_active
 from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.diagnosis import compute_before_commit
 from foreshock_service.watch.rules.service import DELIVERY_RULES

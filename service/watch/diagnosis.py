@@ -41,8 +41,8 @@ from foreshock_service.platform.database.tables import (
     StoredFinding,
 )
 from foreshock_service.platform.security import Reader
-from foreshock_service.runs import active_steps, diagnoses, events, measurements, run_endpoints, runs
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
+from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
 
@@ -205,9 +205,7 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported_reward(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], observed: int
-) -> SteppedValues:
+def _reported_reward(session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int) -> SteppedValues:
     """Return the reward that the trainer reports as a scalar, of the newest steps."""
     run = runs.find_run(session, run_id)
     declared = (run.scalar_names if run is not None else None) or {}
@@ -218,13 +216,13 @@ def _reported_reward(
     return SteppedValues(list(known), list(known.values()))
 
 
-def _alerts(session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart]) -> tuple[PastAlert, ...]:
+def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
     """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
     found = session.execute(_ALERTS, {"run_id": run_id}).all()
     return tuple(
         PastAlert(row[0], row[1], row[2], bool(row[3]), *row[4:9])
         for row in found
-        if active_steps.active_attempt_of(attempts, row[2]) == row[9]
+        if active_attempt_of(attempts, row[2]) == row[9]
     )
 
 
@@ -267,12 +265,12 @@ def _causes(
 
 
 def _awaited(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], observed: int | None
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int | None
 ) -> tuple[AwaitedShards, ...]:
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
     before_us = now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
     waiting = session.execute(_AWAITED, {"run_id": run_id, "before_us": before_us + 1}).all()
-    active = [row for row in waiting if active_steps.active_attempt_of(attempts, row[1]) == row[0]]
+    active = [row for row in waiting if active_attempt_of(attempts, row[1]) == row[0]]
     return tuple(
         AwaitedShards(
             step, missing_shards_of(session, events.StepKey(run_id, attempt, step), expected), expected, since_us

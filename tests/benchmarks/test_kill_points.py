@@ -13,12 +13,12 @@ from tests.paths import REPOSITORY
 
 _CODE = """
 import sys
-from foreshock_service.platform.store import local
+from foreshock_service.platform.store import tokens
 from benchmarks.faults import kill_points
-local._sync = lambda path: None
+tokens._sync = lambda path: None
 kill_points.arm(sys.argv[1])
 for _ in range(3):
-    local._sync(None)
+    tokens._sync(None)
     print("called", flush=True)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dashboards.generate import dashboards
-from foreshock_service.platform.figures import exposed_names as service_names
+from foreshock_service.platform.health import exposed_names as service_names
 from foreshock_service.present.exporter.families import FAMILIES, OF_COMPARISONS, OF_STEPS
 
 LABELS = {

@@ -12,7 +12,7 @@ import pytest
 
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.figures import resident_bytes
+from foreshock_service.platform.health import resident_bytes
 from foreshock_service.platform.settings import Settings
 from tests.service.operation.processes import read_answer
 from tests.service.server import RunningServer

@@ -33,7 +33,7 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_service.replay.probes.environments import run_fingerprints
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from foreshock_service.replay.results import files
-from foreshock_service.runs.folding import FoldedStatistics
+from foreshock_service.runs.shard_decoding import FoldedStatistics
 
 Values = NDArray[np.float32]
 

@@ -29,7 +29,7 @@ from foreshock_service.platform.database.tables.probes import Attribution as Sto
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
-from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.attempts import AttemptStart, is_active
 from foreshock_service.runs.events import StepKey
 
 

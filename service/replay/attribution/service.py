@@ -44,7 +44,7 @@ from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results import files, publishing, weights_search
 from foreshock_service.replay.results.exact import exact_of_step
-from foreshock_service.replay.results.scores import files_of_score, newest_scores
+from foreshock_service.replay.results.publishing import files_of_score, newest_scores
 from foreshock_service.runs import events, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
 from foreshock_service.runs.findings import mark_due

@@ -27,8 +27,8 @@ from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
 from foreshock_service.replay.probes.schemas import Accelerator, ProbeCreate, ScorerRequest
 from foreshock_service.replay.probes.service import end_jobs, is_near_open_alert, lock_jobs
-from foreshock_service.runs import active_steps, events, run_endpoints
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs import events, run_endpoints
+from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run, is_active
 from foreshock_service.runs.runs import get_run, lock_run
 
 
@@ -292,7 +292,7 @@ def queued_probes(session: Session, run_id: str) -> Sequence[PolicyProbe]:
 
 
 def steps_near_alerts(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], now_us: int, limit: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int, limit: int
 ) -> Sequence[events.StepKey]:
     """Return the first steps near an open alert that can be probed and were not."""
     near = is_near_open_alert(run_id, Checkpoint.step)
@@ -301,20 +301,20 @@ def steps_near_alerts(
 
 
 def steps_by_interval(
-    session: Session, run_id: str, attempts: Sequence[active_steps.AttemptStart], every: int, now_us: int, limit: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], every: int, now_us: int, limit: int
 ) -> Sequence[events.StepKey]:
     """Return the first step that can be probed of each `every` steps without an automatic probe."""
     probed = select(PolicyProbe.step).where(
         PolicyProbe.run_id == run_id,
         PolicyProbe.probe_id.is_not(None),
-        active_steps.is_active(attempts, PolicyProbe.attempt, PolicyProbe.step),
+        is_active(attempts, PolicyProbe.attempt, PolicyProbe.step),
         PolicyProbe.step // every == Checkpoint.step // every,
     )
     # A step is active in one attempt only.
     first = func.min(Checkpoint.step)
     query = select(first).where(_possible(run_id, attempts, now_us), ~probed.exists())
     steps = session.scalars(query.group_by(Checkpoint.step // every).order_by(first).limit(limit))
-    found = ((active_steps.active_attempt_of(attempts, step), step) for step in steps)
+    found = ((active_attempt_of(attempts, step), step) for step in steps)
     return [events.StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
 
 
@@ -334,7 +334,7 @@ def add_policy_probe(
     return insert_if_absent(session, PolicyProbe, row)
 
 
-def _possible(run_id: str, attempts: Sequence[active_steps.AttemptStart], now_us: int) -> ColumnElement[bool]:
+def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> ColumnElement[bool]:
     """Return the condition for checkpoints of closed, active steps without an automatic probe."""
     closed = select(Step.step).where(
         Step.run_id == run_id,
@@ -349,7 +349,7 @@ def _possible(run_id: str, attempts: Sequence[active_steps.AttemptStart], now_us
     )
     return and_(
         Checkpoint.run_id == run_id,
-        active_steps.is_active(attempts, Checkpoint.attempt, Checkpoint.step),
+        is_active(attempts, Checkpoint.attempt, Checkpoint.step),
         or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us),
         closed.exists(),
         ~chosen.exists(),

@@ -29,7 +29,8 @@ from foreshock_service.replay.probes.jobs import (
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
-from foreshock_service.runs import active_steps, events, runs
+from foreshock_service.runs import events, runs
+from foreshock_service.runs.attempts import AttemptStart, is_active
 from foreshock_service.runs.shards import shards_with_tokens
 
 CANCELLED = "the probe was cancelled"
@@ -285,11 +286,11 @@ def jobs_of(session: Session, probe_ids: Iterable[str]) -> dict[str, list[ProbeJ
 
 
 def earlier_checkpoints(
-    session: Session, attempts: Sequence[active_steps.AttemptStart], key: events.StepKey
+    session: Session, attempts: Sequence[AttemptStart], key: events.StepKey
 ) -> Sequence[Checkpoint]:
     """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
     led = [each for each in attempts if each.attempt <= key.attempt]
-    chosen = active_steps.is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
+    chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
     query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
     return session.scalars(query.order_by(Checkpoint.step)).all()
 

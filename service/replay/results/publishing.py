@@ -1,30 +1,109 @@
-"""The table of kinds of results, and their publication: all results of a job count together once it is complete."""
+"""The table of kinds of results, and their publication: all results of a job count together once it is complete.
+
+Scores are the log-probs that a worker gave to a job's rollouts.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, status
+import numpy as np
+from fastapi import APIRouter, Path, Query, Request, Response, status
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.probe_kinds import PROBE_KINDS
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock.scorers import score_name
+from foreshock_service.platform import parameters, security, uploads
+from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.security import Principal, Worker
-from foreshock_service.replay.leases.endpoints import LeaseIdentifier, TokenBody
+from foreshock_service.platform.database.tables.probes import Score, ScoreShard
+from foreshock_service.platform.store.tokens import TokenStore, score_file_name
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
 from foreshock_service.replay.leases.service import find_lease, hold, is_completed
-from foreshock_service.replay.probes import jobs as transitions
-from foreshock_service.replay.results import documents, exact, scores
+from foreshock_service.replay.probes import environments, jobs
+from foreshock_service.replay.probes.schemas import ScorerName, VariantName
+from foreshock_service.replay.results import documents, exact
 from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
-from foreshock_service.replay.results.scores import SCORES
-from foreshock_service.runs.events import StepEvent
+from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
+from foreshock_service.replay.results.shards import FileKind, ShardAddress, receive_shard
+from foreshock_service.runs import attempts, events
+
+router = APIRouter()
+router.include_router(exact.router)
+
+
+SCORES = FileKind(
+    name="scores",
+    shards=ScoreShard,
+    published=Score,
+    columns=("scorer", "variant"),
+    sides=("",),
+    asked=lambda job: [(each["scorer"], each["variant"]) for each in jobs.scored_by(job)],
+    title=lambda key: score_name(*key),
+    file_name=score_file_name,
+)
+
+
+@router.put(
+    "/v1/leases/{lease}/scores/{shard}",
+    tags=["leases"],
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": UploadReceipt, "description": "The same bytes were stored before"}},
+    openapi_extra=uploads.PARQUET_BODY,
+)
+async def put_scores(
+    lease: LeaseIdentifier,
+    shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
+    token: LeaseToken,
+    scorer: Annotated[ScorerName, Query()],
+    request: Request,
+    context: Context,
+    principal: security.Worker,
+    response: Response,
+    variant: Annotated[VariantName, Query()] = "",
+) -> UploadReceipt:
+    """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
+    address = ShardAddress(SCORES, lease, token, (scorer, variant), shard)
+    return await receive_shard(request, response, context, principal, address)
+
+
+def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
+    """Return the scores of a step, newest first: one for each scorer, variant and platform that it was made on."""
+    found = SCORES.newest_of_step(
+        session, key, lambda score: (score.scorer, score.variant, environment_of(score).platform)
+    )
+    return list(found.values())
+
+
+def files_of_score(session: Session, store: TokenStore, score: Score) -> ScoreFiles:
+    """Return the files that hold a score's log-probs."""
+    files = tuple(store.file(shard.file) for shard in SCORES.shards_of(session, score))
+    return ScoreFiles(score.scorer, score.variant, files, score.fingerprint)
+
+
+def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard) -> Mapping[str, NDArray[np.float32]]:
+    """Return each replayed score of the step by name, [T] as the shard's response tokens; NaN for unscored rollouts.
+
+    Of scores in several environments it is the one of the run's own, as in the attribution.
+    """
+    scores = newest_scores(session, events.StepKey(shard.run_id, shard.attempt, shard.step))
+    if not scores:
+        return {}
+    found = {}
+    attempt = attempts.find_attempt(session, shard.run_id, shard.attempt)
+    run = environments.run_fingerprints(shard.batch.attributes, attempt.fingerprint if attempt is not None else {})
+    for score in preferred_scores(scores, run):
+        files = files_of_score(session, store, score)
+        found[files.name] = read_aligned_scores(shard.batch, files.files)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class ScoresPublished(StepEvent):
+class ScoresPublished(events.StepEvent):
     """A job is complete and its scores of the step count; `at_us` is the database's time.
 
     Published without a lock of the run, in the transaction that publishes the scores and again after its commit.
@@ -32,10 +111,6 @@ class ScoresPublished(StepEvent):
 
     at_us: int
 
-
-router = APIRouter()
-router.include_router(scores.router)
-router.include_router(exact.router)
 
 DOCUMENTS: dict[str, documents.DocumentKind[Any]] = {}
 """The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
@@ -48,12 +123,12 @@ for each in PROBE_KINDS.values():
 
 
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
-def complete(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: Worker) -> None:
+def complete(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: security.Worker) -> None:
     """Publish the job's scores. The answer comes after the step's attribution was computed with them."""
     complete_job(context, principal, lease, body.token)
 
 
-def complete_job(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> None:
+def complete_job(context: ServiceContext, principal: security.Principal, lease_id: str, token: int) -> None:
     """Publish the job's results and end the job; a repeated request changes nothing.
 
     Raises LeaseNotFound, LeaseLost unless the token is the newest, and the error of a kind of which some are missing.
@@ -65,7 +140,7 @@ def complete_job(context: ServiceContext, principal: Principal, lease_id: str, t
 def publish_job(
     session: Session,
     context: ServiceContext,
-    principal: Principal,
+    principal: security.Principal,
     lease_id: str,
     token: int,
     measured: Mapping[str, MeasuredPair],
@@ -91,4 +166,4 @@ def publish_job(
     # Configurations of a matrix, which the run does not have, are no part of its chain.
     if PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
         context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
-    transitions.complete(job, lease, now)
+    jobs.complete(job, lease, now)

@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.diagnosis import detectors, rule
 from foreshock_service.platform.context import EventBus
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
 from foreshock_service.runs.events import (
     AttemptStarted,
     ModelKindChanged,

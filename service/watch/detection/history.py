@@ -23,7 +23,7 @@ from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import measurements, runs
-from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.attempts import AttemptStart, is_active
 from foreshock_service.runs.changes import rebaselined_steps
 from foreshock_service.runs.scalars import (
     newest_step_with_scalars,

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.tables import Run, ScalarTail
-from foreshock_service.runs.active_steps import active_attempt_of
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.attempts import active_attempt_of, attempts_of_run
 from foreshock_service.runs.events import ScalarsLogged
 from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.watch.detection import derivation, history

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay, Run
-from foreshock_service.runs.active_steps import AttemptStart, is_active
+from foreshock_service.runs.attempts import AttemptStart, is_active
 
 STEPS_OF_A_BLOCK = 25
 """A state is kept in every block of so many steps. It takes about 5 kB."""

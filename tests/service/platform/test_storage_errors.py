@@ -20,7 +20,7 @@ from foreshock.errors import ServiceError
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.problem import database_problem, storage_problem
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.tokens import LocalTokenStore
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import count_rows, list_files
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreshock_service.runs.active_steps import AttemptStart, active_attempt_of, active_ranges
+from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, active_ranges
 from tests.service.sending import make_batch, start_run
 
 

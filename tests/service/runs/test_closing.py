@@ -24,9 +24,8 @@ from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, 
 from foreshock_service.runs import closing
 from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.folding import fold_step
 from foreshock_service.runs.judging import judge_step
-from foreshock_service.runs.shard_decoding import decode_shard
+from foreshock_service.runs.shard_decoding import decode_shard, fold_step
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}

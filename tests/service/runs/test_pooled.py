@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from foreshock.measures import compare
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.runs.pooled import PooledMeasure, pooled_mismatch
+from foreshock_service.runs.measurements import PooledMeasure, pooled_mismatch
 from tests.service.sending import make_batch, start_run
 
 

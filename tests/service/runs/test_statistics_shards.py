@@ -21,8 +21,13 @@ from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.closing import close_waiting_steps
-from foreshock_service.runs.folding import FoldedStatistics, fold_step
-from foreshock_service.runs.shard_decoding import MeasuredShard, decode_shard, decode_statistics
+from foreshock_service.runs.shard_decoding import (
+    FoldedStatistics,
+    MeasuredShard,
+    decode_shard,
+    decode_statistics,
+    fold_step,
+)
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
 from tests.service.sending import Sender, make_batch, start_run

@@ -45,7 +45,7 @@ from foreshock_service.replay.probes import jobs, policies
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs import events, measurements, runs
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.pooled import POOLED_STEPS, PooledMeasure, pooled_mismatch
+from foreshock_service.runs.measurements import POOLED_STEPS, PooledMeasure, pooled_mismatch
 from foreshock_service.runs.steps import (
     MOST_LISTED,
     incomplete_steps,

@@ -32,7 +32,7 @@ from foreshock_service.present.pages.presenters.viewing import (
 from foreshock_service.replay.probes.workers import hardware_of
 from foreshock_service.runs import diagnoses, measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
-from foreshock_service.runs.pooled import POOLED_STEPS, PooledMeasure, pooled_mismatch
+from foreshock_service.runs.measurements import POOLED_STEPS, PooledMeasure, pooled_mismatch
 from foreshock_service.runs.runs import RunFilter, get_run, list_runs
 from foreshock_service.runs.steps import incomplete_counts
 from foreshock_service.watch.advice.service import states_of_runs

@@ -31,7 +31,7 @@ from foreshock_service.platform.decoding.worker import (
     prepare_token_pass,
 )
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import LocalFile
+from foreshock_service.platform.store.tokens import LocalFile
 from foreshock_service.runs.shard_decoding import PRELOAD, measure_stored
 from tests.service.sending import make_batch
 

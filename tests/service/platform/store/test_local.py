@@ -9,8 +9,7 @@ import pytest
 
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import LocalTokenStore, open_store
-from foreshock_service.platform.store.tokens import shard_file_name
+from foreshock_service.platform.store.tokens import LocalTokenStore, open_store, shard_file_name
 
 
 @pytest.fixture

@@ -23,10 +23,9 @@ from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store import objects
-from foreshock_service.platform.store.local import open_store
 from foreshock_service.platform.store.objects import ObjectFile, ObjectTokenStore
 from foreshock_service.platform.store.removal import remove_orphans
-from foreshock_service.platform.store.tokens import shard_file_name
+from foreshock_service.platform.store.tokens import open_store, shard_file_name
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer, RefusingServer
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.server import RunningServer

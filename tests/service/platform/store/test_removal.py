@@ -14,9 +14,14 @@ import pytest
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.local import LocalTokenStore
 from foreshock_service.platform.store.removal import find_orphans, give_up_files, remove_orphans
-from foreshock_service.platform.store.tokens import exact_file_name, parse_name, score_file_name, shard_file_name
+from foreshock_service.platform.store.tokens import (
+    LocalTokenStore,
+    exact_file_name,
+    parse_name,
+    score_file_name,
+    shard_file_name,
+)
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foreshock_service.platform.store.local import LocalTokenStore
+from foreshock_service.platform.store.tokens import LocalTokenStore
 
 
 @pytest.fixture

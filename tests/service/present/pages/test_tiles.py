@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.present.pages.figures.drawing import HEIGHT, WIDTH, sparkline
 from foreshock_service.present.pages.rendering import number
-from foreshock_service.runs.pooled import POOLED_STEPS
+from foreshock_service.runs.measurements import POOLED_STEPS
 from tests.service.present.pages.conftest import STEPS, SentRun, Site, send_run
 
 
