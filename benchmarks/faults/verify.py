@@ -20,8 +20,17 @@ from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import DueFindings, Shard, Step, StoredFinding
-from foreshock_service.platform.database.tables.probes import Attribution, ExactShard, ProbeJob, Score, ScoreShard
+from foreshock_service.platform.database.tables import (
+    Attribution,
+    DueFindings,
+    ExactShard,
+    ProbeJob,
+    Score,
+    ScoreShard,
+    Shard,
+    Step,
+    StoredFinding,
+)
 from foreshock_service.watch.detection.states import newest_state
 from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
 

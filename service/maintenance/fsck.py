@@ -22,8 +22,7 @@ from foreshock.errors import RolloutsError
 from foreshock_service.maintenance import command_context, stored_files
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Run, Shard
-from foreshock_service.platform.database.tables.probes import ExactShard, Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.database.tables import ExactShard, Probe, ProbeJob, Run, ScoreShard, Shard
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import load_settings

@@ -19,8 +19,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows
-from foreshock_service.platform.database.tables import AuditEntry
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import AuditEntry, new_identifier
 
 
 @dataclass(frozen=True, slots=True)

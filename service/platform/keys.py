@@ -20,8 +20,7 @@ from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import ApiKey, EndedSession, RetiredSecret, new_identifier
 from foreshock_service.platform.problem import ProblemError
 
 KEY_PREFIX = "fsk_"

@@ -16,7 +16,7 @@ from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixReco
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, ScoreShard
+from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, ScoreShard
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal, Reader

@@ -20,8 +20,7 @@ from foreshock.api.runs import DeletionRecord
 from foreshock.clock import now_us
 from foreshock_service.platform import audit, problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables import Deletion
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import Deletion, new_identifier
 from foreshock_service.platform.parameters import Cursor, Limit, Page, decode_cursor, page_of
 from foreshock_service.runs import events, runs
 from foreshock_service.runs.run_endpoints import RunIdentifier

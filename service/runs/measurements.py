@@ -26,8 +26,13 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
-from foreshock_service.platform.database.tables import Attempt, MeasurementStatistics, NewestMeasurement, measurements
-from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
+from foreshock_service.platform.database.tables import (
+    MEASUREMENT_KEY,
+    Attempt,
+    MeasurementStatistics,
+    NewestMeasurement,
+    measurements,
+)
 from foreshock_service.runs import runs
 from foreshock_service.runs.attempts import AttemptStart, active_ranges, is_active, resolve_step
 from foreshock_service.runs.events import StepKey

@@ -13,7 +13,7 @@ from foreshock.api.diagnosis import Verdict
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.tables.base import is_identifier
+from foreshock_service.platform.database.tables import is_identifier
 from foreshock_service.platform.parameters import SEGMENT_PATTERN, Cursor, Limit, Name, Page, decoded_segment
 from foreshock_service.platform.security import Administrator, Ingester, Reader, authenticate, bearer
 from foreshock_service.runs import runs as service

@@ -18,8 +18,7 @@ from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import Run, new_identifier
 from foreshock_service.platform.security import Principal, ScopeMissing
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import (

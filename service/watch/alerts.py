@@ -18,8 +18,7 @@ from foreshock.diagnosis.rule import Event
 from foreshock.severity import Severity
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.database.engine import table_of
-from foreshock_service.platform.database.tables import Alert, Run
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import Alert, Run, new_identifier
 from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal

@@ -13,8 +13,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.platform.database.tables import Alert
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import Alert, new_identifier
 from foreshock_service.runs import events, steps
 from foreshock_service.runs.attempts import active_attempt_of, attempts_of_run
 from foreshock_service.watch import alerts

@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.database.tables.base import Base
+from foreshock_service.platform.database.tables import Base
 
 _BUSY_TIMEOUT_MS = 30_000
 DEFAULT_CONNECTIONS = 60

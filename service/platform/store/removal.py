@@ -24,8 +24,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import FileRemoval, Shard
-from foreshock_service.platform.database.tables.probes import ExactShard, ScoreShard
+from foreshock_service.platform.database.tables import ExactShard, FileRemoval, ScoreShard, Shard
 from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
 
 RemovalReason = Literal["retention", "deletion"]

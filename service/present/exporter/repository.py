@@ -13,12 +13,15 @@ from foreshock_service.platform.database.tables import (
     AdviceAcknowledgement,
     Alert,
     Attempt,
+    Attribution,
+    Lease,
     NewestMeasurement,
+    Probe,
+    ProbeJob,
     Run,
     Step,
     measurements,
 )
-from foreshock_service.platform.database.tables.probes import Attribution, Lease, Probe, ProbeJob
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 
 # Shown for jobs that any worker may do.

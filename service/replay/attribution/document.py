@@ -25,7 +25,7 @@ from foreshock.environment import Environment
 from foreshock.json_values import number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.database.tables.probes import Attribution as StoredAttribution
+from foreshock_service.platform.database.tables import Attribution as StoredAttribution
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of

@@ -14,9 +14,7 @@ from foreshock.api.leases import JobRolloutsRecord, JobWeightsRecord, LeasedJobR
 from foreshock.api.records import from_attributes, parse
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
+from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Run, Worker, new_identifier
 from foreshock_service.platform.problem import ProblemError, stored_file
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions

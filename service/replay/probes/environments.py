@@ -20,7 +20,7 @@ from foreshock.fingerprint import Fingerprint
 from foreshock.scorers import ENGINES, SCORERS, TRAINER_REPLAY
 
 if TYPE_CHECKING:
-    from foreshock_service.platform.database.tables.probes import Worker
+    from foreshock_service.platform.database.tables import Worker
 
 # The values of a request that name no environment: the run's own, required; and any, as the worker is.
 OF_RUN, ANY = "run", "any"

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.scorers import EXACT_PAIRS, SCORERS
-from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
+from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Worker, new_identifier
 from foreshock_service.replay.probes.environments import WantedEnvironment, names_in_words
 
 if TYPE_CHECKING:

@@ -20,8 +20,16 @@ from foreshock.scorers import default_scorers
 from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Checkpoint, PolicyProbe, ProbePolicy, Run, Step
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob
+from foreshock_service.platform.database.tables import (
+    Checkpoint,
+    Lease,
+    PolicyProbe,
+    Probe,
+    ProbeJob,
+    ProbePolicy,
+    Run,
+    Step,
+)
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe

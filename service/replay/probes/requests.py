@@ -16,8 +16,7 @@ from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Run, probes
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import Run, new_identifier, probes
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts

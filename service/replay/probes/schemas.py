@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from foreshock.api import probes, records
 from foreshock.probe_kinds import EXACT, PROBE_KINDS, ROUTING, WEIGHTS
 from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.platform.parameters import AttemptNumber, JsonObject, Step
 from foreshock_service.replay.probes.environments import names_in_words
 from foreshock_service.replay.probes.jobs import Priority, state_of_probe

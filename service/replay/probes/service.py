@@ -13,8 +13,7 @@ from foreshock.api.probes import ProbeRecord
 from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Alert, Checkpoint, Run, Shard
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Worker
+from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes.jobs import (
     ENDED,

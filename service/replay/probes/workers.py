@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session
 from foreshock.api import probes, records
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, Score, Worker
+from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Score, Worker
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 

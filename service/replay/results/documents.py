@@ -20,7 +20,7 @@ from foreshock.probe_kinds import ProbeKind
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import upsert
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob, ProbeResult
+from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases.service import hold
 from foreshock_service.runs import attempts, events, runs

@@ -20,7 +20,7 @@ from foreshock.scorers import EXACT_PAIRS, ExactPair
 from foreshock_service.platform.columnar import AnswerTooLarge
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import table_of
-from foreshock_service.platform.database.tables.probes import ExactDivergence, ExactShard
+from foreshock_service.platform.database.tables import ExactDivergence, ExactShard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import LARGEST_STEP, ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, TokensPurged, stored_file

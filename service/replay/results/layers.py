@@ -13,7 +13,7 @@ from foreshock.api.records import Record, from_attributes
 from foreshock.layer_divergence import ComparedLayer, Departure, Distance, LayerComparison, names_of_places
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes.schemas import PairKey
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights

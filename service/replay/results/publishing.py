@@ -20,7 +20,7 @@ from foreshock.scorers import score_name
 from foreshock_service.platform import parameters, security, uploads
 from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables.probes import Score, ScoreShard
+from foreshock_service.platform.database.tables import Score, ScoreShard
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
 from foreshock_service.replay.leases.service import find_lease, hold, is_completed

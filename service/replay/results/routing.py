@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from foreshock import comparisons, interval_names, probe_kinds, routing, scorers
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.platform.parameters import ActiveOrAttempt, JsonObject, StepPath
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind, foreign_weights

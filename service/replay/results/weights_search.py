@@ -13,7 +13,7 @@ from foreshock.probe_kinds import WEIGHTS
 from foreshock.weights_search import WeightsSearch
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables.probes import Probe, ProbeJob
+from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.results.documents import DocumentKind

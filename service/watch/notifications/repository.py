@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session, aliased
 
 from foreshock.severity import severity_rank
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.database.tables import Alert, Notification, Run
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import Alert, Notification, Run, new_identifier
 from foreshock_service.platform.settings import NotificationTarget
 
 OPENED, RESOLVED = "opened", "resolved"

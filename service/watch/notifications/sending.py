@@ -12,7 +12,7 @@ import httpx
 from foreshock import errors, ranges
 from foreshock.clock import now_us
 from foreshock.severity import Severity
-from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.platform.database.tables import new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
 
 ALERTMANAGER_SECONDS = 300

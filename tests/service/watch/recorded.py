@@ -14,8 +14,7 @@ from foreshock_service.app import subscribe_handlers
 from foreshock_service.platform.context import EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import Alert, DetectorSnapshot, Run, Step, measurements
-from foreshock_service.platform.database.tables.watch import MEASUREMENT_KEY
+from foreshock_service.platform.database.tables import MEASUREMENT_KEY, Alert, DetectorSnapshot, Run, Step, measurements
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.attempts import AttemptCreate, get_or_create_attempt
 from foreshock_service.runs.changes import ChangePut, announce_change

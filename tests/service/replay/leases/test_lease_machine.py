@@ -28,9 +28,17 @@ from foreshock.api.leases import LeaseRecord
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.database.tables import Attempt, Run, Step
-from foreshock_service.platform.database.tables.base import new_identifier
-from foreshock_service.platform.database.tables.probes import Lease, Probe, ProbeJob, Score, ScoreShard
+from foreshock_service.platform.database.tables import (
+    Attempt,
+    Lease,
+    Probe,
+    ProbeJob,
+    Run,
+    Score,
+    ScoreShard,
+    Step,
+    new_identifier,
+)
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import service as leases
