@@ -38,8 +38,7 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from foreshock_service.replay.results.exact import remeasure_exact
-from foreshock_service.runs import closing, events, shard_decoding, steps
-from foreshock_service.runs.judging import judge_step
+from foreshock_service.runs import closing, events, judging, shard_decoding, steps
 from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.runs.shard_decoding import fold_step
 from foreshock_service.runs.shards import measure_again, replace_shards, shards_of_step, why_not_whole
@@ -131,7 +130,7 @@ def _measure(context: ServiceContext, key: events.StepKey, stored: _Stored) -> t
     measured = tuple(measure_again(context, file) for file in stored.files)
     measurements = fold_step(part for shard in measured for part in shard.parts)
     folded = shard_decoding.FoldedStep(
-        measurements, judge_step(key.step, key.attempt, [shard.lint for shard in measured])
+        measurements, judging.judge_step(key.step, key.attempt, [shard.lint for shard in measured])
     )
     gone = _gone_scores(stored.scored)
     attribution = None

@@ -20,9 +20,7 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Step
-from foreshock_service.runs import events, runs, steps
-from foreshock_service.runs.judging import judge_step
-from foreshock_service.runs.lint import evidence_of_step, store_verdict
+from foreshock_service.runs import events, judging, lint, runs, steps
 from foreshock_service.runs.measurements import has_measurement, store_measurements
 from foreshock_service.runs.shard_decoding import FoldedStep, fold_step
 from foreshock_service.runs.shards import ShardVersions, bring_up_to_date, shard_versions, statistics_of_step
@@ -58,7 +56,7 @@ def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, aga
     ]
     store_measurements(session, key, kept)
     if folded.verdict is not None:
-        store_verdict(session, key, folded.verdict, again=again)
+        lint.store_verdict(session, key, folded.verdict, again=again)
 
 
 def mark_closed(step: Step) -> None:
@@ -136,7 +134,9 @@ def _fold(session: Session, key: events.StepKey) -> _Fold:
                 "others: run `foreshock remeasure`",
                 *(each.comparison, key.step, key.attempt, key.run_id),
             )
-    return _Fold(shards, FoldedStep(measurements, judge_step(key.step, key.attempt, evidence_of_step(session, key))))
+    return _Fold(
+        shards, FoldedStep(measurements, judging.judge_step(key.step, key.attempt, lint.evidence_of_step(session, key)))
+    )
 
 
 def _store(

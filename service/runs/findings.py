@@ -21,11 +21,10 @@ from foreshock.api.records import from_attributes, to_json
 from foreshock.api.runs import ConfidenceRecord, FindingRecord, FindingSource
 from foreshock.clock import now_us
 from foreshock.severity import SEVERITIES, Severity, severity_rank
-from foreshock_service.platform import parameters
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
-from foreshock_service.platform.security import Reader
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
 
@@ -75,7 +74,7 @@ class FindingOfSteps:
 def list_findings(
     run: run_endpoints.RunIdentifier,
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,
     cursor: parameters.Cursor = None,
@@ -95,7 +94,7 @@ def list_findings(
 @router.get("/findings")
 def list_findings_of_runs(
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     project: Annotated[parameters.Name | None, Query()] = None,
     source: Annotated[list[FindingSource] | None, _Several] = None,
     severity: Annotated[list[Severity] | None, _Several] = None,

@@ -19,24 +19,14 @@ from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
 from foreshock.errors import did_you_mean
 from foreshock.json_values import number_or_nan
-from foreshock.measures import comparison_statistics, registry
-from foreshock.measures.pooling import PooledMean, pool_over_steps, pool_summaries
-from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.measures import comparison_statistics, pooling, registry, rollout_summaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
-from foreshock_service.platform.database.engine import insert_for, table_of, upsert
-from foreshock_service.platform.database.tables import (
-    MEASUREMENT_KEY,
-    Attempt,
-    MeasurementStatistics,
-    NewestMeasurement,
-    measurements,
-)
-from foreshock_service.runs import runs
+from foreshock_service.platform.database import engine, tables
+from foreshock_service.runs import runs, shard_decoding
 from foreshock_service.runs.attempts import AttemptStart, active_ranges, is_active, resolve_step
 from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.shard_decoding import FoldedStatistics
 
 _BEYOND_EVERY_STEP = 2**62
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
@@ -85,7 +75,7 @@ def check_comparison(name: str) -> None:
         )
 
 
-def store_measurements(session: Session, step: StepKey, folded: Sequence[FoldedStatistics]) -> None:
+def store_measurements(session: Session, step: StepKey, folded: Sequence[shard_decoding.FoldedStatistics]) -> None:
     """Store (or overwrite) measures and statistics of comparisons at one step; NaN is stored as NULL.
 
     The run is locked.
@@ -103,16 +93,16 @@ def store_measurements(session: Session, step: StepKey, folded: Sequence[FoldedS
         blobs = {"statistics": each.statistics, "summaries": each.summaries}
         statistics.append({**key, "statistics_version": each.statistics_version, **blobs})
         newest.append({**key, "buckets": each.buckets, **_FIRST_REVISION})
-    upsert(session, measurements, rows, MEASUREMENT_KEY)
-    upsert(session, MeasurementStatistics, statistics, MEASUREMENT_KEY)
+    engine.upsert(session, tables.measurements, rows, tables.MEASUREMENT_KEY)
+    engine.upsert(session, tables.MeasurementStatistics, statistics, tables.MEASUREMENT_KEY)
     if newest:
         _note_newest(session, newest)
 
 
 def _note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     """Note that these steps were measured: key and `buckets` of each, with the values of a first measurement."""
-    table = table_of(NewestMeasurement)
-    statement = insert_for(session, table)
+    table = engine.table_of(tables.NewestMeasurement)
+    statement = engine.insert_for(session, table)
     new, old = statement.excluded, table.c
     # A late shard of the newest step measures it again.
     is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
@@ -127,18 +117,18 @@ def _note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:
     """Return whether the step has statistics of this comparison, of whatever version."""
-    return session.get(MeasurementStatistics, (*key, comparison)) is not None
+    return session.get(tables.MeasurementStatistics, (*key, comparison)) is not None
 
 
 def is_out_of_date(session: Session, key: StepKey) -> bool:
     """Return whether statistics of the step are of another version than this release's."""
-    versions = session.scalars(select(MeasurementStatistics.statistics_version).filter_by(**key._asdict()))
+    versions = session.scalars(select(tables.MeasurementStatistics.statistics_version).filter_by(**key._asdict()))
     return any(version != STATISTICS_VERSION for version in versions)
 
 
 def is_run_out_of_date(session: Session, run_id: str) -> bool:
     """Return whether the run's oldest or newest step is out of date; steps are measured in order."""
-    table = MeasurementStatistics
+    table = tables.MeasurementStatistics
     query = select(table.statistics_version).where(table.run_id == run_id).limit(1)
     ends = ((table.attempt, table.step), (table.attempt.desc(), table.step.desc()))
     return any(session.scalar(query.order_by(*order)) not in (None, STATISTICS_VERSION) for order in ends)
@@ -154,7 +144,7 @@ def read_statistics(
 
 def stored_statistics(
     session: Session, principal: security.Principal, run_id: str, step: int, attempt: int | None, comparison: str
-) -> MeasurementStatistics:
+) -> tables.MeasurementStatistics:
     """Return the row with statistics and summaries of a comparison at a step.
 
     Raises UnknownComparison, MeasurementNotFound naming the available ones, StatisticsOutOfDate if another release
@@ -163,9 +153,13 @@ def stored_statistics(
     check_comparison(comparison)
     runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    found = session.get(MeasurementStatistics, (*key, comparison))
+    found = session.get(tables.MeasurementStatistics, (*key, comparison))
     if found is None:
-        query = select(measurements.c.comparison).filter_by(**key._asdict()).order_by(measurements.c.comparison)
+        query = (
+            select(tables.measurements.c.comparison)
+            .filter_by(**key._asdict())
+            .order_by(tables.measurements.c.comparison)
+        )
         there = ", ".join(session.scalars(query)) or "nothing yet"
         raise MeasurementNotFound(f"step {step} of attempt {key.attempt} has no {comparison}: measured is {there}")
     if found.statistics_version != STATISTICS_VERSION:
@@ -185,7 +179,7 @@ def measures_of_active_steps(
     steps: tuple[int, int],
 ) -> dict[int, dict[tuple[str, str], float]]:
     """Return step → (comparison, column) → value, for active steps with `steps[0]` ≤ step ≤ `steps[1]`."""
-    table = measurements.c
+    table = tables.measurements.c
     query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
         table.run_id == run_id,
         is_active(attempts, table.attempt, table.step, *steps),
@@ -203,24 +197,26 @@ def newest_steps(
     session: Session, run_ids: Collection[str], comparison: str, columns: Sequence[str], count: int
 ) -> dict[str, list[MeasuredStep]]:
     """Return up to `count` of each run's newest active steps with the comparison, in step order, in one query."""
-    table, inner, later = measurements.c, measurements.alias(), aliased(Attempt)
-    end = select(func.min(later.resume_step)).where(later.run_id == Attempt.run_id, later.attempt > Attempt.attempt)
+    table, inner, later = tables.measurements.c, tables.measurements.alias(), aliased(tables.Attempt)
+    end = select(func.min(later.resume_step)).where(
+        later.run_id == tables.Attempt.run_id, later.attempt > tables.Attempt.attempt
+    )
     newest = (
         select(inner.c.step)
         .where(
-            inner.c.run_id == Attempt.run_id,
-            inner.c.attempt == Attempt.attempt,
+            inner.c.run_id == tables.Attempt.run_id,
+            inner.c.attempt == tables.Attempt.attempt,
             inner.c.comparison == comparison,
             # Steps from the resume step of a later attempt on are superseded.
-            inner.c.step < func.coalesce(end.correlate(Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
+            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
         )
         .order_by(inner.c.step.desc())
         .limit(count)
-        .correlate(Attempt)
+        .correlate(tables.Attempt)
     )
     query = (
         select(table.run_id, table.attempt, table.step, table.computed_at_us, *(table[name] for name in columns))
-        .join(Attempt, (Attempt.run_id == table.run_id) & (Attempt.attempt == table.attempt))
+        .join(tables.Attempt, (tables.Attempt.run_id == table.run_id) & (tables.Attempt.attempt == table.attempt))
         .where(table.run_id.in_(run_ids), table.comparison == comparison, table.step.in_(newest.scalar_subquery()))
         .order_by(table.step)
     )
@@ -241,7 +237,7 @@ def newest_rows(
     ranges = active_ranges(attempts)
     if not ranges:
         return []
-    newest, table = ranges[0], measurements.c
+    newest, table = ranges[0], tables.measurements.c
     within = {"run_id": run_id, "rows": 2 * count, "attempt": newest.attempt, "first": newest.first}
     found = [tuple(row) for row in session.execute(_rows_of_attempt(tuple(columns)), within)]
     if len(ranges) > 1 and len(found) < 2 * count:
@@ -256,13 +252,13 @@ def newest_rows(
 @cache
 def _rows_of_attempt(columns: tuple[str, ...]) -> Select[Any]:
     # Built once: it is executed at each step.
-    within = (measurements.c.attempt == bindparam("attempt"), measurements.c.step >= bindparam("first"))
+    within = (tables.measurements.c.attempt == bindparam("attempt"), tables.measurements.c.step >= bindparam("first"))
     return _rows_of_comparisons(columns).where(*within)
 
 
 @cache
 def _rows_of_comparisons(columns: tuple[str, ...]) -> Select[Any]:
-    table = measurements.c
+    table = tables.measurements.c
     query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
         table.run_id == bindparam("run_id"), table.comparison.in_((STEP_ROW, TRAINER_ROLLOUT))
     )
@@ -271,12 +267,12 @@ def _rows_of_comparisons(columns: tuple[str, ...]) -> Select[Any]:
 
 def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
     """Return the rollout summaries of these steps that this release can read, in one query."""
-    return _blobs_of(session, keys, comparison, MeasurementStatistics.summaries)
+    return _blobs_of(session, keys, comparison, tables.MeasurementStatistics.summaries)
 
 
 def statistics_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
     """Return the folded statistics of these steps that this release can read, in one query."""
-    return _blobs_of(session, keys, comparison, MeasurementStatistics.statistics)
+    return _blobs_of(session, keys, comparison, tables.MeasurementStatistics.statistics)
 
 
 def _blobs_of(
@@ -285,7 +281,7 @@ def _blobs_of(
     comparison: str,
     blob: InstrumentedAttribute[bytes] | InstrumentedAttribute[bytes | None],
 ) -> dict[StepKey, bytes]:
-    table = MeasurementStatistics
+    table = tables.MeasurementStatistics
     query = select(table.run_id, table.attempt, table.step, blob).where(
         tuple_(table.run_id, table.attempt, table.step).in_([tuple(key) for key in keys]),
         table.comparison == comparison,
@@ -303,7 +299,7 @@ _KEPT_WINDOWS = 512
 _Version = tuple[tuple[int, int, int], ...]
 
 
-_windows: LRUCache[tuple[str, _Version], PooledMean] = LRUCache(_KEPT_WINDOWS)
+_windows: LRUCache[tuple[str, _Version], pooling.PooledMean] = LRUCache(_KEPT_WINDOWS)
 """The pooled means of windows by run and version, under `_windows_lock`."""
 
 _windows_lock = threading.Lock()
@@ -324,7 +320,7 @@ def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, Poo
     return {run_id: PooledMeasure(k3.mean, k3.low, k3.high) for run_id, k3 in _pooled(session, windows).items()}
 
 
-def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, PooledMean]:
+def _pooled(session: Session, windows: dict[str, list[MeasuredStep]]) -> dict[str, pooling.PooledMean]:
     versions = {run_id: _version(window) for run_id, window in windows.items()}
     with _windows_lock:
         found = {run_id: _windows.get((run_id, version)) for run_id, version in versions.items()}
@@ -345,9 +341,11 @@ def _version(window: Sequence[MeasuredStep]) -> _Version:
     return tuple((step.key.attempt, step.key.step, step.computed_at_us) for step in window)
 
 
-def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> PooledMean:
+def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> pooling.PooledMean:
     """Return the pooled k3 of a window: over prompts if every step has its summaries, else over steps."""
     if len(summaries) == len(window):
-        return pool_summaries([RolloutSummaries.from_bytes(each) for each in summaries], ("k3_kl",))["k3_kl"]
+        return pooling.pool_summaries(
+            [rollout_summaries.RolloutSummaries.from_bytes(each) for each in summaries], ("k3_kl",)
+        )["k3_kl"]
     k3, tokens = (np.array([number_or_nan(step.values[name]) for step in window]) for name in ("k3_kl", "tokens"))
-    return pool_over_steps(k3, tokens)
+    return pooling.pool_over_steps(k3, tokens)

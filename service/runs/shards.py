@@ -21,8 +21,7 @@ from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
-from foreshock_service.runs import events, runs
-from foreshock_service.runs.lint import add_evidence, replace_evidence
+from foreshock_service.runs import events, lint, runs
 from foreshock_service.runs.shard_decoding import MeasuredShard, measure_stored
 
 ShardVersions = frozenset[tuple[int, int]]
@@ -128,7 +127,7 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
     session.flush()
     if not is_whole_step:
         insert_rows(session, ShardStatistics, _statistics_rows(key, shard.shard, measured))
-    add_evidence(session, key, shard.shard, measured.lint)
+    lint.add_evidence(session, key, shard.shard, measured.lint)
 
 
 def set_file_bytes(session: Session, key: events.StepKey, shard: int, file_bytes: int) -> None:
@@ -144,7 +143,7 @@ def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tup
         own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
         session.execute(own)
         insert_rows(session, ShardStatistics, _statistics_rows(key, shard, found))
-        replace_evidence(session, key, shard, found.lint)
+        lint.replace_evidence(session, key, shard, found.lint)
 
 
 def _statistics_rows(key: events.StepKey, shard: int, measured: MeasuredShard) -> list[dict[str, Any]]:

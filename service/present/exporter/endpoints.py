@@ -6,9 +6,8 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from foreshock_service.platform import columnar, security
+from foreshock_service.platform import columnar, health, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.health import ServiceCollector
 from foreshock_service.present.exporter import collector, families
 
 router = APIRouter(tags=["metrics"])
@@ -26,7 +25,7 @@ def metrics(request: Request, context: Context, principal: security.Reader) -> R
     if principal.project is None:
         # A registry for this scrape: no metrics of the process or of another application.
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(ServiceCollector(request.app.state.figures))
+        registry.register(health.ServiceCollector(request.app.state.figures))
         generate = generate_latest if media_type == families.TEXT else generate_openmetrics
         body = body.removesuffix(families.END) + generate(registry)
     body, encoding = columnar.compressed(body, request.headers.get("accept-encoding"))

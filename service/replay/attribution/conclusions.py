@@ -24,8 +24,7 @@ from foreshock_service.replay.attribution.document import (
     newest_documents,
 )
 from foreshock_service.replay.results.weights_search import find_search
-from foreshock_service.runs import attempts, events
-from foreshock_service.runs.findings import FindingOfStep, FindingOfSteps, of_steps
+from foreshock_service.runs import attempts, events, findings
 
 DRIFT_STEPS = 20
 """Other probed steps that the conclusions compare a step with, the newest."""
@@ -38,11 +37,11 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 }
 
 
-def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
+def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
     rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS)
     read = [(key, records.parse(AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
-    newest: dict[str, FindingOfStep] = {}
+    newest: dict[str, findings.FindingOfStep] = {}
     steps: dict[str, list[int]] = {}
     for place, (key, document) in enumerate(read):
         if document is None:
@@ -52,23 +51,23 @@ def causes_of_run(session: Session, run_id: str) -> list[FindingOfSteps]:
         for cause in _causes_of_step(session, key, document, earlier):
             newest.setdefault(cause.name, cause)
             steps.setdefault(cause.name, []).insert(0, key.step)
-    return [of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
+    return [findings.of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
 
 
 def _causes_of_step(
     session: Session, key: events.StepKey, document: AttributionDocument, earlier: list[AttributionDocument]
-) -> list[FindingOfStep]:
+) -> list[findings.FindingOfStep]:
     """Return the causes that the step's conclusions name. Exact divergences name none, so they are not read."""
     evidence = evidence_of(document, earlier=earlier, weights_search=find_search(session, key))
     return [_finding(evidence, each) for each in attribution.conclude_attribution(evidence) if each.names_cause]
 
 
-def _finding(evidence: conclusion.AttributionEvidence, cause: conclusion.Conclusion) -> FindingOfStep:
+def _finding(evidence: conclusion.AttributionEvidence, cause: conclusion.Conclusion) -> findings.FindingOfStep:
     link = next((link for link in evidence.links if link.name == cause.link), None)
     if cause.kind != "cause" or link is None:
-        return FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
+        return findings.FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
     confidence = runs.ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
-    return FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
+    return findings.FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
 
 
 def evidence_of(

@@ -45,9 +45,8 @@ from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results import files, publishing, weights_search
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.publishing import files_of_score, newest_scores
-from foreshock_service.runs import events, measurements, run_endpoints, runs, steps
+from foreshock_service.runs import events, findings, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
-from foreshock_service.runs.findings import mark_due
 
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
@@ -270,7 +269,7 @@ def store_attribution(
         ]
         document = document_of(key, result.attribution, result, sources, now)
     put_attribution(session, key, None if document is None else to_json(document), now)
-    mark_due(session, key.run_id, "attribution")
+    findings.mark_due(session, key.run_id, "attribution")
     measurements.store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]
     )

@@ -19,8 +19,7 @@ from foreshock.rollouts import ExactBatch, RolloutBatch, parquet_files
 from foreshock.scorers import EXACT_PAIRS, ExactPair
 from foreshock_service.platform.columnar import AnswerTooLarge
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.engine import table_of
-from foreshock_service.platform.database.tables import ExactDivergence, ExactShard
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import LARGEST_STEP, ActiveOrAttempt, StepPath
 from foreshock_service.platform.problem import ProblemError, TokensPurged, stored_file
@@ -50,8 +49,8 @@ class ExactNotFound(ProblemError):
 
 EXACT = FileKind(
     name="exact",
-    shards=ExactShard,
-    published=ExactDivergence,
+    shards=tables.ExactShard,
+    published=tables.ExactDivergence,
     columns=("pair",),
     sides=("target_", "behaviour_"),
     asked=lambda job: [(pair,) for pair in job.exact_pairs],
@@ -120,7 +119,7 @@ def measures_record(measures: ExactMeasures) -> replays.ExactMeasuresRecord:
     return records.from_attributes(replays.ExactMeasuresRecord, measures, **means)
 
 
-def _record(row: ExactDivergence) -> replays.ExactRecord:
+def _record(row: tables.ExactDivergence) -> replays.ExactRecord:
     pair = EXACT_PAIRS.get(row.pair) or ExactPair(*row.pair.split("/", 1))
     measures = records.parse(replays.ExactMeasuresRecord, row.measures)
     own = {name: getattr(measures, name) for name in replays.ExactMeasuresRecord.__slots__}
@@ -128,7 +127,7 @@ def _record(row: ExactDivergence) -> replays.ExactRecord:
     return records.from_attributes(replays.ExactRecord, row, **own, **names)
 
 
-def newest_exact(session: Session, key: events.StepKey) -> list[ExactDivergence]:
+def newest_exact(session: Session, key: events.StepKey) -> list[tables.ExactDivergence]:
     """Return one row for each pair of a step, by pair."""
     return sorted(EXACT.newest_of_step(session, key, lambda row: row.pair).values(), key=lambda row: row.pair)
 
@@ -154,7 +153,7 @@ def measure_job(context: ServiceContext, principal: Principal, lease_id: str, to
     return found
 
 
-def measures_of(sent: Mapping[Key, list[ExactShard]], measured: Mapping[str, MeasuredPair]) -> dict[Key, Any]:
+def measures_of(sent: Mapping[Key, list[tables.ExactShard]], measured: Mapping[str, MeasuredPair]) -> dict[Key, Any]:
     """Return the measures of the shards of each pair. Raises ResultIncomplete if they are not the ones measured."""
     found = {}
     for key, shards in sent.items():
@@ -182,11 +181,11 @@ def remeasure_exact(context: ServiceContext, key: events.StepKey) -> str | None:
     return left
 
 
-def _replace_measures(row: ExactDivergence, measures: dict[str, Any], session: Session) -> None:
+def _replace_measures(row: tables.ExactDivergence, measures: dict[str, Any], session: Session) -> None:
     """Replace the measures of published divergences, unless another try has replaced them."""
-    names = [*(column.name for column in table_of(ExactDivergence).primary_key), "job_id", "token"]
-    same = [getattr(ExactDivergence, name) == getattr(row, name) for name in names]
-    session.execute(update(ExactDivergence).where(*same).values(measures=measures))
+    names = [*(column.name for column in engine.table_of(tables.ExactDivergence).primary_key), "job_id", "token"]
+    same = [getattr(tables.ExactDivergence, name) == getattr(row, name) for name in names]
+    session.execute(update(tables.ExactDivergence).where(*same).values(measures=measures))
 
 
 _DEFAULT_PAIR = next(iter(EXACT_PAIRS))

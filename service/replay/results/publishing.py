@@ -15,8 +15,7 @@ from fastapi import APIRouter, Path, Query, Request, Response, status
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
-from foreshock.probe_kinds import PROBE_KINDS
-from foreshock.scorers import score_name
+from foreshock import probe_kinds, scorers
 from foreshock_service.platform import parameters, security, uploads
 from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
@@ -26,24 +25,23 @@ from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToke
 from foreshock_service.replay.leases.service import find_lease, hold, is_completed
 from foreshock_service.replay.probes import environments, jobs
 from foreshock_service.replay.probes.schemas import ScorerName, VariantName
-from foreshock_service.replay.results import documents, exact
+from foreshock_service.replay.results import documents, exact, shards
 from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
-from foreshock_service.replay.results.shards import FileKind, ShardAddress, receive_shard
 from foreshock_service.runs import attempts, events
 
 router = APIRouter()
 router.include_router(exact.router)
 
 
-SCORES = FileKind(
+SCORES = shards.FileKind(
     name="scores",
     shards=ScoreShard,
     published=Score,
     columns=("scorer", "variant"),
     sides=("",),
     asked=lambda job: [(each["scorer"], each["variant"]) for each in jobs.scored_by(job)],
-    title=lambda key: score_name(*key),
+    title=lambda key: scorers.score_name(*key),
     file_name=score_file_name,
 )
 
@@ -67,8 +65,8 @@ async def put_scores(
     variant: Annotated[VariantName, Query()] = "",
 ) -> UploadReceipt:
     """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
-    address = ShardAddress(SCORES, lease, token, (scorer, variant), shard)
-    return await receive_shard(request, response, context, principal, address)
+    address = shards.ShardAddress(SCORES, lease, token, (scorer, variant), shard)
+    return await shards.receive_shard(request, response, context, principal, address)
 
 
 def newest_scores(session: Session, key: events.StepKey) -> list[Score]:
@@ -114,7 +112,7 @@ class ScoresPublished(events.StepEvent):
 
 DOCUMENTS: dict[str, documents.DocumentKind[Any]] = {}
 """The kinds of results that are documents, by the kind of their probe; `SCORES` and `EXACT` are files."""
-for each in PROBE_KINDS.values():
+for each in probe_kinds.PROBE_KINDS.values():
     if each.document:
         # The module that is named as the end of their addresses.
         module = importlib.import_module(f"{__package__}.{each.document.replace('-', '_')}")
@@ -164,6 +162,6 @@ def publish_job(
     if probe.kind in DOCUMENTS:
         DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
     # Configurations of a matrix, which the run does not have, are no part of its chain.
-    if PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
+    if probe_kinds.PROBE_KINDS[probe.kind].in_chain and SCORES.publish(session, lease, job, probe, now):
         context.events.publish(session, ScoresPublished(probe.run_id, probe.attempt, probe.step, now))
     jobs.complete(job, lease, now)
