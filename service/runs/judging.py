@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 from foreshock import errors, lint, rollouts
 from foreshock.api import records, steps
@@ -19,18 +19,6 @@ WINDOW_CHECKS = ("mismatch_after_id", "k3_per_entropy")
 """The checks that are also made over a window of steps: a padding id is sampled in few responses of a step."""
 
 _logger = logging.getLogger(__name__)
-
-
-class Evidence(Protocol):
-    """Contribution of a shard to the lint of its step: a database row, or the result of a decoder."""
-
-    @property
-    def evidence(self) -> bytes:
-        """Mergeable evidence."""
-
-    @property
-    def examples(self) -> dict[str, Any]:
-        """Examples by check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +57,7 @@ def lint_shard(batch: rollouts.RolloutBatch) -> lint.LintEvidence:
 def judge_step(
     step: int,
     attempt: int,
-    shards: Sequence[Evidence],
+    shards: Sequence[LintPart],
     entropy: float | None = None,
     model_kind: ModelKind | None = None,
 ) -> StepVerdict | None:
@@ -111,7 +99,7 @@ def judge_evidence(
 
 
 def judge_window(
-    shards: Sequence[Evidence], entropy: float | None, model_kind: ModelKind | None
+    shards: Sequence[LintPart], entropy: float | None, model_kind: ModelKind | None
 ) -> tuple[lint.LintWarning, ...]:
     """Return the findings of WINDOW_CHECKS on the shards of several steps together."""
     parts = [part.across_steps() for part in _readable(shards)]
@@ -121,7 +109,7 @@ def judge_window(
     return tuple(warning for warning in report.warnings if warning.name in WINDOW_CHECKS)
 
 
-def _readable(shards: Sequence[Evidence]) -> list[lint.LintEvidence]:
+def _readable(shards: Sequence[LintPart]) -> list[lint.LintEvidence]:
     parts = []
     for shard in shards:
         try:

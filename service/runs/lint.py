@@ -115,12 +115,10 @@ def _evidence_row(key: events.StepKey, shard: int, part: judging.LintPart) -> di
     }
 
 
-def evidence_of_step(session: Session, key: events.StepKey) -> Sequence[ShardLint]:
+def evidence_of_step(session: Session, key: events.StepKey) -> list[judging.LintPart]:
     """Return the evidence of a step's shards, in order."""
-    query = select(ShardLint).where(
-        ShardLint.run_id == key.run_id, ShardLint.attempt == key.attempt, ShardLint.step == key.step
-    )
-    return session.scalars(query.order_by(ShardLint.shard)).all()
+    query = select(ShardLint.evidence, ShardLint.examples).filter_by(**key._asdict()).order_by(ShardLint.shard)
+    return [judging.LintPart(*row) for row in session.execute(query)]
 
 
 def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVerdict, *, again: bool = False) -> None:

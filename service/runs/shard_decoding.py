@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -48,32 +48,12 @@ class FoldedStatistics:
     """Tokens, then mean k3, float64, of each bucket of probability; of TRAINER_ROLLOUT only."""
 
 
-class Part(Protocol):
-    """Contribution of a shard to one comparison: a database row, or the result of a decoder."""
-
-    @property
-    def comparison(self) -> str:
-        """`target/behaviour`, or STEP_ROW for measures that belong to no comparison."""
-
-    @property
-    def statistics_version(self) -> int:
-        """Version of both blobs."""
-
-    @property
-    def statistics(self) -> bytes:
-        """Mergeable statistics."""
-
-    @property
-    def summaries(self) -> bytes | None:
-        """Rollout summaries, a row per rollout; None if this is not a comparison of two scores."""
-
-
-def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:
+def fold_step(parts: Iterable[statistics_shards.ShardPart]) -> tuple[FoldedStatistics, ...]:
     """Return the measurements of a step from the parts of its shards, which are in the order of the shards.
 
     Parts of another version do not merge with this release's. They are left out, and the comparison counts as a sample.
     """
-    by_comparison: defaultdict[str, list[Part]] = defaultdict(list)
+    by_comparison: defaultdict[str, list[statistics_shards.ShardPart]] = defaultdict(list)
     for part in parts:
         by_comparison[part.comparison].append(part)
     folded = []
@@ -84,7 +64,7 @@ def fold_step(parts: Iterable[Part]) -> tuple[FoldedStatistics, ...]:
     return tuple(folded)
 
 
-def _fold(comparison: str, parts: Sequence[Part]) -> FoldedStatistics:
+def _fold(comparison: str, parts: Sequence[statistics_shards.ShardPart]) -> FoldedStatistics:
     if comparison == STEP_ROW:
         step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(part.statistics) for part in parts))
         return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)

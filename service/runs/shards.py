@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Select, and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons, errors
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
+from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
@@ -32,14 +34,11 @@ _OF_SHARDS = (comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT)
 _logger = logging.getLogger(__name__)
 
 
-class StoredPart(NamedTuple):
-    """What a shard contributes to one comparison of its step."""
+@dataclass(frozen=True, slots=True)
+class StoredPart(ShardPart):
+    """What the shard with this number contributes to one comparison of its step."""
 
-    shard: int
-    comparison: str
-    statistics_version: int
-    statistics: bytes
-    summaries: bytes | None
+    shard: int = 0
 
 
 def find_shard(session: Session, key: events.StepKey, shard: int) -> Shard | None:
@@ -84,11 +83,11 @@ def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart
     # Older rows of a shard that is the whole step have no statistics.
     query = (
         select(
-            own.shard,
             own.comparison,
             own.statistics_version,
             func.coalesce(own.statistics, whole.statistics, type_=own.statistics.type),
             case((own.statistics.is_(None), whole.summaries), else_=own.summaries),
+            own.shard,
         )
         .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in watch.MEASUREMENT_KEY)))
         .where(own.run_id == key.run_id, own.attempt == key.attempt, own.step == key.step)
@@ -96,7 +95,7 @@ def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart
     )
     parts = [StoredPart(*row) for row in session.execute(query)]
     columns = (whole.comparison, whole.statistics_version, whole.statistics, whole.summaries)
-    return parts or [StoredPart(0, *row) for row in session.execute(_of_whole_step(key, *columns))]
+    return parts or [StoredPart(*row) for row in session.execute(_of_whole_step(key, *columns))]
 
 
 def shard_versions(session: Session, key: events.StepKey) -> ShardVersions:
