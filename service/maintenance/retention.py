@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter, status
@@ -33,17 +33,18 @@ from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.runs.runs import get_run, lock_run, lock_run_for_background
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionRules:
-    """Tokens of the newest `last_steps` steps, of each `every_steps`-th one, and of those around alerts are kept.
+class RetentionRules(BaseModel):
+    """Tokens of the newest `last_steps` steps, of each `every_steps`-th one, and of those around alerts are kept."""
 
-    `last_steps` None: all tokens are kept. `every_steps` None: none is kept for its number. `alert_steps` before and
-    after the step of an alert are kept, and that step itself.
-    """
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    last_steps: int | None = None
-    every_steps: int | None = None
-    alert_steps: int = 2
+    last_steps: int | None = Field(
+        default=None, ge=1, le=LARGEST_STEP, description="tokens of the newest so many steps; null: of all steps"
+    )
+    every_steps: int | None = Field(default=None, ge=1, le=LARGEST_STEP, description="tokens of each such step too")
+    alert_steps: int = Field(
+        default=2, ge=0, le=10_000, description="tokens of so many steps before and after each alert too"
+    )
 
 
 def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], rules: RetentionRules) -> list[int]:
@@ -57,20 +58,6 @@ def purged_steps(steps: Iterable[int], newest: int, alerts: Iterable[int], rules
         for step in steps
         if step <= newest - last and not (every is not None and step % every == 0) and step not in near_alerts
     ]
-
-
-class RetentionRulesBody(BaseModel):
-    """Rules of retention: which steps of a run keep their tokens."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    last_steps: int | None = Field(
-        default=None, ge=1, le=LARGEST_STEP, description="tokens of the newest so many steps; null: of all steps"
-    )
-    every_steps: int | None = Field(default=None, ge=1, le=LARGEST_STEP, description="tokens of each such step too")
-    alert_steps: int = Field(
-        default=2, ge=0, le=10_000, description="tokens of so many steps before and after each alert too"
-    )
 
 
 _STEPS_AT_ONCE = 1_000
@@ -101,18 +88,23 @@ class RunReport:
 def rules_of(settings: Settings, run: tables.Run) -> RetentionRules:
     """Return the rules of a run: its own, else those of the settings."""
     if run.retention is not None:
-        return RetentionRules(**run.retention)
-    return RetentionRules(settings.retention_last_steps, settings.retention_every_steps, settings.retention_alert_steps)
+        return RetentionRules.model_construct(**run.retention)
+    # The settings have bounds of their own.
+    return RetentionRules.model_construct(
+        last_steps=settings.retention_last_steps,
+        every_steps=settings.retention_every_steps,
+        alert_steps=settings.retention_alert_steps,
+    )
 
 
 def read_rules(session: Session, settings: Settings, principal: Principal, run_id: str) -> RetentionRecord:
     """Return the rules of a run. Raises RunNotFound, RunDeleted."""
     run = get_run(session, principal, run_id)
     rules = rules_of(settings, run)
-    return RetentionRecord(**asdict(rules), source="settings" if run.retention is None else "run")
+    return RetentionRecord(**rules.model_dump(), source="settings" if run.retention is None else "run")
 
 
-def set_rules(session: Session, principal: Principal, run_id: str, rules: RetentionRulesBody | None) -> None:
+def set_rules(session: Session, principal: Principal, run_id: str, rules: RetentionRules | None) -> None:
     """Set the run's own rules, or remove them. Raises RunNotFound, RunDeleted."""
     run = lock_run(session, principal, run_id)
     before = run.retention
@@ -329,7 +321,7 @@ def read_retention(run: RunIdentifier, context: Context, principal: Reader) -> R
 
 @router.put("")
 def set_retention(
-    run: RunIdentifier, body: RetentionRulesBody, context: Context, principal: Administrator
+    run: RunIdentifier, body: RetentionRules, context: Context, principal: Administrator
 ) -> RetentionRecord:
     """Give the run rules of its own; `last_steps` null keeps all its tokens, whatever the settings say."""
     context.database.write(lambda session: set_rules(session, principal, run, body))

@@ -51,4 +51,4 @@ def test_a_purged_step_stays_purged_while_the_run_goes_on(
 
 @given(STEPS, ALERTS)
 def test_without_a_number_of_last_steps_nothing_is_purged(steps: list[int], alerts: set[int]) -> None:
-    assert purged_steps(steps, max(steps, default=0), alerts, RetentionRules(None, 7, 0)) == []
+    assert purged_steps(steps, max(steps, default=0), alerts, RetentionRules(every_steps=7, alert_steps=0)) == []
