@@ -9,16 +9,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from foreshock.api.attribution import (
-    AttributionDocument,
-    EnvironmentLinkRecord,
-    EnvironmentRecord,
-    ExactOfLinkRecord,
-    LinkRecord,
-    NoiseFloorRecord,
-    ScoreSourceRecord,
-    SideBranchRecord,
-)
+from foreshock.api import attribution as records
 from foreshock.api.records import from_attributes
 from foreshock.api.replays import ExactRecord
 from foreshock.environment import Environment
@@ -37,13 +28,13 @@ def document_of(
     key: StepKey,
     attribution: Attribution,
     result: AttributionResult,
-    scores: Sequence[ScoreSourceRecord],
+    scores: Sequence[records.ScoreSourceRecord],
     computed_at_us: int,
-) -> AttributionDocument:
+) -> records.AttributionDocument:
     """Return the document of a step."""
     of_scorer = {floor.scorer: floor.k3_kl for floor in result.floors}
     branch = attribution.side_branch
-    return AttributionDocument(
+    return records.AttributionDocument(
         run=key.run_id,
         attempt=key.attempt,
         step=key.step,
@@ -52,7 +43,7 @@ def document_of(
         links=tuple(_link(link, of_scorer) for link in attribution.links),
         whole=_link(attribution.whole, of_scorer),
         side_branch=_side_branch(branch, of_scorer) if branch is not None else None,
-        floors=tuple(from_attributes(NoiseFloorRecord, floor) for floor in result.floors),
+        floors=tuple(from_attributes(records.NoiseFloorRecord, floor) for floor in result.floors),
         cancellation=attribution.cancellation,
         telescoping_error=attribution.telescoping_error,
         tokens=attribution.tokens,
@@ -69,35 +60,37 @@ def document_of(
     )
 
 
-def environment_in(record: EnvironmentRecord) -> Environment:
+def environment_in(record: records.EnvironmentRecord) -> Environment:
     """Return the environment that a document names."""
     return from_attributes(Environment, record)
 
 
-def exact_of_link(exact: ExactRecord, scores: Sequence[ScoreSourceRecord]) -> ExactOfLinkRecord:
+def exact_of_link(exact: ExactRecord, scores: Sequence[records.ScoreSourceRecord]) -> records.ExactOfLinkRecord:
     """Return the divergences with what differs from the scores of the same names."""
     plain = {score.scorer: score.fingerprint for score in scores if not score.variant}
     differing: set[str] = set()
     for name, own in ((exact.target, exact.target_fingerprint), (exact.behaviour, exact.behaviour_fingerprint)):
         other = plain.get(name, own)
         differing |= {field for field in own.keys() | other.keys() if own.get(field) != other.get(field)}
-    return from_attributes(ExactOfLinkRecord, exact, other_settings=tuple(sorted(differing - {"batch_composition"})))
+    return from_attributes(
+        records.ExactOfLinkRecord, exact, other_settings=tuple(sorted(differing - {"batch_composition"}))
+    )
 
 
-def _link(link: Link, floors: Mapping[str, float]) -> LinkRecord:
+def _link(link: Link, floors: Mapping[str, float]) -> records.LinkRecord:
     excess = number_or_nan(excess_over_floors(link.name, link.k3_kl, floors))
-    return from_attributes(LinkRecord, link, excess_k3_kl=excess)
+    return from_attributes(records.LinkRecord, link, excess_k3_kl=excess)
 
 
-def _side_branch(branch: SideBranch, floors: Mapping[str, float]) -> SideBranchRecord:
+def _side_branch(branch: SideBranch, floors: Mapping[str, float]) -> records.SideBranchRecord:
     links = tuple(_link(link, floors) for link in branch.links)
-    return from_attributes(SideBranchRecord, branch, links=links)
+    return from_attributes(records.SideBranchRecord, branch, links=links)
 
 
-def _environment_link(measured: MeasuredEnvironmentLink) -> EnvironmentLinkRecord:
+def _environment_link(measured: MeasuredEnvironmentLink) -> records.EnvironmentLinkRecord:
     excess, low, high = measured.excess or (math.nan,) * 3
     return from_attributes(
-        EnvironmentLinkRecord,
+        records.EnvironmentLinkRecord,
         measured.link,
         scorer=measured.scorer,
         first=_environment(measured.first),
@@ -109,7 +102,7 @@ def _environment_link(measured: MeasuredEnvironmentLink) -> EnvironmentLinkRecor
     )
 
 
-def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, EnvironmentRecord | None]:
+def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, records.EnvironmentRecord | None]:
     made = {
         name: Environment.of_fingerprint(fingerprint)
         for name, fingerprint in result.run_fingerprints.items()
@@ -119,8 +112,8 @@ def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, 
     return {name: _environment(made[name]) if name in made else None for name in chain}
 
 
-def _environment(environment: Environment) -> EnvironmentRecord:
-    return from_attributes(EnvironmentRecord, environment, words=environment.describe())
+def _environment(environment: Environment) -> records.EnvironmentRecord:
+    return from_attributes(records.EnvironmentRecord, environment, words=environment.describe())
 
 
 _KEY = StepKey._fields

@@ -25,21 +25,9 @@ from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
-from foreshock_service.replay.attribution.document import (
-    document_of,
-    exact_of_link,
-    find_attribution,
-    has_attribution,
-    lock_attribution,
-    mark_stale,
-    newest_steps,
-    other_documents,
-    put_attribution,
-    settle_attribution,
-    stale_before,
-)
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
 from foreshock_service.replay.results import files, publishing, weights_search
@@ -123,7 +111,7 @@ def attribution_of_step(
     """
     run = runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    found = find_attribution(session, key)
+    found = documents.find_attribution(session, key)
     if found is None:
         raise AttributionNotFound(
             f"no scores of step {step} of attempt {key.attempt} are published: "
@@ -146,9 +134,9 @@ def attribution_of_step(
 def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
-    others = other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
+    others = documents.other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
     found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
-    exact = tuple(exact_of_link(each, document.scores) for each in found)
+    exact = tuple(documents.exact_of_link(each, document.scores) for each in found)
     search = weights_search.find_search(session, events.StepKey(run.id, document.attempt, document.step))
     evidence = evidence_of(
         document,
@@ -173,18 +161,18 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
 def newest_replayed_steps(session: Session, principal: security.Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     runs.get_run(session, principal, run_id)
-    return newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
+    return documents.newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
 
 
 def mark_attribution_stale(session: Session, published: publishing.ScoresPublished) -> None:
     """Mark the step's attribution as stale, in the transaction that publishes its scores."""
-    mark_stale(session, published.key, published.at_us)
+    documents.mark_stale(session, published.key, published.at_us)
 
 
 def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
-    if has_attribution(session, closed.key):
-        mark_stale(session, closed.key, now_us())
+    if documents.has_attribution(session, closed.key):
+        documents.mark_stale(session, closed.key, now_us())
 
 
 def attribute_published_scores(context: ServiceContext, published: publishing.ScoresPublished) -> None:
@@ -195,7 +183,7 @@ def attribute_published_scores(context: ServiceContext, published: publishing.Sc
 def compute_stale_attributions(context: ServiceContext) -> int:
     """Compute the attributions that have been stale for a while, and return their number. For the sweeper."""
     with context.database.read() as session:
-        stale = stale_before(session, now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
+        stale = documents.stale_before(session, now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
     return sum(try_to_compute(context, key) for key in stale)
 
 
@@ -206,7 +194,7 @@ def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
         return True
     except Exception:
         _logger.exception("the attribution of step %s of run %s failed; it is retried", key.step, key.run_id)
-        context.database.write(lambda session: mark_stale(session, key, now_us()))
+        context.database.write(lambda session: documents.mark_stale(session, key, now_us()))
         return False
 
 
@@ -220,7 +208,7 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
         with context.database.read() as session:
             inputs = _inputs_if_stored(context, session, key)
         if inputs is None:
-            context.database.write(lambda session: settle_attribution(session, key))
+            context.database.write(lambda session: documents.settle_attribution(session, key))
             return
         result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
@@ -255,7 +243,7 @@ def store_attribution(
     context: ServiceContext, session: Session, key: events.StepKey, version: str, result: AttributionResult
 ) -> bool:
     """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
-    lock_attribution(session, key)
+    documents.lock_attribution(session, key)
     if attribution_inputs(context, session, key).version != version:
         return False
     now = now_us()
@@ -267,8 +255,8 @@ def store_attribution(
             for score in newest_scores(session, key)
             if (score.scorer, score.variant, digests.digest_of_json(score.fingerprint)) in used
         ]
-        document = document_of(key, result.attribution, result, sources, now)
-    put_attribution(session, key, None if document is None else to_json(document), now)
+        document = documents.document_of(key, result.attribution, result, sources, now)
+    documents.put_attribution(session, key, None if document is None else to_json(document), now)
     findings.mark_due(session, key.run_id, "attribution")
     measurements.store_measurements(
         session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]

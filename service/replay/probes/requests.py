@@ -21,19 +21,6 @@ from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
 from foreshock_service.replay.probes.schemas import ProbeCreate, ScorerRequest, scorers_of_pairs
-from foreshock_service.replay.probes.service import (
-    ProbeNotPossible,
-    change_priority,
-    earlier_checkpoints,
-    find_by_request,
-    find_checkpoint,
-    is_step_near_open_alert,
-    lock_jobs,
-    newest_checkpoints,
-    pinned_rollouts,
-    selected_rollouts,
-    shown,
-)
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import removed_in_words, shards_of_step
 from foreshock_service.runs.steps import find_step
@@ -165,20 +152,20 @@ def request_probe(
     check_scorers(body)
     with context.database.read() as session:
         plan = _plan(context, session, principal, run_id, body)
-        known = find_by_request(session, run_id, plan.request_digest())
+        known = service.find_by_request(session, run_id, plan.request_digest())
         if known is not None and body.priority in (None, known.priority):
-            return shown(session, plan.run, known), False
+            return service.shown(session, plan.run, known), False
     with problem.present_file(f"a shard of step {body.step}"):
         count = context.decoders.run(count_rollouts, plan.rollouts)
     if body.kind == probe_kinds.WEIGHTS.name and not count.with_rollout_log_probs:
-        raise ProbeNotPossible(
+        raise service.ProbeNotPossible(
             f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
             "the log-probs of the engine that sampled"
         )
     fingerprints = environments.run_fingerprints(count.attributes, plan.attempt_fingerprint)
     wanted = environments.wanted_environments(body.environment, fingerprints)
     if body.environment == environments.OF_RUN and not all(each.names for each in wanted.values() if each.is_required):
-        raise ProbeNotPossible(
+        raise service.ProbeNotPossible(
             "the environment of this run is unknown: log its rollouts with the batch attributes `engine_fingerprint` "
             "and `trainer_fingerprint`, or ask for an environment by name, or for `any`"
         )
@@ -209,10 +196,12 @@ def check_scorers(body: ProbeCreate) -> None:
             suggestion = errors.did_you_mean(pair, EXACT_PAIRS)
             raise UnknownScorer(f"unknown exact pair {pair!r}{suggestion}; available pairs: {', '.join(EXACT_PAIRS)}")
     if len(set(body.scorers)) != len(body.scorers) or len(set(body.exact_pairs)) != len(body.exact_pairs):
-        raise ProbeNotPossible("a scorer is named twice: name each scorer and variant, and each exact pair, once")
+        raise service.ProbeNotPossible(
+            "a scorer is named twice: name each scorer and variant, and each exact pair, once"
+        )
     unused = set(body.options) - {asked.scorer for asked in body.scorers} - scorers_of_pairs(body.exact_pairs)
     if unused:
-        raise ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
+        raise service.ProbeNotPossible(f"options name {', '.join(sorted(unused))}, which is not among the scorers")
 
 
 def _plan(context: ServiceContext, session: Session, principal: Principal, run_id: str, body: ProbeCreate) -> _Plan:
@@ -220,35 +209,37 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
     key = attempts.resolve_step(session, run_id, body.step, body.attempt)
     step = find_step(session, key)
     if step is None:
-        raise ProbeNotPossible(f"step {key.step} of attempt {key.attempt} has no rollouts to score")
+        raise service.ProbeNotPossible(f"step {key.step} of attempt {key.attempt} has no rollouts to score")
     if step.closed_at_us is None:
-        raise ProbeNotPossible(
+        raise service.ProbeNotPossible(
             f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
         )
     if body.checkpoint_step not in (None, key.step):
-        raise ProbeNotPossible(
+        raise service.ProbeNotPossible(
             f"an exact probe of step {key.step} needs the weights that sampled it, got "
             f"checkpoint_step={body.checkpoint_step}; leave checkpoint_step out"
         )
-    checkpoint = find_checkpoint(session, *key)
+    checkpoint = service.find_checkpoint(session, *key)
     if checkpoint is None:
-        newest = newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
-        raise ProbeNotPossible(
+        newest = service.newest_checkpoints(session, key.run_id, key.attempt, _NAMED_CHECKPOINTS)
+        raise service.ProbeNotPossible(
             f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
             "announces saved weights with log_checkpoint(step, root=…, path=…)"
         )
     if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
-        raise ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
+        raise service.ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
     shards = shards_of_step(session, key)
     present = [shard for shard in shards if shard.tokens_removed is None]
     if not present:
-        raise ProbeNotPossible(f"step {key.step} cannot be replayed: {removed_in_words(shards[0].tokens_removed)}")
+        raise service.ProbeNotPossible(
+            f"step {key.step} cannot be replayed: {removed_in_words(shards[0].tokens_removed)}"
+        )
     return _Plan(
         run=run,
         attempt=key.attempt,
         body=body,
-        selection=[selected_rollouts(shard) for shard in present],
-        rollouts=pinned_rollouts(context, present, body.max_rollouts),
+        selection=[service.selected_rollouts(shard) for shard in present],
+        rollouts=service.pinned_rollouts(context, present, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
@@ -265,10 +256,10 @@ def _announced(steps: Sequence[int]) -> str:
 def _candidates(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
     now = now_us()
-    earlier = earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)
+    earlier = service.earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)
     present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
     if not present:
-        raise ProbeNotPossible(
+        raise service.ProbeNotPossible(
             f"no checkpoint of a step before {key.step} is announced, or all have expired: a weights search replays "
             "the step with the weights of earlier announced steps"
         )
@@ -311,14 +302,16 @@ def _insert(
         "created_at_us": now,
     }
     created = insert_if_absent(session, probes.Probe, row)
-    probe = find_by_request(session, plan.run.id, request_digest)
+    probe = service.find_by_request(session, plan.run.id, request_digest)
     assert probe is not None
     if created:
         live = workers.live_workers(session, plan.run.project, now)
-        near = is_step_near_open_alert(session, plan.run.id, body.step)
+        near = service.is_step_near_open_alert(session, plan.run.id, body.step)
         priority = body.priority or (jobs.Priority.URGENT if near else jobs.Priority.NORMAL)
         session.add_all(jobs.new_jobs(probe, plan.scorers, live, now, wanted, plan.exact_pairs, priority))
         session.flush()
     elif body.priority not in (None, probe.priority):
-        change_priority(session, principal, plan.run, probe, lock_jobs(session, probe.id), body.priority)
-    return shown(session, plan.run, probe), created
+        service.change_priority(
+            session, principal, plan.run, probe, service.lock_jobs(session, probe.id), body.priority
+        )
+    return service.shown(session, plan.run, probe), created

@@ -15,16 +15,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
 from foreshock_service.platform.security import Principal
-from foreshock_service.replay.probes.jobs import (
-    ENDED,
-    JobState,
-    Priority,
-    cancel,
-    requeue,
-    set_priority,
-    state_of_probe,
-    waiting_reason,
-)
+from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
 from foreshock_service.replay.probes.workers import live_workers
@@ -117,15 +108,15 @@ def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeR
     """
     probe, run = get_probe(session, principal, probe_id)
     jobs = lock_jobs(session, probe_id)
-    if not all(JobState(job.state) in ENDED for job in jobs):
+    if not all(transitions.JobState(job.state) in transitions.ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")
     key = events.StepKey(probe.run_id, probe.attempt, probe.step)
     if [selected_rollouts(shard) for shard in shards_with_tokens(session, key)] != probe.selection:
         raise ProbeNotPossible("rollouts of its step were deleted or arrived since: request a new probe")
     now = database_now_us(session)
     for job in jobs:
-        if job.state != JobState.DONE:
-            requeue(job, now)
+        if job.state != transitions.JobState.DONE:
+            transitions.requeue(job, now)
     session.flush()
     return shown(session, run, probe)
 
@@ -140,15 +131,15 @@ def lock_jobs(session: Session, probe_id: str) -> list[ProbeJob]:
 
 
 def end_jobs(
-    session: Session, jobs: Iterable[ProbeJob], reason: str, state: JobState = JobState.SKIPPED
+    session: Session, jobs: Iterable[ProbeJob], reason: str, state: transitions.JobState = transitions.JobState.SKIPPED
 ) -> list[ProbeJob]:
     """End the locked jobs that have not ended, fence their holders off, and return these jobs."""
-    unfinished = [job for job in jobs if JobState(job.state) not in ENDED]
+    unfinished = [job for job in jobs if transitions.JobState(job.state) not in transitions.ENDED]
     held = [job.lease_id for job in unfinished if job.lease_id is not None]
     leases = {lease.id: lease for lease in session.scalars(select(Lease).where(Lease.id.in_(held)))} if held else {}
     now = database_now_us(session)
     for job in unfinished:
-        cancel(job, leases.get(job.lease_id or ""), state, reason, now)
+        transitions.cancel(job, leases.get(job.lease_id or ""), state, reason, now)
     session.flush()
     return unfinished
 
@@ -192,10 +183,10 @@ def _read(session: Session, probes: Sequence[tuple[Probe, str]]) -> list[ProbeRe
     waiting: dict[str, str | None] = {}
     for probe, project in probes:
         for job in jobs[probe.id]:
-            if job.state == JobState.QUEUED:
+            if job.state == transitions.JobState.QUEUED:
                 if project not in live:
                     live[project] = live_workers(session, project, database_now_us(session))
-                waiting[job.id] = waiting_reason(job, live[project])
+                waiting[job.id] = transitions.waiting_reason(job, live[project])
     return [probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
 
 
@@ -204,13 +195,18 @@ def _key_of(probe: ProbeRecord) -> parameters.CursorKey:
 
 
 def change_priority(
-    session: Session, principal: Principal, run: Run, probe: Probe, jobs: Iterable[ProbeJob], priority: Priority
+    session: Session,
+    principal: Principal,
+    run: Run,
+    probe: Probe,
+    jobs: Iterable[ProbeJob],
+    priority: transitions.Priority,
 ) -> None:
     """Set the priority that an equal, later request asks for; running and ended jobs keep their place."""
     before, probe.priority = probe.priority, priority
     for job in jobs:
-        if job.state == JobState.QUEUED:
-            set_priority(job, priority)
+        if job.state == transitions.JobState.QUEUED:
+            transitions.set_priority(job, priority)
     audit.record(
         session, principal, "probe.priority", probe.id, project=run.project, run_id=run.id,
         before={"priority": before}, after={"priority": priority},
@@ -229,7 +225,7 @@ def raise_jobs_near_alerts(context: ServiceContext) -> int:
 def _raise(session: Session) -> int:
     jobs = jobs_to_raise(session, _RAISED_AT_ONCE, locked=True)
     for job in jobs:
-        set_priority(job, Priority.URGENT)
+        transitions.set_priority(job, transitions.Priority.URGENT)
     session.flush()
     return len(jobs)
 
@@ -241,7 +237,7 @@ def cancel_probe(session: Session, principal: Principal, probe_id: str) -> Probe
     """
     probe, run = get_probe(session, principal, probe_id)
     jobs = lock_jobs(session, probe_id)
-    state, _ = state_of_probe(jobs)
+    state, _ = transitions.state_of_probe(jobs)
     cancelled = end_jobs(session, jobs, CANCELLED)
     if cancelled:
         audit.record(
@@ -266,7 +262,7 @@ def cancel_jobs_of_step(session: Session, key: events.StepKey, reason: str) -> N
 
 def _cancel(session: Session, of_probes: ColumnElement[bool], reason: str) -> None:
     query = select(ProbeJob).join(Probe, Probe.id == ProbeJob.probe_id)
-    query = query.where(of_probes, ProbeJob.state.not_in(sorted(ENDED))).order_by(ProbeJob.id)
+    query = query.where(of_probes, ProbeJob.state.not_in(sorted(transitions.ENDED))).order_by(ProbeJob.id)
     end_jobs(session, session.scalars(query.with_for_update(of=ProbeJob)).all(), reason)
 
 
@@ -316,8 +312,8 @@ def jobs_to_raise(session: Session, limit: int, *, locked: bool = False) -> Sequ
         select(ProbeJob)
         .join(Probe)
         .where(
-            ProbeJob.state == JobState.QUEUED,
-            ProbeJob.priority != Priority.URGENT,
+            ProbeJob.state == transitions.JobState.QUEUED,
+            ProbeJob.priority != transitions.Priority.URGENT,
             Probe.priority.is_(None),
             is_near_open_alert(Probe.run_id, Probe.step),
         )
