@@ -3,8 +3,6 @@
 `create_app(settings)` opens the database and the token store but migrates nothing; `foreshock serve` does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator

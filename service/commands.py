@@ -1,7 +1,5 @@
 """The commands of the service: `foreshock serve`, `upgrade`, `keys`, `notify`, `remeasure` and `retention`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Start the service: check the settings, migrate the database, then run uvicorn."""
 
-from __future__ import annotations
-
 import errno
 import math
 import resource

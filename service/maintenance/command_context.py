@@ -1,7 +1,5 @@
 """What commands need on the data of a service that exists: its parts, and runs as an operator names them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

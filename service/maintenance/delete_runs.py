@@ -5,8 +5,6 @@ files that a row names are given up in the transaction that deletes it, so an in
 them, and the next round continues. The run's own row stays: it is the tombstone.
 """
 
-from __future__ import annotations
-
 import getpass
 import logging
 import time

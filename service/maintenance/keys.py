@@ -1,7 +1,5 @@
 """Actions of `foreshock keys`, on the database that the settings name."""
 
-from __future__ import annotations
-
 import getpass
 import sys
 from collections.abc import Iterator, Sequence

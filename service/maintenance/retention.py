@@ -4,8 +4,6 @@ A step is purged in one short transaction that checks again that nothing waits f
 after the grace. So it may run beside the service, twice at once, and may be interrupted.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Runs in a decoder process, without a database.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence

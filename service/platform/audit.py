@@ -3,8 +3,6 @@
 Callers pass names and states, never secrets or rollouts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast

@@ -5,8 +5,6 @@ subscription; what it writes is committed with the publisher's work, and an erro
 is done by a handler of the second kind, which runs after the commit (`after_commit` in `database/session.py`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

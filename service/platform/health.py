@@ -1,7 +1,5 @@
 """HTTP: `/livez` for liveness, `/readyz` for readiness to take an upload, `/v1/service` for operators; its figures."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -3,8 +3,6 @@
 Of several processes on PostgreSQL one does the shared jobs at a time; SQLite has one process.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

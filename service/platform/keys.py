@@ -1,7 +1,5 @@
 """API keys: what they are, their scopes, their limits and their last use. Only the hash of a key is stored."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

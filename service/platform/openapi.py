@@ -5,8 +5,6 @@ by the endpoint, by its dependencies, or by a function or class of the service t
 objects are followed for the parts of the context (`context.decoders.run`); events are not followed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """Parameters, shared field types, pages of lists and entity tags of requests."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

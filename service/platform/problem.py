@@ -6,8 +6,6 @@ the library's `InvalidRolloutsError` and `LimitExceededError`, and failures of s
 those answers say when to send the same bytes again.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Life of a process of the service: its stop, its end with its parent, and its garbage collection."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

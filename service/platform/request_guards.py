@@ -4,8 +4,6 @@ A body is counted as it is received and never stored here. `Content-Encoding: gz
 piece under a cap. A body that stops coming, or trickles, is refused with 408 and its connection closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 If no key was ever made, the service binds loopback only and every request is an unbound principal with all scopes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

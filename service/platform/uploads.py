@@ -4,8 +4,6 @@ Uploads have threads of their own, so that other requests are served while uploa
 the bound is refused before its body is read, and the client sends it again later.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """The configuration matrix of a step: its cells are probes of the kind `matrix`, measured when they are read."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

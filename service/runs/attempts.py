@@ -4,8 +4,6 @@ A step is active in the newest attempt whose `resume_step` ≤ step. Steps of ol
 they are kept and not shown by default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple

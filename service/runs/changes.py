@@ -4,8 +4,6 @@ Changes of the setup are derived when they are asked for, so that the order in w
 A run that names one setup only, which is the common case, costs one query.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Checkpoints that a run announces: the places from which workers load weights."""
 
-from __future__ import annotations
-
 from pathlib import PurePosixPath
 from typing import Annotated
 

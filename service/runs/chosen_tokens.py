@@ -8,8 +8,6 @@ For a sample a few files are opened, whole row groups of them are read in a rand
 and tokens are drawn from those. Drawing from all tokens would read every file of the step.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ re-folds a closed step in the same way. If the process dies before the fold is s
 `steps.received_shards`, and the sweeper closes the step.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from dataclasses import dataclass

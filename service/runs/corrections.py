@@ -3,8 +3,6 @@
 They are evaluated on stored statistics and rollout summaries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

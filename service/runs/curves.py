@@ -1,7 +1,5 @@
 """HTTP: measures, curves over steps, and buckets of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """The stored diagnosis of each run: written by `service/watch/diagnosis.py`, rendered by everything else."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import cast
 

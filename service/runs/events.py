@@ -1,7 +1,5 @@
 """Events of a run that other parts handle, and the key of a step. Events are published with the run locked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

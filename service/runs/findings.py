@@ -5,8 +5,6 @@ shard, a measurement made again, a resume) marks the run's source as due, and a 
 writer, and stores it if no step changed meanwhile.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The catalogue row is the commit point. A crash before it leaves at most a file t
 counts, and the sweeper closes the step if the request did not. Every part can be repeated safely.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple

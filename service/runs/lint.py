@@ -1,7 +1,5 @@
 """Lint of stored rollouts: evidence for each shard, a verdict for each closed step, a summary for each run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

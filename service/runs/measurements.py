@@ -1,7 +1,5 @@
 """Measurements: all measures of one comparison at one step, stored when the step closes or is scored."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import defaultdict

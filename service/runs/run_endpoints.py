@@ -1,7 +1,5 @@
 """HTTP: runs, and how a path names one."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response, status

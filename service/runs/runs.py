@@ -1,7 +1,5 @@
 """Runs: get or create, list, change, delete (a tombstone stays)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, cast
 

@@ -3,8 +3,6 @@
 Scalars that arrive after their step closed publish ScalarsChanged, those of a run without rollouts ScalarsLogged.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

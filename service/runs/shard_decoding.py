@@ -1,7 +1,5 @@
 """Decode, check and measure shards, and fold the statistics of a step's shards. Independent of the database."""
 
-from __future__ import annotations
-
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

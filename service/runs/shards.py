@@ -4,8 +4,6 @@ Statistics of two versions never merge, so the shards of a step must agree befor
 concerns the one step that was open then, or one that a late shard reaches; `foreshock remeasure` is for all others.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

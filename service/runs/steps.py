@@ -1,7 +1,5 @@
 """Steps: opened by their first shard, counted, listed, and what the answers about a step rest on."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar

@@ -3,8 +3,6 @@
 They follow from the step's stored statistics and summaries, and from the gradient scalars that its trainer logged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Single tokens from the store: the worst of a step, or one rollout with its tokens or with all that was logged."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated

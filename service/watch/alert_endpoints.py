@@ -1,7 +1,5 @@
 """HTTP: alerts."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Response

@@ -2,8 +2,6 @@
 
 New ones open, cleared ones resolve, those that no longer fire are retracted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast

@@ -6,8 +6,6 @@ Those of split ranks and missing shards are at the first step concerned and say 
 same in any order of arrival.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy.orm import Session

@@ -4,8 +4,6 @@ A transaction notes which runs it changes, and computes each once, last. Three c
 waits for shards, a run of a database without diagnoses, and another judge; a periodic job looks for these.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Twice a second one query reads the versions of all runs that somebody of this pr
 process is heard within half a second, and its cost does not grow with the number of changes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

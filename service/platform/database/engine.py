@@ -1,7 +1,5 @@
 """Engines for SQLite (WAL, explicit BEGIN) and PostgreSQL (psycopg 3), and SQL that differs between them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -11,8 +11,6 @@ Until release 0.1 the first migration (0040) is changed instead. Databases of th
 converted by `migrations/earlier_schemas.py`, whose docstring says what to add there.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -4,8 +4,6 @@ On SQLite one thread writes: it runs the queued units of work and commits those 
 result after the commit, so the result is durable. `after_commit` is the one place for what follows a commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import queue

@@ -5,8 +5,6 @@ a decoder dies (out of memory, out of time, a crash in native code), its body is
 that dies too, the body is the cause, and is refused. What arrives meanwhile is decoded by the others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing

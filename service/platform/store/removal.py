@@ -9,8 +9,6 @@ row is committed. The sweep looks for the mark before it reads the catalogue, so
 covers other processes. Files with other names than the service makes are never removed.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -12,8 +12,6 @@ names are made of the server's ids, integers and the body's digest:
 row names stays one until it is removed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -3,8 +3,6 @@
 Nothing is counted in memory: every process exports the same, a restart resets nothing, and finished runs disappear.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

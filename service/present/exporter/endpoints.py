@@ -1,7 +1,5 @@
 """HTTP: /metrics, in the format that the scraper asks for (Prometheus text, or OpenMetrics)."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics

@@ -4,8 +4,6 @@ Labels are bounded: run, comparison, bucket, link, accelerator, rule and severit
 is never a label; the newest step is a value (`foreshock_step`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

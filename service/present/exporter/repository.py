@@ -1,7 +1,5 @@
 """The exporter's queries: a constant number for any number of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 

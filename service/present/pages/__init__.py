@@ -3,5 +3,3 @@
 The path of a figure: `presenters/` reads the services of other nouns, `figures/` turns their answers into a Plotly
 specification, `endpoints` sends it as JSON, `static/figures.js` draws it in the colours of the reader's theme.
 """
-
-from __future__ import annotations

@@ -1,7 +1,5 @@
 """HTTP: the pages, the parts that are fetched after them, forms, and static files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal
 

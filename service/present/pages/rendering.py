@@ -1,7 +1,5 @@
 """Pages from templates: formats of numbers, static files, texts of tokens."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """HTTP: the page of a run's rules and its forms, with the scopes of `PUT /v1/runs/{run}/rules`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Request, Response

@@ -1,7 +1,5 @@
 """Sessions of the pages: made from an API key at /login; on loopback none is needed while there are no keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """What the templates of runs and rules show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The evidence for conclusions from stored attributions, and the causes that the attributions of a run name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

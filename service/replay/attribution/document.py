@@ -1,7 +1,5 @@
 """The stored document of an attribution: made from the result of a computation, stored, and read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

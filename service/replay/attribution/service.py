@@ -5,8 +5,6 @@ it after that commit; the sweeper computes whatever is still stale later, after 
 Reading computes the conclusions, from what is stored, and nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence

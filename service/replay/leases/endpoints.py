@@ -3,8 +3,6 @@
 `foreshock_service.replay.results` has the requests that send results and complete the job.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Annotated, Literal

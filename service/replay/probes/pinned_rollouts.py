@@ -3,8 +3,6 @@
 These functions decode token files; they run in a decoder process.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The policy of a run's automatic probes, and the probes that it asks for, until the run's budget is spent."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

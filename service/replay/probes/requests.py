@@ -1,7 +1,5 @@
 """HTTP of probes, and requests for them: check one, plan it, and create its probe or find the equal one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The body of a request for a probe, and probes as they are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 

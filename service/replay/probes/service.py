@@ -1,7 +1,5 @@
 """Probes: read them, retry and cancel one, set priorities, end the jobs whose rollouts were removed."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Times are the database's, in microseconds.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 

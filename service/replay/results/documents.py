@@ -4,8 +4,6 @@ Documents of all kinds are rows of one table. Sent again, a document replaces it
 the end of its addresses (`ProbeKind.document`), with a `KIND` and a `router` of its two routes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """Exact divergences: measured before the transaction that publishes them, read by step and by token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ of the run, of equal ones the newest; the others are compared with them.
 These functions know no database; they run in a decoder process too.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

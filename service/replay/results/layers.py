@@ -1,7 +1,5 @@
 """Comparisons by layer: where in the network two scorers depart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 Scores are the log-probs that a worker gave to a job's rollouts.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Comparisons of the routed experts of two scorers of a mixture of experts."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Annotated, Any, Self
 

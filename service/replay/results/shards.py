@@ -5,8 +5,6 @@ try never mix with those of the next one. Each rollout of a result is in one sha
 sees the shards that are stored when it begins; if another one is committed meanwhile, the check is repeated with it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Weights searches: which announced weights, or parts of them, give the logged log-probs."""
 
-from __future__ import annotations
-
 import re
 
 from fastapi import APIRouter, status

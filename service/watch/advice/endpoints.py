@@ -1,7 +1,5 @@
 """HTTP: advice on the learning rate."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response, status

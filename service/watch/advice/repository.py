@@ -1,7 +1,5 @@
 """Queries on decisions, acknowledgements and the progress of trainers."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from sqlalchemy import bindparam, func, select

@@ -1,7 +1,5 @@
 """Schemas of the advice."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field

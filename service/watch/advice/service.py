@@ -4,8 +4,6 @@ Decisions after detection, a resume or a change of mode run in the publisher's t
 revisions are consecutive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

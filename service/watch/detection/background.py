@@ -4,8 +4,6 @@ The history is read and derived outside the writer, and one short transaction st
 changed meanwhile are taken in: the derivation goes back to before the first that changed, and on over the new ones.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

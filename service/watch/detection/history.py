@@ -5,8 +5,6 @@ has a scalar that is watched closes when a later step of its attempt has one, wh
 grace time (`scalar_tails.py`). So which steps are closed, and their values, do not depend on the order of arrival.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

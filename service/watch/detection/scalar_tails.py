@@ -1,7 +1,5 @@
 """The newest step of a run without rollouts: what is derived when scalars arrive, and when the step closes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from sqlalchemy import or_, select

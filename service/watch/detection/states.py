@@ -5,8 +5,6 @@ Kept are the newest states, since scalars come just after their step and scores 
 every block of steps, so that late data of any step derives few steps before it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple

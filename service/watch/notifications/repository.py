@@ -1,7 +1,5 @@
 """Queries on the outbox. All times are the database's, since several processes send from one outbox."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The bodies of notifications (generic JSON, Slack, Alertmanager's `POST /api/v2/alerts`), and how they are sent."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -5,8 +5,6 @@ history that have ended by then are not sent, and the service may have been away
 message is leased while it is sent. A process that dies in between sends it again after the lease.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 

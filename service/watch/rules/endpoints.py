@@ -1,7 +1,5 @@
 """HTTP: rules."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from fastapi import APIRouter, Query

@@ -4,8 +4,6 @@ A change is a file of rules (`foreshock.diagnosis.rule_files`) over the default 
 step the newest version holds whose first step it is not before. The detectors are derived again with a new version, so
 alerts change; the advice is a log of decisions, so the learning rate never rises by it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Base of all tables, column types that both databases have, identifiers of rows, and the tables of the platform."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

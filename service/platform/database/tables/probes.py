@@ -1,7 +1,5 @@
 """Probes, their jobs and leases, their results, the known workers, and policies of automatic probes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint

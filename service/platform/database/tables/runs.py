@@ -1,7 +1,5 @@
 """Runs, attempts and their setups, steps and the catalogue of their shards, checkpoints, and what was deleted."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text

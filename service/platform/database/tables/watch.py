@@ -1,7 +1,5 @@
 """Tables of measurements, scalars and lint, and of alerts, diagnoses, advice and notifications."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (

@@ -1,7 +1,5 @@
 """Figures of one step: the links of the chain, and single tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Figures of the mismatch by bucket, for a step and as a heat map over steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

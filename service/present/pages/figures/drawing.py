@@ -1,7 +1,5 @@
 """Specifications of Plotly figures: axes, traces, panels, sparklines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Figures of the mismatch over steps, of one run and of several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Figures over steps that are no mismatch: lengths, the learning rate, marks of changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,3 +1,1 @@
 """Presenters: they read the services of other nouns and return view models. No query is here."""
-
-from __future__ import annotations

@@ -1,7 +1,5 @@
 """Alerts, announced changes and their marks in curves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Tables of a step: the links of its chain, measures, corrections."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

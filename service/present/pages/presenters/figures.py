@@ -1,7 +1,5 @@
 """The figures of a run and of a step: their names, order and data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """The page of a rollout, and the figures of single tokens."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

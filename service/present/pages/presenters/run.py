@@ -1,7 +1,5 @@
 """The page of a run: its diagnosis as it is stored, and its first figures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

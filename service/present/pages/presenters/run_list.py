@@ -1,7 +1,5 @@
 """The list of runs, the comparison of runs, and hardware."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The presenter of the service's own health: every number of `GET /v1/service`, with what it means and its source."""
 
-from __future__ import annotations
-
 from foreshock.api.service import BacklogRecord, ServiceJobRecord, ServiceRecord, SpaceRecord, StorageRecord
 from foreshock_service.present.pages.rendering import DASH, count, moment
 from foreshock_service.present.pages.view_models import JobRow, Label, ServiceFigure, ServiceGroup, ServicePage, Tone

@@ -1,7 +1,5 @@
 """The page of a step, the list of steps, what the lint and a weights search found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The database as one page's presenters see it, and the rows of the wide table as curves over steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
