@@ -35,6 +35,8 @@ _DUPLICATE: dict[int | str, dict[str, Any]] = {
 }
 ShardPath = Annotated[int, Path(ge=0, le=LARGEST_STEP)]
 Shards = Annotated[int, Query(ge=1, le=LARGEST_STEP, description="number of shards of the whole step")]
+# The name of the route of shards that are sent as statistics.
+_OF_STATISTICS = "put_statistics"
 _logger = logging.getLogger(__name__)
 
 
@@ -62,6 +64,16 @@ class _Stored(NamedTuple):
 
 
 @router.put("/rollouts/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=PARQUET_BODY)
+@router.put(
+    "/statistics/{shard}",
+    name=_OF_STATISTICS,
+    description="Store one shard as statistics over all its tokens, with some of its rollouts in full; answers as for "
+    "rollouts.\n\nThe body is made by `foreshock.statistics_shards`. A step may have shards of both kinds; one shard "
+    "is of one kind.",
+    status_code=status.HTTP_201_CREATED,
+    responses=_DUPLICATE,
+    openapi_extra=STATISTICS_BODY,
+)
 async def put_shard(
     run: run_endpoints.RunIdentifier,
     step: StepPath,
@@ -74,38 +86,11 @@ async def put_shard(
     shards: Shards = 1,
 ) -> ShardReceipt:
     """Store one shard of a step's rollouts: 201 if it is new, 200 for the same bytes again, 409 for other bytes."""
-    address = ShardAddress(events.StepKey(run, attempt, step), shard, shards)
-    return await _receive(request, response, context, principal, address)
-
-
-@router.put(
-    "/statistics/{shard}", status_code=status.HTTP_201_CREATED, responses=_DUPLICATE, openapi_extra=STATISTICS_BODY
-)
-async def put_statistics(
-    run: run_endpoints.RunIdentifier,
-    step: StepPath,
-    shard: ShardPath,
-    request: Request,
-    context: Context,
-    principal: Ingester,
-    response: Response,
-    attempt: AttemptQuery = 1,
-    shards: Shards = 1,
-) -> ShardReceipt:
-    """Store one shard as statistics over all its tokens, with some of its rollouts in full; answers as for rollouts.
-
-    The body is made by `foreshock.statistics_shards`. A step may have shards of both kinds; one shard is of one kind.
-    """
-    address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics=True)
-    return await _receive(request, response, context, principal, address)
-
-
-async def _receive(
-    request: Request, response: Response, context: ServiceContext, principal: Principal, address: ShardAddress
-) -> ShardReceipt:
-    expected = STATISTICS_MEDIA_TYPE if address.as_statistics else PARQUET_MEDIA_TYPE
+    as_statistics = request.scope["route"].name == _OF_STATISTICS
+    address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics)
     # Before the body: a refused upload is not received.
     await run_in_threadpool(check_address, context, principal, address)
+    expected = STATISTICS_MEDIA_TYPE if as_statistics else PARQUET_MEDIA_TYPE
     async with received_upload(request, context, expected) as upload:
         receipt = await context.uploads.run(ingest_shard, context, principal, address, upload)
     if receipt.status == "duplicate":

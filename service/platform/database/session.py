@@ -116,21 +116,19 @@ class Database:
         begin = time.perf_counter()
         try:
             with span("database.write"):
-                result, session = self._write(work)
+                if self._writer is not None:
+                    result, session = self._writer.run(work)
+                else:
+                    result, session = retry(
+                        lambda: self._write_directly(work),
+                        Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
+                        is_retryable=is_retryable,
+                        max_attempts=_MAX_ATTEMPTS,
+                    )
         finally:
             self.write_seconds.append(time.perf_counter() - begin)
         _run_callbacks(session)
         return result
-
-    def _write(self, work: Callable[[Session], Result]) -> tuple[Result, Session]:
-        if self._writer is not None:
-            return self._writer.run(work)
-        return retry(
-            lambda: self._write_directly(work),
-            Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS),
-            is_retryable=is_retryable,
-            max_attempts=_MAX_ATTEMPTS,
-        )
 
     def ping(self) -> None:
         """Raise unless the database answers."""
@@ -208,13 +206,6 @@ class _Unit:
     error: Exception | None = None
     session: Session | None = None
 
-    def settle(self) -> None:
-        """Let the caller go on, with the error if there is one."""
-        if self.error is not None:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(None)
-
 
 class GroupCommitWriter:
     """The one writer of SQLite; `run` may be called from any thread but the writer's own.
@@ -281,7 +272,10 @@ class GroupCommitWriter:
             for unit in batch:
                 unit.error = unit.error or error
         for unit in batch:
-            unit.settle()
+            if unit.error is not None:
+                unit.future.set_exception(unit.error)
+            else:
+                unit.future.set_result(None)
 
     def _run_alone(self, unit: _Unit) -> None:
         # Without a savepoint: the transaction is the unit's own.
