@@ -29,7 +29,7 @@ from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
 from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.platform.uploads import UploadPlaces
-from foreshock_service.present.exporter import endpoints as exporter
+from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.replay import matrix
 from foreshock_service.replay.attribution import conclusions

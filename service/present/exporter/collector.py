@@ -1,27 +1,167 @@
-"""One scrape: a constant number of queries as Prometheus samples.
+"""The exporter: `/metrics`, a constant number of queries as Prometheus samples.
 
-Nothing is counted in memory: every process exports the same, a restart resets nothing, and finished runs disappear.
+Nothing is counted in memory: every process exports the same, a restart resets nothing, and finished runs disappear. The
+format is the one that the scraper asks for (Prometheus text, or OpenMetrics).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from sqlalchemy import ColumnElement, and_, func, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
-from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform import columnar, health, security
+from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import Run, probes
-from foreshock_service.present.exporter import families, repository
+from foreshock_service.platform.database.tables import (
+    AdviceAcknowledgement,
+    Alert,
+    Attempt,
+    Attribution,
+    Lease,
+    NewestMeasurement,
+    Probe,
+    ProbeJob,
+    Run,
+    Step,
+    measurements,
+    probes,
+)
+from foreshock_service.present.exporter import families
 from foreshock_service.present.exporter.families import Scrape, label_text
+from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import count_live_workers
 from foreshock_service.runs.diagnoses import verdicts_of_runs
 from foreshock_service.watch.advice.service import states_of_runs
+
+# Shown for jobs that any worker may do.
+ANY_ACCELERATOR = "any"
+
+
+def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
+    """Return the number of runs in each state."""
+    query = select(Run.state, func.count()).where(_visible(project)).group_by(Run.state)
+    return dict(session.execute(query).all())
+
+
+def active_runs(session: Session, project: str | None, limit: int) -> Sequence[Run]:
+    """Return up to `limit` running runs, those with the newest data first."""
+    newest = func.coalesce(Run.last_shard_at_us, Run.created_at_us)
+    query = select(Run).where(_visible(project), Run.state == "running").order_by(newest.desc(), Run.id)
+    return session.scalars(query.limit(limit)).all()
+
+
+def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, int, int, int]]:
+    """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
+    newest = NewestMeasurement
+    same = and_(Step.run_id == newest.run_id, Step.attempt == newest.attempt, Step.step == newest.step)
+    query = select(Step.run_id, Step.step, Step.received_shards, Step.expected_shards).select_from(newest)
+    return session.execute(
+        query.join(Step, same).where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)
+    ).all()
+
+
+def newest_measurements(session: Session, run_ids: Collection[str], columns: Sequence[str]) -> Sequence[Any]:
+    """Return (run_id, comparison, buckets, some columns of the wide table) of the newest step of each comparison.
+
+    Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
+    """
+    table, newest = measurements.c, NewestMeasurement
+    same = and_(
+        table.run_id == newest.run_id,
+        table.attempt == newest.attempt,
+        table.step == newest.step,
+        table.comparison == newest.comparison,
+    )
+    query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
+    query = query.select_from(newest).join(measurements, same).where(newest.run_id.in_(run_ids))
+    return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
+
+
+def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, Attribution]:
+    """Return the newest attribution of each run that was computed."""
+    computed = Attribution.computed_at_us.is_not(None)
+    newest = (
+        select(Attribution.run_id, Attribution.attempt, func.max(Attribution.step).label("step"))
+        .where(Attribution.run_id.in_(run_ids), computed)
+        .group_by(Attribution.run_id, Attribution.attempt)
+        .subquery()
+    )
+    same = and_(
+        Attribution.run_id == newest.c.run_id,
+        Attribution.attempt == newest.c.attempt,
+        Attribution.step == newest.c.step,
+    )
+    query = select(Attribution).join(newest, same).order_by(Attribution.attempt)
+    return {each.run_id: each for each in session.scalars(query)}
+
+
+def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
+    """Return (run, rule, severity, number) of the open alerts."""
+    of_alert = (Alert.run_id, Alert.rule, Alert.severity)
+    query = select(*of_alert, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
+    return session.execute(query.group_by(*of_alert)).all()
+
+
+def runs_with_open_rule(session: Session, run_ids: Collection[str], rule: str) -> frozenset[str]:
+    """Return those of the runs that have an open or acknowledged alert of this rule."""
+    standing = Alert.state.in_(("open", "acknowledged"))
+    return frozenset(
+        session.scalars(select(Alert.run_id).where(Alert.run_id.in_(run_ids), Alert.rule == rule, standing))
+    )
+
+
+def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, AdviceAcknowledgement]:
+    """Return the newest acknowledgement of each run's trainer."""
+    table = AdviceAcknowledgement
+    newest = select(table.step).where(table.run_id == Attempt.run_id, table.attempt == Attempt.attempt)
+    newest = newest.order_by(table.step.desc()).limit(1).correlate(Attempt)
+    same = and_(
+        table.run_id == Attempt.run_id, table.attempt == Attempt.attempt, table.step == newest.scalar_subquery()
+    )
+    query = select(table).select_from(Attempt).join(table, same).where(Attempt.run_id.in_(run_ids))
+    return {each.run_id: each for each in session.scalars(query.order_by(Attempt.attempt))}
+
+
+def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
+    """Return (accelerator, state, number, when the oldest was queued) of probe jobs; deleted runs are left out."""
+    accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
+    query = (
+        select(accelerator, ProbeJob.state, func.count(), func.min(ProbeJob.queued_at_us))
+        .join(Probe)
+        .join(Run, Run.id == Probe.run_id)
+        .where(_visible(project))
+        .group_by(accelerator, ProbeJob.state)
+    )
+    return session.execute(query).all()
+
+
+def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
+    """Return the number of tries that failed or whose lease expired, by the accelerator of the worker."""
+    query = select(Lease.accelerator, func.count()).join(ProbeJob, ProbeJob.id == Lease.job_id)
+    query = query.join(Probe).join(Run, Run.id == Probe.run_id).where(Lease.outcome.in_(FAILURES))
+    if project is not None:
+        query = query.where(Run.project == project)
+    return dict(session.execute(query.group_by(Lease.accelerator)).all())
+
+
+def is_waiting(state: str) -> bool:
+    """Return whether a job in this state waits for a worker."""
+    return state == JobState.QUEUED
+
+
+def _visible(project: str | None) -> ColumnElement[bool]:
+    return Run.deleted_at_us.is_(None) & (true() if project is None else Run.project == project)
+
 
 _BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
 _MODES = {mode: label_text(("mode",), (mode,)) for mode in ("shadow", "apply")}
@@ -36,7 +176,7 @@ OTHER = "other"
 # (`foreshock.environment.device_slug`), and short names in use.
 DECLARED = frozenset(
     f"""
-    {repository.ANY_ACCELERATOR} {OTHER} cpu gaudi2 gaudi3 tpu
+    {ANY_ACCELERATOR} {OTHER} cpu gaudi2 gaudi3 tpu
     a10 a100 b200 b300 gb200 gb300 h100 h200 h20 l4 l40s t4 v100 mi210 mi250x mi300x mi325x mi350x mi355x
     nvidia-a10 nvidia-a10g nvidia-a100-sxm4-40gb nvidia-a100-sxm4-80gb nvidia-a100-80gb-pcie nvidia-l4 nvidia-l40
     nvidia-l40s nvidia-h100-80gb-hbm3 nvidia-h100-pcie nvidia-h100-nvl nvidia-h20 nvidia-h200 nvidia-h800 nvidia-b200
@@ -90,10 +230,10 @@ class Collector:
             run_ids = [run.id for run in runs]
             if run_ids:
                 _measurements(session, scrape, run_ids)
-                _attributions(scrape, repository.newest_attributions(session, run_ids).values())
-                for run_id, rule, severity, count in repository.open_alerts(session, run_ids):
+                _attributions(scrape, newest_attributions(session, run_ids).values())
+                for run_id, rule, severity, count in open_alerts(session, run_ids):
                     scrape.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
-                fallen = repository.runs_with_open_rule(session, run_ids, "reward_collapse")
+                fallen = runs_with_open_rule(session, run_ids, "reward_collapse")
                 for run_id, said in verdicts_of_runs(session, run_ids).items():
                     for verdict in VERDICTS:
                         scrape.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
@@ -104,10 +244,10 @@ class Collector:
 
     def _runs(self, session: Session, scrape: Scrape) -> Sequence[Run]:
         limit = self._context.settings.exporter_max_runs
-        states = repository.runs_by_state(session, self._project)
+        states = runs_by_state(session, self._project)
         for state, count in states.items():
             scrape.add(families.RUNS, (state,), count)
-        runs = repository.active_runs(session, self._project, limit)
+        runs = active_runs(session, self._project, limit)
         scrape.add(families.RUNS_EXPORTED, (), len(runs))
         scrape.add(families.RUNS_CUT, (), max(0, states.get("running", 0) - len(runs)))
         for run in runs:
@@ -116,7 +256,7 @@ class Collector:
             received, seen = run.last_shard_at_us, run.seen_at_us
             times = [None if time_us is None else time_us / 1e6 for time_us in (received, seen)]
             scrape.add_row(_OF_RUN, label_text(("run",), (run.id,)), [run.rollouts, run.tokens, *times])
-        for run_id, *counts in repository.newest_closed_steps(session, [run.id for run in runs]):
+        for run_id, *counts in newest_closed_steps(session, [run.id for run in runs]):
             scrape.add_row(_OF_NEWEST_STEP, label_text(("run",), (run_id,)), counts)
         return runs
 
@@ -125,16 +265,16 @@ class Collector:
         known = Accelerators(self._context.settings.exporter_accelerators)
         jobs: Counter[tuple[str, str]] = Counter()
         oldest: dict[str, int] = {}
-        for accelerator, state, count, oldest_us in repository.jobs_by_state(session, self._project):
+        for accelerator, state, count, oldest_us in jobs_by_state(session, self._project):
             label = known.label(accelerator)
             jobs[label, state] += count
-            if repository.is_waiting(state):
+            if is_waiting(state):
                 oldest[label] = min(oldest_us, oldest.get(label, oldest_us))
         for labels, count in jobs.items():
             scrape.add(families.JOBS, labels, count)
         for label, oldest_us in oldest.items():
             scrape.add(families.OLDEST_WAITING, (label,), max(0, now - oldest_us) / 1e6)
-        failures = known.added(repository.failures_by_accelerator(session, self._project))
+        failures = known.added(failures_by_accelerator(session, self._project))
         for label, count in failures.items():
             scrape.add(families.JOB_FAILURES, (label,), count)
         for label, count in known.added(count_live_workers(session, self._project, now)).items():
@@ -146,7 +286,7 @@ def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> N
     columns = [*families.OF_COMPARISONS, *families.OF_STEPS]
     first_of_steps = 3 + len(families.OF_COMPARISONS)
     of_comparisons, of_steps = tuple(families.OF_COMPARISONS.values()), tuple(families.OF_STEPS.values())
-    for row in repository.newest_measurements(session, run_ids, columns):
+    for row in newest_measurements(session, run_ids, columns):
         run_id, comparison, buckets = row[0], row[1], row[2]
         if comparison == STEP_ROW:
             scrape.add_row(of_steps, label_text(("run",), (run_id,)), row[first_of_steps:])
@@ -181,7 +321,7 @@ def _attributions(scrape: Scrape, attributions: Iterable[probes.Attribution]) ->
 def _advice(session: Session, scrape: Scrape, runs: Sequence[Run]) -> None:
     run_ids = [run.id for run in runs]
     states = states_of_runs(session, run_ids)
-    acknowledged = repository.newest_acknowledgements(session, run_ids)
+    acknowledged = newest_acknowledgements(session, run_ids)
     for run in runs:
         state = states[run.id]
         of_run = label_text(("run",), (run.id,))
@@ -197,3 +337,25 @@ def _advice(session: Session, scrape: Scrape, runs: Sequence[Run]) -> None:
         if scale is None and run.initial_learning_rate:
             scale = newest.applied_learning_rate / run.initial_learning_rate
         scrape.add_row(_OF_ACKNOWLEDGEMENT, of_run, (newest.revision, scale))
+
+
+router = APIRouter(tags=["metrics"])
+_FORMATS = {
+    "text/plain": {"schema": {"type": "string"}},
+    "application/openmetrics-text": {"schema": {"type": "string"}},
+}
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": _FORMATS}})
+def metrics(request: Request, context: Context, principal: security.Reader) -> Response:
+    """Return the newest measures of running runs, their advice and alerts, and the probes, for Prometheus."""
+    media_type = families.choose_media_type(request.headers.get("accept", ""))
+    body = Collector(context, request.app.version, principal.project).collect().render(media_type)
+    if principal.project is None:
+        # A registry for this scrape: no metrics of the process or of another application.
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(health.ServiceCollector(request.app.state.figures))
+        generate = generate_latest if media_type == families.TEXT else generate_openmetrics
+        body = body.removesuffix(families.END) + generate(registry)
+    body, encoding = columnar.compressed(body, request.headers.get("accept-encoding"))
+    return Response(body, media_type=media_type, headers={"Vary": "Accept, Accept-Encoding"} | encoding)

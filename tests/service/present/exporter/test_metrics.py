@@ -20,9 +20,8 @@ from sqlalchemy import event
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
-from foreshock_service.present.exporter.collector import Collector
+from foreshock_service.present.exporter.collector import Collector, newest_closed_steps, newest_measurements
 from foreshock_service.present.exporter.families import FAMILIES, OPENMETRICS, TEXT, exposed_names
-from foreshock_service.present.exporter.repository import newest_closed_steps, newest_measurements
 from tests.paths import PROMETHEUS
 from tests.service.sending import make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
