@@ -38,7 +38,7 @@ def test_rollouts_apart_are_named_by_their_data_source() -> None:
     noise = np.random.default_rng(1).normal(0, 0.8, batch.num_tokens).astype(np.float32)
     moved = np.minimum(np.float32(-1e-3), real_pi(batch) + noise)
     off = np.where(np.repeat(rows % 4 == 3, batch.response_lengths), moved, real_pi(batch))
-    named = [f"replica-{row % 4}" for row in rows]
+    named: list[str | None] = [f"replica-{row % 4}" for row in rows]
     whole = replace(batch, trainer_log_probs=off, data_sources=named)
     shards = [whole.select(part) for part in np.array_split(rows, 4)]
     merged = functools.reduce(LintEvidence.merge, map(collect_evidence, shards))
