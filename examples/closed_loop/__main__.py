@@ -28,7 +28,14 @@ from examples.collapses.results import (
     write_result,
 )
 from foreshock.diagnosis.detectors import WarningConfiguration
-from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
+from foreshock.diagnosis.quantities import (
+    LEARNING_RATE_KEY,
+    LENGTH_KEY,
+    LONGEST_KEY,
+    REWARD_KEY,
+    TRUNCATED_KEY,
+    UPDATE_KEY,
+)
 from foreshock.diagnosis.rules import LAG_KEY
 
 if TYPE_CHECKING:
@@ -102,7 +109,7 @@ def make_run(laboratory: Laboratory, plan: Plan, folder: Path, made_by: dict[str
 def only_kept(result: Result) -> Result:
     """Return a result with the columns that the detectors read: a fifth of what a step measures."""
     rules = WarningConfiguration.for_model("dense").rules
-    kept = {REWARD_KEY, LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, LEARNING_RATE_KEY, LAG_KEY}
+    kept = {REWARD_KEY, LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, LEARNING_RATE_KEY, LAG_KEY, UPDATE_KEY}
     kept |= {key for rule in rules for key in rule.keys}
     return replace(result, columns={name: values for name, values in result.columns.items() if name in kept})
 

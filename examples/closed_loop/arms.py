@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from examples.tiny_rl.trainer import Correction
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
+from foreshock.learning_rate.loop import LoopSettings
 
 
 def control_of(plan: Plan, finished: Callable[[Plan], Result]) -> Control:
@@ -23,7 +25,12 @@ def control_of(plan: Plan, finished: Callable[[Plan], Result]) -> Control:
     steps = plan.settings.steps
     match plan.arm:
         case "advice":
-            return FollowsAdvice()
+            return FollowsAdvice(WarningConfiguration.for_model("dense"))
+        case "advice-mis":
+            return FollowsAdvice(WarningConfiguration.for_model("dense"), Corrects("sequence-mis"))
+        case "length-decay":
+            alone = replace(WarningConfiguration.for_model("dense"), loop=LoopSettings(enabled=False))
+            return FollowsAdvice(alone)
         case "tenth":
             return Scheduled([0.1] * steps)
         case "cosine":
@@ -49,11 +56,16 @@ def scales_of(result: Result) -> list[float]:
 class FollowsAdvice(Control):
     """The learning rate as Foreshock advises: the service's detectors, each decision from the next step on."""
 
-    def __init__(self) -> None:
-        self._advice = AppliedAdvice(WarningConfiguration.for_model("dense"))
+    def __init__(self, configuration: WarningConfiguration, corrects: Control | None = None) -> None:
+        self._advice = AppliedAdvice(configuration)
+        self._corrects = corrects or Control()
+        self.measures_update = configuration.loop.enabled
 
     def scale(self, step: int) -> float:
         return self._advice.scale(step)
+
+    def correction(self, rollouts: StepRollouts) -> Correction | None:
+        return self._corrects.correction(rollouts)
 
     def observe(self, step: int, values: Mapping[str, float]) -> None:
         self._advice.observe(ClosedStep(step, values))

@@ -1,26 +1,30 @@
-"""The runs of the closed loop: settings that collapse, arms, seeds, and their order. Committed before the first run."""
+"""The runs of the closed loop: settings, arms, seeds, and their order. Committed before the first run with the loop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from examples.collapses.grid import DOSES, RunSettings
+from examples.collapses.grid import DOSES, RunSettings, ShiftedDose
 
-Arm = Literal["twin", "constant", "advice", "tenth", "cosine", "token-tis", "sequence-mis", "matched", "sham"]
+Arm = Literal[
+    "twin", "constant", "advice", "tenth", "cosine", "token-tis", "sequence-mis", "matched", "sham", "length-decay",
+    "advice-mis",
+]  # fmt: skip
 
 ARMS: Final[dict[Arm, str]] = {
     "twin": "constant η₀ without mismatch: the trainer's own forward pass samples",
     "constant": "constant η₀",
-    "advice": "η₀ × the advised scale, default rules, apply mode",
+    "advice": "η₀ × the advised scale: the control loop with its default gains, apply mode",
     "tenth": "constant 0.1 · η₀",
     "cosine": "η₀ · (1 + cos(π · (step − 1) / steps)) / 2",
     "token-tis": "constant η₀; weights min(ρ, 2) of tokens",
     "sequence-mis": "constant η₀; weights ρ_seq · 1{ρ_seq ≤ 2} of sequences",
     "matched": "constant learning rate with the Σ η of the advice arm of the same seed",
     "sham": "η₀ × the scale that the advice arm of the partner seed got",
+    "length-decay": "η₀ × the scale of the length-decay schedule alone",
+    "advice-mis": "η₀ × the advised scale, and the weights of `sequence-mis`",
 }
-"""In the order in which they are run for a pair of seeds: the last two need the results of the advice arms."""
 
 RATIO_CAP: Final = 2.0
 """C of both corrections, the usual threshold in `foreshock/corrections/catalogue.py`."""
@@ -38,14 +42,43 @@ class Setting:
         return f"{self.dose}-lr{self.learning_rate:g}"
 
 
-SETTINGS: Final = (Setting("lag8", 1e-4), Setting("lag4", 2e-4))
-"""Chosen on the tuning part of the benchmark of collapses: run of seed 0 collapsed and its twin did not. The lower
-learning rate first, as it is farther from the one at which runs without mismatch begin to collapse."""
+SHIFT: Final = ShiftedDose("shift", "lag of 8 steps from step 61 to step 105, else none", lag=8, first=61, last=105)
+
+SETTINGS: Final = (
+    Setting("lag8", 1e-4),
+    Setting("lag4", 2e-4),
+    Setting("lag2", 2e-4),
+    Setting("partial", 2e-4),
+    Setting("none", 3e-4),
+    Setting("shift", 1e-4),
+)
+"""The first two were chosen on the tuning part of the benchmark of collapses: run of seed 0 collapsed and its twin did
+not. In `none` the learning rate is too high without any mismatch."""
+
+HARM: Final = tuple(Setting(dose, 1e-4) for dose in ("w4", "kv-fp8", "bf16", "w8", "none"))
+"""Settings that learn well with a constant rate: the advice must leave them alone."""
 
 FIRST_SEED: Final = 1000
-"""No seed of the closed loop was used to choose a rule or a setting."""
+"""No seed of the closed loop was used to choose a rule, a gain or a setting."""
 
-SEEDS: Final = 10
+SEEDS: Final = 12
+
+_COMPARED: Final[tuple[Arm, ...]] = ("constant", "advice", "cosine")
+_LATER: Final[tuple[Arm, ...]] = tuple(arm for arm in ARMS if arm not in _COMPARED)
+
+TIERS: Final[tuple[tuple[tuple[Setting, ...], tuple[Arm, ...], int], ...]] = (
+    (SETTINGS[:2], _COMPARED, 6),
+    (SETTINGS[5:], _COMPARED, 2),
+    (HARM[:2], ("constant", "advice"), 2),
+    (SETTINGS[:2], ("advice-mis", "sequence-mis"), 4),
+    (SETTINGS[4:5], _COMPARED, 2),
+    (SETTINGS[:2], _COMPARED, SEEDS),
+    (SETTINGS, _COMPARED, 6),
+    (HARM, ("constant", "advice"), SEEDS),
+    (SETTINGS, _COMPARED, SEEDS),
+    (SETTINGS, _LATER, SEEDS),
+)
+"""Settings, arms and seeds in the order in which they are run: what tells most first. A run is made once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +105,8 @@ class Plan:
     @property
     def settings(self) -> RunSettings:
         """All steps are made, also after a collapse: a run that comes back is not lost."""
-        dose = next(each for each in DOSES if each.name == ("none" if self.arm == "twin" else self.setting.dose))
+        name = "none" if self.arm == "twin" else self.setting.dose
+        dose = next(each for each in (*DOSES, SHIFT) if each.name == name)
         return RunSettings(dose, self.setting.learning_rate, self.seed, steps_after_collapse=10**6, fixed_every=10**6)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,16 +114,18 @@ class Plan:
 
 
 def plans(seeds: int = SEEDS) -> list[Plan]:
-    """Return the runs in their order: settings, in each pairs of seeds, in each arms, in each both seeds.
+    """Return the runs in their order: tiers, in each pairs of seeds, in each settings, arms, and both seeds.
 
-    `seeds` must be even. Any prefix of whole pairs is balanced over arms.
+    `seeds` must be even. What is compared stands side by side, so that any prefix is balanced over arms.
     """
     if seeds < 2 or seeds % 2:
         raise ValueError(f"seeds must be even and at least 2, as the sham arm pairs them; got {seeds}")
-    return [
+    ordered = [
         Plan(setting, arm, FIRST_SEED + first + place)
-        for setting in SETTINGS
-        for first in range(0, seeds, 2)
-        for arm in ARMS
+        for settings, arms, most in TIERS
+        for first in range(0, min(seeds, most), 2)
+        for setting in settings
+        for arm in arms
         for place in range(2)
     ]
+    return list(dict.fromkeys(ordered))

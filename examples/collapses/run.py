@@ -23,7 +23,7 @@ from examples.tiny_rl.task import draw_problem
 from examples.tiny_rl.trainer import Correction, Trainer, TrainerOptions, Update
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import HELD_OBSERVATIONS
-from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
+from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, UPDATE_KEY
 from foreshock.fingerprint import Fingerprint
 from foreshock.learning_rate import applied_learning_rates, apply_scale
 from foreshock.measures import measure_step
@@ -47,6 +47,9 @@ class RunResult:
 
 class Control:
     """What decides over the learning rate and the correction of a run; this one changes nothing."""
+
+    measures_update = False
+    """Whether each update is measured: one forward pass more."""
 
     def scale(self, step: int) -> float:
         """Return the multiple of the run's learning rate for the update of a step."""
@@ -97,7 +100,9 @@ class Laboratory:
             apply_scale(trainer.optimizer, control.scale(step))
             (rate,) = applied_learning_rates(trainer.optimizer)
             correction = control.correction(rollouts)
-            update = trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages, width, correction)
+            update = trainer.step(
+                rollouts.prompts, rollouts.token_ids, rollouts.advantages, width, correction, control.measures_update
+            )
             measured |= measures_of(rollouts, update, settings, source.version) | {LEARNING_RATE_KEY: rate}
             steps.append(step)
             values.append(measured)
@@ -143,6 +148,8 @@ def measures_of(rollouts: StepRollouts, update: Update, settings: RunSettings, v
     comparison = measurement.comparisons[TRAINER_ROLLOUT].statistics.measures()
     found |= {f"{TRAINER_ROLLOUT}:{name}": value for name, value in comparison.items()}
     found |= {"scalars:grad_norm": update.gradient_norm}
+    if update.moved is not None:
+        found[UPDATE_KEY] = update.moved
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 

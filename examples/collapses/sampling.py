@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 
-from examples.collapses.grid import Dose, RunSettings
+from examples.collapses.grid import Dose, RunSettings, ShiftedDose
 from examples.tiny_rl.policy import next_token_distributions, pad
 from examples.tiny_rl.sampler import Response, Sampler
 from examples.tiny_rl.task import END_OF_SEQUENCE, PAD, VOCABULARY_SIZE, Problem, encode
@@ -84,7 +84,9 @@ class EngineSource:
         self._load()
 
     def _load(self) -> None:
-        self.version, weights = self._history[0]
+        newest = self._history[-1][0]
+        is_off = isinstance(self._dose, ShiftedDose) and not self._dose.first <= newest + 1 <= self._dose.last
+        self.version, weights = self._history[-1 if is_off else 0]
         self.held = sampler_weights(self._dose, weights, self._start)
         self._sampler.load(self.held)
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 
-from examples.tiny_rl.policy import next_token_log_probs, pad
+from examples.tiny_rl.policy import PaddedBatch, next_token_log_probs, pad
 
 Correction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Gives the weight of each token from log π (detached) and the mask of response tokens, both [B, W − 1]."""
@@ -38,6 +38,8 @@ class Update:
     entropy: NDArray[np.float32]  # [T] of π, in nats
     gradient_norm: float
     """Before clipping; NaN if all responses of every prompt have the same reward, so that no update was made."""
+    moved: float | None = None
+    """k3 of the policy after the update against the one before, nats per token; None if it was not asked for."""
 
 
 def rloo_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -67,10 +69,12 @@ class Trainer:
         advantages: NDArray[np.float64],
         least_width: int = 0,
         correction: Correction | None = None,
+        measure_update: bool = False,
     ) -> Update:
         """Score all responses and take one step along the policy gradient of Σ_i A_i Σ_t w_it log π(y_it) / N.
 
-        `least_width` is that of `pad`; w is 1 without a `correction`.
+        `least_width` is that of `pad`; w is 1 without a `correction`. `measure_update` scores the responses once more,
+        after the update.
         """
         batch = pad(prompts, responses, least_width)
         log_probs, entropy = next_token_log_probs(self.model, batch)
@@ -86,8 +90,16 @@ class Trainer:
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.gradient_clip)
             gradient_norm = norm.item()
             self.optimizer.step()
+        before = log_probs.detach()[batch.response_mask]
         return Update(
-            log_probs=log_probs.detach()[batch.response_mask].numpy(),
+            log_probs=before.numpy(),
             entropy=entropy[batch.response_mask].numpy(),
             gradient_norm=gradient_norm,
+            moved=self._moved(batch, before) if measure_update else None,
         )
+
+    def _moved(self, batch: PaddedBatch, before: torch.Tensor) -> float:
+        with torch.no_grad():
+            after, _ = next_token_log_probs(self.model, batch)
+        difference = (after[batch.response_mask] - before).double()
+        return float((torch.expm1(difference) - difference).mean())

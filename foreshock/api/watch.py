@@ -84,7 +84,7 @@ class DecisionRecord(Record):
 
     revision: int
     attempt: int
-    kind: Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+    kind: Literal["surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
     effective_from_step: int
     reason: str
     author: Literal["detector", "operator", "trainer"]

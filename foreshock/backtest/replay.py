@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foreshock.diagnosis.collapse import BASELINE_OBSERVATIONS, collapse_step, floor_of
-from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance, open_signals
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
 from foreshock.severity import Severity
@@ -113,13 +113,12 @@ class AppliedAdvice:
     def observe(self, closed: ClosedStep) -> None:
         """Judge a closed step; steps come in ascending order."""
         self._state, _ = advance(self._state, closed, self._configuration)
-        known = None if self._advice.schedule is None else self._advice.schedule.surge_step
-        signals = open_signals(self._state, self._configuration)
-        if self._state.surge_step == known and not signals:
-            return
         surge = self._state.surge_step
         schedule = self._configuration.schedule_at(closed.step if surge is None else surge)
-        seen = Observation(1, closed.step, closed.step, surge, signals, 0, schedule)
+        seen = Observation(
+            1, closed.step, closed.step, surge, 0, schedule,
+            loop=self._state.loop, loop_settings=self._configuration.loop_at(closed.step),
+        )  # fmt: skip
         made = decide(self._log, seen)
         if made:
             self._log.extend(made)

@@ -86,7 +86,6 @@ def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             pooled="median",
             severity="warning",
             corroborates_surge=True,
-            effect="halve",
             why="The effective sample size of the token weights is below 0.9 of the tokens and below 0.85 of its "
             "baseline, in the median of five steps.",
             what_to_do=LOWER,

@@ -16,9 +16,17 @@ from typing import Any
 from foreshock.diagnosis.border import RefusedValues, refuse_values
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, LONGEST_KEY, REWARD_KEY, TRUNCATED_KEY
+from foreshock.diagnosis.quantities import (
+    LEARNING_RATE_KEY,
+    LENGTH_KEY,
+    LONGEST_KEY,
+    REWARD_KEY,
+    TOKENS_KEY,
+    TRUNCATED_KEY,
+    UPDATE_KEY,
+)
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
-from foreshock.diagnosis.rule import Effect, Event, ThresholdRule
+from foreshock.diagnosis.rule import Event, ThresholdRule
 from foreshock.diagnosis.rules import LAG_KEY, RulesState, advance_rules, forget_baselines
 from foreshock.diagnosis.surge import advance_surge
 from foreshock.diagnosis.surge_state import (
@@ -33,10 +41,11 @@ from foreshock.diagnosis.surge_state import (
 )
 from foreshock.digests import digest_of_json
 from foreshock.json_values import finite_or_none
+from foreshock.learning_rate.loop import LoopSettings, LoopState, Reading, advance_loop
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 
-DETECTOR_VERSION = 7
+DETECTOR_VERSION = 8
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -52,7 +61,7 @@ WATCHING_REASONS: Mapping[Watching, str] = {
     "or upload rollouts.",
     "at_cap": "The responses are as long as their cap, so their mean length cannot show a surge: that detector is "
     "disarmed. The rules go on.",
-    "watching": "No length surge and no rule that lowers the learning rate so far.",
+    "watching": "No length surge, and nothing that the learning rate drives is beyond its set point so far.",
     "growing_with_reward": "Watching: lengths grow with reward. The learning rate is not lowered.",
     "surged": "The response lengths have surged.",
 }
@@ -60,11 +69,12 @@ WATCHING_REASONS: Mapping[Watching, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RulesFromStep:
-    """The rules, and the schedule of a surge, that hold from ``first_step`` on."""
+    """The rules, the schedule of a surge and the loop's gains that hold from ``first_step`` on."""
 
     first_step: int
     rules: tuple[ThresholdRule, ...]
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class WarningConfiguration:
     rules: tuple[ThresholdRule, ...] = field(default_factory=default_rules)
     reward: RewardSettings = field(default_factory=RewardSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
     changed_rules: tuple[RulesFromStep, ...] = ()
     """The rules that hold from some step on, the newest change last."""
 
@@ -87,6 +98,11 @@ class WarningConfiguration:
         """Return the schedule of a surge at ``surge_step``."""
         change = self._change_at(surge_step)
         return self.schedule if change is None else change.schedule
+
+    def loop_at(self, step: int) -> LoopSettings:
+        """Return the loop's settings at a step."""
+        change = self._change_at(step)
+        return self.loop if change is None else change.loop
 
     def _change_at(self, step: int) -> RulesFromStep | None:
         return next((change for change in reversed(self.changed_rules) if change.first_step <= step), None)
@@ -106,7 +122,17 @@ class WarningConfiguration:
     @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the detectors read, as ``comparison:measure``."""
-        own = {LENGTH_KEY, LONGEST_KEY, TRUNCATED_KEY, REWARD_KEY, LEARNING_RATE_KEY, LAG_KEY, K3}
+        own = {
+            LENGTH_KEY,
+            LONGEST_KEY,
+            TRUNCATED_KEY,
+            REWARD_KEY,
+            LEARNING_RATE_KEY,
+            LAG_KEY,
+            K3,
+            UPDATE_KEY,
+            TOKENS_KEY,
+        }
         return tuple(sorted(own | {key for rules in self._all_rules() for rule in rules for key in rule.keys}))
 
 
@@ -130,6 +156,7 @@ class WarningState:
     surge: SurgeState = field(default_factory=SurgeState)
     rules: RulesState = field(default_factory=RulesState.initial)
     reward: RewardState = field(default_factory=RewardState)
+    loop: LoopState = field(default_factory=LoopState)
     rate_units: int | None = None
     refused: RefusedValues = field(default_factory=RefusedValues)
     stopped_step: int | None = None
@@ -159,6 +186,7 @@ class WarningState:
             "surge": self.surge.to_json(),
             "rules": self.rules.to_json(),
             "reward": self.reward.to_json(),
+            "loop": self.loop.to_json(),
             "rate_units": self.rate_units,
             "refused": self.refused.to_json(),
             "stopped_step": self.stopped_step,
@@ -171,6 +199,7 @@ class WarningState:
             SurgeState.from_json(value["surge"]),
             RulesState.from_json(value["rules"]),
             RewardState.from_json(value["reward"]),
+            LoopState.from_json(value["loop"]),
             value["rate_units"],
             RefusedValues.from_json(value["refused"]),
             value["stopped_step"],
@@ -187,7 +216,7 @@ class WarningState:
 
 @dataclass(frozen=True, slots=True)
 class OpenSignal:
-    """A rule that is firing at the newest step and moves the learning rate by itself."""
+    """A rule that is firing at the newest step and holds the learning rate."""
 
     rule: str
     fired_step: int
@@ -226,7 +255,16 @@ def advance(
         event_of(each, configuration.surge, configuration.schedule_at(each.surge_step), total, rate)
         for each in detections
     )
-    return WarningState(step, surge, rules, reward, units, refused), refusals + events + falls + found
+    loop = advance_loop(state.loop, _reading(values, rules, of_step), configuration.loop_at(step))
+    return WarningState(step, surge, rules, reward, loop, units, refused), refusals + events + falls + found
+
+
+def _reading(values: Mapping[str, float], rules: RulesState, of_step: Sequence[ThresholdRule]) -> Reading:
+    k3, lag, update, rate, tokens = (
+        finite_or_none(values.get(key)) for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY)
+    )
+    lowered = any(rule.effect == "halve" and rules.firing(rule) is not None for rule in of_step)
+    return Reading(k3, lag, None, update, rate, tokens, lowered)
 
 
 def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState, tuple[Event, ...]]:
@@ -262,20 +300,11 @@ def _corroborates(state: RulesState, reward: RewardState, rules: Sequence[Thresh
     return reward.is_low or any(rule.corroborates_surge and state.firing(rule) is not None for rule in rules)
 
 
-def open_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:
-    """Return the firing rules that halve the learning rate, oldest first."""
-    return _firing(state, configuration, "halve")
-
-
 def holding_signals(state: WarningState, configuration: WarningConfiguration) -> tuple[OpenSignal, ...]:
     """Return the firing rules that hold the learning rate while they fire, oldest first."""
-    return _firing(state, configuration, "hold")
-
-
-def _firing(state: WarningState, configuration: WarningConfiguration, effect: Effect) -> tuple[OpenSignal, ...]:
     firing = [
         OpenSignal(rule.name, fired)
         for rule in configuration.rules_at(-1 if state.step is None else state.step)
-        if rule.effect == effect and (fired := state.rules.firing(rule)) is not None
+        if rule.effect == "hold" and (fired := state.rules.firing(rule)) is not None
     ]
     return tuple(sorted(firing, key=lambda signal: (signal.fired_step, signal.rule)))

@@ -125,7 +125,6 @@ def _rising_k3_rules(k3: HealthyRange, model: str) -> tuple[ThresholdRule, ...]:
             minimum_duration=3,
             cooldown_steps=50,
             corroborates_surge=True,
-            effect="halve",
             why=f"k3 of {TRAINER_ROLLOUT} is above {threshold_number(critical)} nats per token, which is critical for "
             f"{model}, and has risen to at least five times this run's own baseline.",
             what_to_do=LOWER,

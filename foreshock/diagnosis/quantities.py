@@ -18,6 +18,9 @@ LONGEST_KEY = f"{STEP_ROW}:response_length_max"
 TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
 REWARD_KEY = f"{STEP_ROW}:reward_mean"
 LEARNING_RATE_KEY = "scalars:lr"
+TOKENS_KEY = f"{TRAINER_ROLLOUT}:tokens"
+UPDATE_KEY = "scalars:update_k3"
+"""k3 of the policy after a step's update against the one before, on the step's rollouts, in nats per token."""
 
 SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
@@ -35,6 +38,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     f"{STEP_ROW}:entropy_mean": ("entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean"),
     "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm"),
     LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr"),
+    UPDATE_KEY: ("update_k3", "actor/update_k3"),
     K3: ("k3", "k3_kl", "rollout_corr/k3_kl"),
     f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean": ("rollout_probs_diff_mean", "training/rollout_probs_diff_mean"),
     f"{TRAINER_ROLLOUT}:log_ppl_abs_diff": ("log_ppl_abs_diff", "rollout_corr/log_ppl_abs_diff"),

@@ -68,8 +68,8 @@ class ThresholdRule:
     which hysteresis counts from. ``pooled`` rules judge all steps together, or the median of the newest five, instead
     of ``minimum_duration`` in a row.
 
-    ``effect``: "halve" lowers the learning rate once; "hold" freezes it while the rule fires. The third effect, a
-    schedule, is that of the length surge alone.
+    ``effect``: "halve" lets the control loop lower the learning rate while the rule fires, as if it were at twice its
+    set point; "hold" freezes it while the rule fires. The third effect, a schedule, is that of the length surge alone.
     """
 
     name: str

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
-from foreshock.learning_rate.schedule import DECAY_FACTOR, DECAY_FLOOR, LengthDecaySchedule, scale_at
+from foreshock.learning_rate.schedule import (
+    DECAY_FACTOR,
+    DECAY_FLOOR,
+    LengthDecaySchedule,
+    LoopPoint,
+    halvings_for_older_clients,
+    scale_at,
+)
 
 __all__ = ["NOT_ACKNOWLEDGED", "SHADOW_EFFECT", "Advice", "AdviceAlert", "Applied", "effect_in_words"]
 
@@ -41,8 +49,10 @@ class AdviceAlert:
 class Advice:
     """One answer of `GET /v1/runs/{run}/lr-advice`.
 
-    `schedule` and `halvings` (the steps of further halvings) are absolute: the scale of a step does not depend on when,
-    how often or in which order answers arrived. In mode "shadow", the default, `scale` returns 1.0.
+    `schedule`, `halvings` (the steps of further halvings) and `loop` (the control loop's scale from some steps on) are
+    absolute: the scale of a step does not depend on when, how often or in which order answers arrived. Without further
+    answers it never rises: the loop goes on along its last fall for a few steps and stays. In mode "shadow", the
+    default, `scale` returns 1.0.
     """
 
     attempt: int
@@ -58,6 +68,7 @@ class Advice:
     want_weights_at_step: int | None = None
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
+    loop: tuple[LoopPoint, ...] = ()
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -66,7 +77,7 @@ class Advice:
 
     def advised_scale(self, step: int) -> float:
         """Return the advised η(step) / η₀, in either mode."""
-        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
 
     def scale(self, step: int) -> float:
         """Return the factor to apply at `step`: `advised_scale`, or 1.0 in shadow mode."""
@@ -76,7 +87,8 @@ class Advice:
     def from_json(cls, value: Mapping[str, Any]) -> Advice:
         """Parse an answer's body, or `to_json()`. Raises ValueError, KeyError or TypeError if it is invalid."""
         schedule = value.get("schedule")
-        halvings = tuple(sorted(int(step) for step in value.get("rule_halvings") or ()))
+        # A service that sends a loop repeats it in `rule_halvings`, in steps, for clients that do not know it.
+        halvings = tuple(sorted(int(step) for step in value.get("halvings", value.get("rule_halvings")) or ()))
         observed = value.get("observed_step")
         requested = value.get("want_weights_at_step")
         parsed = LengthDecaySchedule.from_json(schedule) if schedule is not None else None
@@ -97,6 +109,7 @@ class Advice:
             want_weights_at_step=None if requested is None else int(requested),
             factor=factor,
             floor=floor,
+            loop=tuple(sorted((LoopPoint.from_json(point) for point in value.get("loop") or ()), key=_step_of)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +120,9 @@ class Advice:
             "mode": self.mode,
             "phase": self.phase,
             "schedule": self.schedule.to_json() if self.schedule is not None else None,
-            "rule_halvings": list(self.halvings),
+            "rule_halvings": halvings_for_older_clients(self.halvings, self.loop, self.factor),
+            "halvings": list(self.halvings),
+            "loop": [asdict(point) for point in self.loop],
             "observed_step": self.observed_step,
             "stale": self.stale,
             "reason": self.reason,
@@ -117,6 +132,8 @@ class Advice:
             "floor": self.floor,
         }
 
+
+_step_of = attrgetter("step")
 
 NOT_ACKNOWLEDGED = "sent to trainers that ask, not acknowledged"
 SHADOW_EFFECT = "shown only, the trainer gets 1.0"

@@ -2,13 +2,17 @@
 
 Guarantees, for events in any order of arrival:
 
-- within an attempt the scale of later steps only falls; only an operator raises it;
+- within an attempt the scale of later steps only falls, but for what the control loop has lowered itself: it may take
+  that back, slowly; anything else is raised by an operator only;
 - a decision changes only steps beyond the newest step that was closed, polled or acknowledged, so late data changes
   future boundaries only, and boundaries already past are not caught up;
 - one decision halves at most once;
 - the factor and the floor are those of the first decision that lowers the scale, until nothing is left of it;
 - a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
-- ``scale = max(floor, schedule × explicit halvings)``; a hold freezes it, and skipped boundaries are not caught up.
+- ``scale = max(floor, min(loop, schedule × explicit halvings))``; a hold freezes it, and skipped boundaries are not
+  caught up;
+- the loop moves by the change of the detectors' `LoopState` since its last decision, at most `LARGEST_FALL` or
+  `LARGEST_RISE` a step: late data, a hold, an operator's decision or a change of mode never makes it jump.
 
 The detectors' decisions reconcile the log with the detectors' current state, however that state was reached: the same
 function serves a step that closes, late data that changes the past, and the first step after a rewind.
@@ -21,16 +25,22 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from foreshock.diagnosis.detectors import OpenSignal
+from foreshock.learning_rate.loop import LoopSettings, LoopState, next_point
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
     LengthDecaySchedule,
+    LoopPoint,
     ScheduleSettings,
+    loop_scale,
     lowering,
     scale_at,
 )
 
-DecisionKind = Literal["surge", "retract", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+# "rule_halving" is of logs that older releases wrote.
+DecisionKind = Literal[
+    "surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"
+]
 Mode = Literal["shadow", "apply"]
 Phase = Literal["warming", "watching", "decaying", "floor", "held"]
 Author = Literal["detector", "operator", "trainer"]
@@ -54,18 +64,22 @@ class Decision:
     schedule: LengthDecaySchedule | None = None
     signal: OpenSignal | None = None
     mode: Mode | None = None
+    loop: LoopPoint | None = None
+    loop_reference: float | None = None
+    """log s of the detectors' loop at the decision: the next one moves by the change since."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Decision:
-        schedule, signal = value["schedule"], value["signal"]
+        schedule, signal, loop = value["schedule"], value["signal"], value.get("loop")
         return cls(
             **{
                 **value,
                 "schedule": schedule and LengthDecaySchedule.from_json(schedule),
                 "signal": signal and OpenSignal(signal["rule"], signal["fired_step"]),
+                "loop": loop and LoopPoint.from_json(loop),
             }
         )
 
@@ -76,7 +90,8 @@ class AdviceState:
 
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
     past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold.
-    ``mode`` is None until it is first set.
+    ``loop`` are the points of the control loop, ascending. ``loop_reference`` is the log s of the detectors' loop at
+    the last of them; None after a hold, which the loop goes on from as it is. ``mode`` is None until it is first set.
     """
 
     attempt: int = 1
@@ -90,15 +105,19 @@ class AdviceState:
     reason: str = ""
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
+    loop: tuple[LoopPoint, ...] = ()
+    loop_reference: float | None = 0.0
 
     def scale(self, step: int) -> float:
         """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
-        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
 
     def next_decay_step(self, step: int) -> int | None:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
         if self.scale(step) <= self.floor:
             return None
+        if self.scale(step + 1) < self.scale(step):
+            return step + 1
         ahead = [halving for halving in self.halvings if halving > step]
         boundary = self.schedule.next_boundary(step) if self.schedule is not None else None
         return min([*ahead, *([boundary] if boundary is not None else [])], default=None)
@@ -114,7 +133,7 @@ class AdviceState:
             return "held"
         if self.scale(step) <= self.floor:
             return "floor"
-        if self.schedule is not None or self.halvings:
+        if self.schedule is not None or self.halvings or self.scale(step) < 1.0:
             return "decaying"
         return "warming" if warming else "watching"
 
@@ -161,9 +180,19 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             return state if state.halvings else replace(state, factor=DECAY_FACTOR, floor=DECAY_FLOOR)
         case "rule_halving" | "halve":
             handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
-            return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled)
+            loop = _scaled_loop(state, first, state.factor)
+            return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled, loop=loop)
         case "raise":
-            return replace(state, halvings=_raised(state, first), schedule=_from(state.schedule, first + 1, state))
+            return replace(
+                state,
+                halvings=_raised(state, first),
+                schedule=_from(state.schedule, first + 1, state),
+                loop=_scaled_loop(state, first, 1.0 / state.factor),
+            )
+        case "loop":
+            assert decision.loop is not None
+            kept = tuple(point for point in state.loop if point.step < first)
+            return replace(state, loop=(*kept, decision.loop), loop_reference=decision.loop_reference)
         case "hold":
             paused = state.schedule.paused_from(first) if state.schedule is not None else None
             # A rewind may have moved the hold back before a halving.
@@ -176,15 +205,26 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
                 schedule=paused,
                 halvings=halvings,
                 handled=handled,
+                loop=_scaled_loop(state, first, 1.0),
             )
         case "release":
             halvings = _all_halvings(state, first - 1)
             released = state.schedule.effective_from(first) if state.schedule is not None else None
-            return replace(state, halvings=halvings, schedule=released, held_from_step=None, held_by=None)
+            return replace(
+                state, halvings=halvings, schedule=released, held_from_step=None, held_by=None, loop_reference=None
+            )
         case "mode":
             return replace(state, mode=decision.mode or state.mode)
         case "rewind":
             raise AssertionError("fold() resolves rewinds before it applies decisions")
+
+
+def _scaled_loop(state: AdviceState, first: int, factor: float) -> tuple[LoopPoint, ...]:
+    """Return the loop's points with one at ``first`` that multiplies it and falls no further; none before the first."""
+    if not state.loop:
+        return ()
+    kept = tuple(point for point in state.loop if point.step < first)
+    return (*kept, LoopPoint(first, min(max(loop_scale(state.loop, first) * factor, state.floor), 1.0)))
 
 
 def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
@@ -197,6 +237,7 @@ def _raised(state: AdviceState, first: int) -> tuple[int, ...]:
     """Return the oldest halvings without the newest ones, so that the scale at ``first`` rises by one halving."""
     halvings, scale = _all_halvings(state, first), state.scale(first)
     kept = len(halvings)
+    scale = max(scale, scale_at(state.schedule, state.halvings, first, state.factor, state.floor))
     while kept > 0 and max(state.floor, state.factor**kept) <= scale:
         kept -= 1
     return halvings[:kept]
@@ -210,9 +251,6 @@ def _from(schedule: LengthDecaySchedule | None, step: int, state: AdviceState) -
 
 
 OperatorKind = Literal["halve", "raise", "hold", "release"]
-
-RULE_HALVING_GAP = 20
-"""Steps between a halving and the next one by a rule: a lower learning rate needs some steps to take effect."""
 
 
 class AdviceConflictError(ValueError):
@@ -228,10 +266,11 @@ class Observation:
     observed_step: int
     trainer_step: int
     surge_step: int | None
-    signals: tuple[OpenSignal, ...]
     at_us: int
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     holds: tuple[OpenSignal, ...] = ()
+    loop: LoopState | None = None
+    loop_settings: LoopSettings = field(default_factory=LoopSettings)
 
     @property
     def first_open_step(self) -> int:
@@ -242,7 +281,7 @@ class Observation:
 def decide(log: Sequence[Decision], observation: Observation) -> tuple[Decision, ...]:
     """Return the decisions that the detectors' state adds to the log: at most one of each kind."""
     decisions: list[Decision] = []
-    for reconcile in (_reconcile_surge, _reconcile_hold, _halve_by_rule):
+    for reconcile in (_reconcile_surge, _reconcile_hold, _move_loop):
         decision = reconcile(fold([*log, *decisions]), observation)
         if decision is not None:
             decisions.append(decision)
@@ -336,15 +375,14 @@ def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | 
     return None
 
 
-def _halve_by_rule(state: AdviceState, observation: Observation) -> Decision | None:
-    first = observation.first_open_step
-    if state.held_from_step is not None or state.scale(first) <= state.floor:
+def _move_loop(state: AdviceState, observation: Observation) -> Decision | None:
+    if observation.loop is None or not observation.loop_settings.enabled or state.held_from_step is not None:
         return None
-    last = state.last_halving(first)
-    if last is not None and first <= last + RULE_HALVING_GAP:
+    moved = next_point(
+        state.loop, state.loop_reference, observation.loop, observation.loop_settings, observation.first_open_step
+    )
+    if moved is None:
         return None
-    for signal in observation.signals:
-        if signal not in state.handled:
-            reason = f"Rule {signal.rule} fires since step {signal.fired_step}: the learning rate halves once."
-            return replace(_new(state, observation, "rule_halving", reason), signal=signal)
-    return None
+    point, reason = moved
+    decision = _new(state, observation, "loop", reason)
+    return replace(decision, loop=point, loop_reference=observation.loop.log_scale)

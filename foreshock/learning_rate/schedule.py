@@ -133,6 +133,49 @@ class LengthDecaySchedule:
         )
 
 
+HORIZON = 10
+"""Steps for which a client goes on along the loop's last fall while it gets no answer; then the scale stays."""
+
+POINTS_SENT = 16
+"""Points of the loop in an answer: those that a trainer may still ask for, and the ones before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPoint:
+    """The control loop's scale from ``step`` on; its log falls by ``fall`` a step, for `HORIZON` more steps."""
+
+    step: int
+    scale: float
+    fall: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.scale <= 1.0 and 0.0 <= self.fall <= 1.0):
+            raise ValueError(f"scale must be above 0 and at most 1, fall from 0 to 1, got {self.scale} and {self.fall}")
+
+    def at(self, step: int) -> float:
+        """Return the scale of a step, which is not before ``step``."""
+        return self.scale * math.exp(-self.fall * min(step - self.step, HORIZON))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LoopPoint:
+        return cls(int(value["step"]), float(value["scale"]), float(value.get("fall", 0.0)))
+
+
+def loop_scale(points: Sequence[LoopPoint], step: int) -> float:
+    """Return the loop's scale of a step by its points, in ascending order; 1 before the first."""
+    for point in reversed(points):
+        if point.step <= step:
+            return point.at(step)
+    return 1.0
+
+
+def newest_points(points: Sequence[LoopPoint]) -> tuple[LoopPoint, ...]:
+    """Return the points for an answer; if some are left out, the first one stands for them too."""
+    if len(points) <= POINTS_SENT:
+        return tuple(points)
+    return (replace(points[-POINTS_SENT], step=0), *points[1 - POINTS_SENT :])
+
+
 def lowering(factor: float) -> str:
     """Return what a boundary does to the learning rate, as a verb in the third person."""
     return "halves" if factor == DECAY_FACTOR else f"is multiplied by {factor:g}"
@@ -144,14 +187,27 @@ def scale_at(
     step: int,
     factor: float = DECAY_FACTOR,
     floor: float = DECAY_FLOOR,
+    loop: Sequence[LoopPoint] = (),
 ) -> float:
-    """Return η(step) / η₀ of the schedule and the explicit halvings (given by their steps), never below the floor.
+    """Return η(step) / η₀: the lower of the loop and of the schedule with the explicit halvings, given by their steps.
 
-    ``factor`` and ``floor`` hold where there is no schedule; a schedule has its own.
+    It is never below the floor. ``factor`` and ``floor`` hold where there is no schedule; a schedule has its own.
     """
     if schedule is not None:
         factor, floor = schedule.factor, schedule.floor
     count = sum(1 for halving in halvings if halving <= step)
     if schedule is not None:
         count += schedule.halvings_until(step)
-    return max(floor, factor**count)
+    return max(floor, min(factor**count, loop_scale(loop, step)))
+
+
+def halvings_for_older_clients(
+    halvings: Sequence[int], loop: Sequence[LoopPoint], factor: float = DECAY_FACTOR
+) -> list[int]:
+    """Return halvings that follow the loop in steps, for clients that do not know it."""
+    reached: list[int] = []
+    for point in loop:
+        own = sum(1 for halving in halvings if halving <= point.step)
+        count = math.floor(math.log(point.scale) / math.log(factor) + 1e-9) - own
+        reached = reached[: max(count, 0)] + [point.step] * (count - len(reached))
+    return sorted([*halvings, *reached])

@@ -44,8 +44,30 @@ class AppliedRead(BaseModel):
     received_at_us: int
 
 
+class LoopPointRead(BaseModel):
+    """The control loop's scale from `step` on; its log falls by `fall` in each further step, for ten steps."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    step: int
+    scale: float
+    fall: float
+
+
+class ControlRead(BaseModel):
+    """What the control loop measures, in nats per token; null: not measured."""
+
+    driven: float | None = Field(description="k3 of lagging tokens minus the static part")
+    set_point: float = Field(description="of the driven part")
+    static: float | None = Field(description="k3 at lag 0, which no learning rate changes")
+    update: float | None = Field(description="k3 of the newest update, if the trainer logs update_k3")
+    update_set_point: float
+    error: float = Field(description="moving average of the log of the value farther beyond its set point")
+    finding: str | None = Field(description="a mismatch that does not follow the learning rate")
+
+
 class AdviceRead(BaseModel):
-    """The whole state: `scale(step) = max(floor, factor^(schedule's halvings + rule_halvings up to step))`.
+    """The whole state: `scale(step) = max(floor, min(loop, factor^(schedule's halvings + halvings up to step)))`.
 
     It is absolute, so that a missing, late or repeated answer cannot compound. `scale` multiplies the base learning
     rate at the step asked for; in shadow mode it is 1.0, and `advised_scale` is the advice.
@@ -56,7 +78,10 @@ class AdviceRead(BaseModel):
     scale: float
     advised_scale: float
     schedule: ScheduleRead | None
-    rule_halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
+    halvings: list[int] = Field(description="steps of explicit halvings, besides the schedule's")
+    rule_halvings: list[int] = Field(description="`halvings`, and the loop in steps, for clients that do not know it")
+    loop: list[LoopPointRead] = Field(description="the control loop's scale, ascending; 1 before the first point")
+    control: ControlRead | None = Field(description="null: nothing that the learning rate drives is measured")
     factor: float = Field(description="of a halving; also the schedule's")
     floor: float = Field(description="the lowest scale; also the schedule's")
     phase: Literal["warming", "watching", "decaying", "floor", "held"]

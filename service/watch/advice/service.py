@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.watch import DecisionRecord
 from foreshock.clock import now_us
-from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals, open_signals
+from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate.decisions import (
     AdviceConflictError,
     AdviceState,
@@ -24,7 +24,9 @@ from foreshock.learning_rate.decisions import (
     rewind,
     set_mode,
 )
+from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
+from foreshock.learning_rate.schedule import halvings_for_older_clients, newest_points
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.replay.probes.policies import steps_between_probes
@@ -36,6 +38,8 @@ from foreshock_service.watch.advice.schemas import (
     AdviceAlertRead,
     AdviceRead,
     AppliedRead,
+    ControlRead,
+    LoopPointRead,
     OperatorDecisionCreate,
     ScheduleRead,
 )
@@ -202,7 +206,7 @@ def _advice(known: Snapshot, step: int | None) -> AdviceRead:
     observed = detectors.step
     asked = step if step is not None else 0 if observed is None else observed + 1
     mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"
-    advised = state.scale(asked)
+    advised, points = state.scale(asked), newest_points(state.loop)
     has_ended = run.state in ENDED
     warming = detectors.watching(known.configuration.surge) == "warming"
     return AdviceRead(
@@ -211,7 +215,10 @@ def _advice(known: Snapshot, step: int | None) -> AdviceRead:
         scale=advised if mode == "apply" else 1.0,
         advised_scale=advised,
         schedule=ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
-        rule_halvings=list(state.halvings),
+        halvings=list(state.halvings),
+        rule_halvings=halvings_for_older_clients(state.halvings, points, state.factor),
+        loop=[LoopPointRead.model_validate(point) for point in points],
+        control=_control(detectors.loop, known.configuration.loop_at(asked)),
         factor=state.factor,
         floor=state.floor,
         phase=state.phase(asked, warming),
@@ -225,6 +232,20 @@ def _advice(known: Snapshot, step: int | None) -> AdviceRead:
         alerts=[AdviceAlertRead.model_validate(alert) for alert in known.opened],
         want_weights_at_step=_wanted(known, asked),
         applied=known.applied,
+    )
+
+
+def _control(loop: LoopState, settings: LoopSettings) -> ControlRead | None:
+    if not settings.enabled or (loop.static is None and loop.update is None):
+        return None
+    return ControlRead(
+        driven=loop.driven,
+        set_point=loop.set_point(settings),
+        static=loop.static,
+        update=loop.update,
+        update_set_point=settings.update_set_point,
+        error=loop.error,
+        finding=finding(loop, settings),
     )
 
 
@@ -247,10 +268,11 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         observed_step=-1 if state.step is None else state.step,
         trainer_step=repository.trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
-        signals=open_signals(state, derived.configuration),
         at_us=now_us(),
         schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
         holds=holding_signals(state, derived.configuration),
+        loop=state.loop,
+        loop_settings=derived.configuration.loop_at(-1 if state.step is None else state.step),
     )
     decisions = decide(repository.log_of(session, run_id), observation)
     for decision in decisions:
@@ -280,6 +302,5 @@ def observation_of(session: Session, run_id: str) -> Observation:
         observed_step=observed,
         trainer_step=repository.trainer_step(session, run_id, state.attempt),
         surge_step=None,
-        signals=(),
         at_us=now_us(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, open_signals
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState
 from foreshock.learning_rate.decisions import AdviceState, Decision, Mode, Observation, decide, fold
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, watch
@@ -17,8 +17,7 @@ def reason(state: WarningState, mode: Mode = "shadow", *, has_ended: bool = Fals
 
 
 def advice_of(state: WarningState) -> AdviceState:
-    signals = open_signals(state, CONFIGURATION)
-    seen = Observation(1, state.step or 0, state.step or 0, state.surge_step, signals, 0)
+    seen = Observation(1, state.step or 0, state.step or 0, state.surge_step, 0)
     log: list[Decision] = []
     return fold([*log, *decide(log, seen)])
 

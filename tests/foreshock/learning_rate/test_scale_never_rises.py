@@ -1,7 +1,8 @@
-"""The advised scale over random histories, with late steps and polls, never rises without an operator."""
+"""The advised scale over random histories, with late steps and polls, rises only slowly, by the loop."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,11 +17,11 @@ from foreshock.diagnosis.detectors import (
     WarningState,
     advance,
     holding_signals,
-    open_signals,
 )
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
+from foreshock.learning_rate.loop import LARGEST_RISE
 from foreshock.learning_rate.schedule import ScheduleSettings
 
 # One rule holds the learning rate, and rules change within the histories.
@@ -52,7 +53,7 @@ def replay(values: dict[int, dict[str, float]]) -> WarningState:
 
 @settings(deadline=None, max_examples=40)
 @given(LEVELS, st.integers(0, 12), st.integers(2, 30))
-def test_scale_of_consecutive_steps_only_falls(
+def test_scale_of_consecutive_steps_rises_slowly_at_most(
     levels: list[tuple[int, float, float, float]], delay: int, late_every: int
 ) -> None:
     rows = [
@@ -77,12 +78,13 @@ def test_scale_of_consecutive_steps_only_falls(
         # Late steps are inserted where they belong: the whole history is derived again.
         state = replay(known)
         log = [Decision.from_json(each.to_json()) for each in log]
-        signals = open_signals(state, CONFIGURATION)
         holds = holding_signals(state, CONFIGURATION)
         schedule = CONFIGURATION.schedule_at(state.surge_step or 0)
-        seen = Observation(1, max(known), step, state.surge_step, signals, at_us=step, schedule=schedule, holds=holds)
+        seen = Observation(
+            1, max(known), step, state.surge_step, at_us=step, schedule=schedule, holds=holds, loop=state.loop
+        )
         log += decide(log, seen)
-    assert all(later <= earlier for earlier, later in pairwise(given_out))
+    assert all(later <= earlier * math.exp(LARGEST_RISE * 10) for earlier, later in pairwise(given_out))
     assert all(0.1 <= scale <= 1.0 for scale in given_out)
 
 
@@ -92,6 +94,5 @@ def test_generated_histories_do_lower_the_scale() -> None:
     state = WarningState()
     for step, (length, reward) in enumerate(rows, start=30):
         state, _ = advance(state, ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}), CONFIGURATION)
-        signals = open_signals(state, CONFIGURATION)
-        log += decide(log, Observation(1, step, step, state.surge_step, signals, at_us=step))
+        log += decide(log, Observation(1, step, step, state.surge_step, at_us=step))
     assert fold(log).scale(90) == 0.5

@@ -1,0 +1,272 @@
+"""The control loop: hold what the learning rate drives at a set point.
+
+After each closed step, ``log s ← clip(log s − gain · EMA(error), log floor, 0)``. Two things follow the rate, each in
+nats per token with a set point of its own, and the error is the log of the one that is farther beyond it:
+
+- the driven part of the mismatch: k3 of tokens that lag behind the trainer, minus the static part. At lag 0 there is
+  none: a mismatch of equal weights does not follow the learning rate;
+- the update: k3 of the policy after the step's update against the one before (`update_k3`), if the trainer logs it.
+
+The static part is the k3 of lag 0: numerics, which no rate changes. A run has it at its first step, before the first
+update. If lag is unknown, or was never 0, it is the mean of the first readings instead; then the response decides: if
+the rate has fallen to the floor and the driven part has not halved, it was not driven, and counts as static from there
+on. The set point of the driven part is at least `static_multiple` times the static part: numerics drift as a policy
+learns, and a smaller driven part is little of the whole.
+
+Everything is a function of the closed steps in their order; there is no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from foreshock.learning_rate.schedule import HORIZON, LoopPoint, loop_scale
+
+LARGEST_ERROR: Final = math.log(10.0)
+"""A value farther from its set point than a factor of ten counts as ten."""
+
+SMALLEST: Final = 1e-9
+"""Nats per token. A smaller k3 is a rounding error."""
+
+LARGEST_RISE: Final = 0.03
+"""Of log s in a step. From the floor to 1 takes 77 steps at least."""
+
+BASELINE_READINGS: Final = 10
+"""Readings whose mean is the static part if lag 0 is never seen."""
+
+LARGEST_FALL: Final = 0.25
+"""Of log s in a step: the largest error times the gain. From 1 to the floor of 0.1 takes 10 steps at least."""
+
+LEAST_MOVE: Final = 0.05
+"""Of log s: a smaller move is no decision, unless it reaches the floor or 1."""
+
+PATIENCE: Final = 10
+"""Readings at the floor after which the driven part must have halved if it follows the learning rate."""
+
+WEIGHT_OF_PARTS: Final = 0.2
+"""Weight of the newest step in the moving averages of the static and the driven part."""
+
+FEWEST_TOKENS: Final = 200
+"""A k3 of fewer tokens is no reading: a single token can make all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """The gains of the loop, chosen on the tuning seeds of docs/closed-loop.md."""
+
+    set_point: float = 6e-3
+    """Of the driven part, in nats per token."""
+    update_set_point: float = 1.5e-3
+    """Of the update, in nats per token."""
+    gain: float = 0.1
+    """Change of log s in a step, for each unit of the error."""
+    weight: float = 0.2
+    """Weight of the newest reading in the moving average of the error."""
+    static_multiple: float = 3.0
+    floor: float = 0.1
+    raises: bool = True
+    """Whether the loop takes back what it has lowered itself."""
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("set_point", "update_set_point", "gain", "weight", "static_multiple"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0.0):
+                raise ValueError(f"{name} must be above 0, got {value}")
+        if self.weight > 1.0 or self.gain > 1.0:
+            raise ValueError(f"gain and weight must be at most 1, got {self.gain} and {self.weight}")
+        if not 0.0 < self.floor <= 1.0:
+            raise ValueError(f"floor must satisfy 0 < floor <= 1, got {self.floor}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a closed step says; None: not measured.
+
+    ``k3`` is of all tokens and ``k3_at_lag_0`` of those at lag 0, in nats per token. ``lag`` is the mean lag in steps;
+    ``rate`` the learning rate of the step. ``update`` is k3 of the policy after the step's update against the one
+    before, on the step's rollouts. ``lowered``: a rule with the effect "halve" fires.
+    """
+
+    k3: float | None = None
+    lag: float | None = None
+    k3_at_lag_0: float | None = None
+    update: float | None = None
+    rate: float | None = None
+    tokens: float | None = None
+    lowered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Whether the driven part follows the rate: both when the scale left 1, and the readings at the floor since."""
+
+    driven: float
+    rate: float | None
+    at_floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """The state after a step. ``static``, ``driven`` and ``update`` are in nats per token, None if unknown."""
+
+    static: float | None = None
+    measured_static: bool = False
+    """Whether the static part was measured at lag 0."""
+    baseline: tuple[float, ...] = ()
+    driven: float | None = None
+    update: float | None = None
+    average: float | None = None
+    """Moving average of the driven part."""
+    error: float = 0.0
+    """Moving average of the error."""
+    log_scale: float = 0.0
+    response: Response | None = None
+    follows: bool = True
+    """False once the driven part was seen not to follow the learning rate."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LoopState:
+        response = value["response"]
+        return cls(
+            **{**value, "baseline": tuple(value["baseline"]), "response": response and Response(**response)},
+        )
+
+    def set_point(self, settings: LoopSettings) -> float:
+        """Return the set point of the driven part, in nats per token."""
+        return max(settings.set_point, settings.static_multiple * (self.static or 0.0))
+
+    def fall(self, settings: LoopSettings) -> float:
+        """Return by how much log s falls in the next step if nothing changes; 0 if it would rise."""
+        return settings.gain * max(self.error, 0.0)
+
+
+def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
+    """Return the state after a closed step. A step without a reading changes nothing, so that it raises nothing."""
+    if not settings.enabled:
+        return state
+    state = _with_driven(state, _checked(reading))
+    errors = [math.log(2.0)] if reading.lowered else []
+    if state.driven is not None:
+        errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
+    if state.update is not None:
+        errors.append(math.log(max(state.update, SMALLEST) / settings.update_set_point))
+    if not errors:
+        return state
+    error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
+    error = state.error + settings.weight * (error - state.error)
+    change = min(-settings.gain * error, LARGEST_RISE if settings.raises else 0.0)
+    moved = min(max(state.log_scale + change, math.log(settings.floor)), 0.0)
+    return _judge_response(replace(state, error=error, log_scale=moved), reading, settings)
+
+
+def _checked(reading: Reading) -> Reading:
+    """Return the reading without what is no measurement: a k3 of few tokens, or of lagging tokens and exactly 0."""
+    k3 = reading.k3
+    if k3 is not None and reading.tokens is not None and reading.tokens < FEWEST_TOKENS:
+        k3 = None
+    if k3 == 0.0 and reading.lag != 0.0:
+        # μ was logged in place of π, as in bypass mode.
+        k3 = None
+    return replace(reading, k3=k3)
+
+
+def _with_driven(state: LoopState, reading: Reading) -> LoopState:
+    at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
+    if at_lag_0 is not None:
+        old = state.static if state.measured_static else None
+        static = at_lag_0 if old is None else old + WEIGHT_OF_PARTS * (at_lag_0 - old)
+        state = replace(state, static=static, measured_static=True)
+    elif reading.k3 is not None and state.static is None:
+        baseline = (*state.baseline, reading.k3)
+        known = len(baseline) >= BASELINE_READINGS
+        state = replace(
+            state, baseline=() if known else baseline, static=math.fsum(baseline) / len(baseline) if known else None
+        )
+    driven = None
+    if reading.k3 is not None and (reading.lag == 0.0 or state.static is not None):
+        driven = 0.0 if reading.lag == 0.0 else max(reading.k3 - (state.static or 0.0), 0.0)
+    average = state.average
+    if driven is not None:
+        average = driven if average is None else average + WEIGHT_OF_PARTS * (driven - average)
+    return replace(state, driven=driven, update=reading.update, average=average)
+
+
+def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
+    """Count the driven part as static if the rate fell to the floor and it did not halve."""
+    if state.measured_static or state.average is None or reading.k3 is None:
+        return state
+    if state.log_scale >= 0.0:
+        return replace(state, response=None)
+    response = state.response or Response(state.average, reading.rate)
+    if state.log_scale <= math.log(settings.floor):
+        response = replace(response, at_floor=response.at_floor + 1)
+    # In shadow mode the rate does not fall, and nothing can respond.
+    fell = response.rate is not None and reading.rate is not None and reading.rate <= response.rate / 2
+    if response.at_floor < PATIENCE or not fell:
+        return replace(state, response=response)
+    if state.average <= response.driven / 2:
+        return replace(state, response=replace(response, at_floor=0))
+    static = (state.static or 0.0) + state.average
+    return replace(state, static=static, driven=0.0, average=0.0, error=0.0, response=None, follows=False)
+
+
+def next_point(
+    points: Sequence[LoopPoint], reference: float | None, state: LoopState, settings: LoopSettings, step: int
+) -> tuple[LoopPoint, str] | None:
+    """Return the loop's scale from ``step`` on, and why; None if it does not change.
+
+    The scale moves by the change of the state's log s since the last decision, which ``reference`` is the log s of;
+    None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last.
+    """
+    now = math.log(loop_scale(points, step))
+    if reference is None:
+        return LoopPoint(step, math.exp(now)), "The hold is over: the control loop goes on from the present scale."
+    last = points[-1] if points else LoopPoint(0, 1.0)
+    floor = min(math.log(settings.floor), now)
+    wanted = min(max(math.log(last.scale) + state.log_scale - reference, floor), 0.0)
+    steps = min(max(step - last.step, 1), HORIZON)
+    bounded = min(max(wanted, now - LARGEST_FALL * steps), now + (LARGEST_RISE * steps if settings.raises else 0.0))
+    reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > 1e-9
+    if abs(bounded - now) < LEAST_MOVE and not reaches_end:
+        return None
+    rises = bounded > now
+    if rises and state.error > 0.0:
+        # The fall between two answers went a little too far: no reason to rise.
+        return None
+    point = LoopPoint(step, math.exp(bounded), 0.0 if rises else state.fall(settings))
+    return point, _reason_of_move(state, settings, point.scale, rises=rises)
+
+
+def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, rises: bool) -> str:
+    said = [
+        f"{name} is {value:.2g} nats per token (set point {point:.2g})"
+        for name, value, point in (
+            ("the driven mismatch", state.driven, state.set_point(settings)),
+            ("the update", state.update, settings.update_set_point),
+        )
+        if value is not None
+    ]
+    found = " and ".join(said) or "a rule that lowers the learning rate fires"
+    return (
+        f"{found[0].upper()}{found[1:]}; recent steps are at {math.exp(state.error):.2g} × the set point: "
+        f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."
+    )
+
+
+def finding(state: LoopState, settings: LoopSettings) -> str | None:
+    """Return what the loop knows of a mismatch that the learning rate does not drive; None if there is none."""
+    static = state.static
+    if static is None or static <= settings.set_point or not (state.measured_static or not state.follows):
+        return None
+    how = "at lag 0" if state.measured_static else "and did not fall with the learning rate"
+    return (
+        f"{static:.2g} nats per token of the mismatch are static: k3 is so high {how}. A lower learning rate would not "
+        "help against it; find its cause by a probe, or correct the loss."
+    )
