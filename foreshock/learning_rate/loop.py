@@ -160,7 +160,8 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if not errors:
         return state
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
-    error = state.error + settings.weight * (error - state.error)
+    # A lower average would only delay the next fall: at this one the scale rises as fast as it may.
+    error = max(state.error + settings.weight * (error - state.error), -LARGEST_RISE / settings.gain)
     change = min(-settings.gain * error, LARGEST_RISE if settings.raises else 0.0)
     moved = min(max(state.log_scale + change, math.log(settings.floor)), 0.0)
     return _judge_response(replace(state, error=error, log_scale=moved), reading, settings)
