@@ -33,7 +33,7 @@ class RulesCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the rules or the changes. Raises InvalidRules for a file that is not valid."""
         from foreshock.diagnosis.default_rules import default_rules
-        from foreshock.diagnosis.rule_files import DEFAULT_SCHEDULE, to_toml
+        from foreshock.diagnosis.rule_files import DEFAULT_LOOP, DEFAULT_SCHEDULE, to_toml
 
         model_kind: ModelKind | None = arguments.model_kind
         before = default_rules(model_kind)
@@ -43,7 +43,7 @@ class RulesCommand:
         changes, after = _changed(arguments.file, model_kind)
         first = changes.effective_from_step
         if arguments.action == "show":
-            print(to_toml(after, first, changes.schedule), end="")
+            print(to_toml(after, first, changes.schedule, changes.loop), end="")
             return 0
         old, new = {rule.name: rule for rule in before}, {rule.name: rule for rule in after}
         lines = [f"{name}: disabled" for name in old if name not in new]
@@ -55,10 +55,14 @@ class RulesCommand:
                     for field in old[name].__slots__
                     if getattr(old[name], field) != getattr(new[name], field)
                 ]
-        for each in fields(DEFAULT_SCHEDULE):
-            usual, value = getattr(DEFAULT_SCHEDULE, each.name), getattr(changes.schedule, each.name)
-            if value != usual:
-                lines.append(f"schedule: {each.name} {usual!r} → {value!r}")
+        for of, default, chosen in (
+            ("schedule", DEFAULT_SCHEDULE, changes.schedule),
+            ("loop", DEFAULT_LOOP, changes.loop),
+        ):
+            for each in fields(default):
+                usual, value = getattr(default, each.name), getattr(chosen, each.name)
+                if value != usual:
+                    lines.append(f"{of}: {each.name} {usual!r} → {value!r}")
         print("\n".join([f"{arguments.file} is valid; from step {first} on:", *(lines or ["nothing changes"])]))
         return 0
 

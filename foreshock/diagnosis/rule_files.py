@@ -20,8 +20,13 @@
     multiplier = 1.8
     minimum_period = 45
 
+    [loop]
+    set_point = 6e-3
+    raises = false
+
 A table of `rules` names a rule: the fields of a known one that it sets are changed, an unknown one is added.
-`schedule` is that of a length surge from the step on; what it does not set has its default.
+`schedule` is that of a length surge from the step on, and `loop` has the gains of the control loop; what they do not
+set has its default.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from foreshock.diagnosis.rule import Cause, Direction, Effect, ThresholdRule
 from foreshock.diagnosis.statistics import Pooling
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.errors import ConfigurationError, did_you_mean
+from foreshock.learning_rate.loop import LoopSettings
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.severity import Severity
 
@@ -50,6 +56,7 @@ LARGEST_TEXT = 64 * 1024
 """Characters of a file."""
 
 DEFAULT_SCHEDULE: Final = ScheduleSettings()
+DEFAULT_LOOP: Final = LoopSettings()
 
 LARGEST_MULTIPLIER = 1_000
 """Of a schedule: a period beyond a thousand times the surge step never comes."""
@@ -81,6 +88,7 @@ class RuleChanges:
     effective_from_step: int
     tables: Mapping[str, Mapping[str, Any] | None]
     schedule: ScheduleSettings = DEFAULT_SCHEDULE
+    loop: LoopSettings = DEFAULT_LOOP
 
     def applied_to(self, rules: Iterable[ThresholdRule]) -> tuple[ThresholdRule, ...]:
         """Return the rules with the changes, new ones last. Raises InvalidRules."""
@@ -102,11 +110,11 @@ def parse_rules(text: str) -> RuleChanges:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRules(f"not valid TOML: {error}") from error
-    unknown = sorted(content.keys() - {"version", "effective_from_step", "rules", "schedule"})
+    unknown = sorted(content.keys() - {"version", "effective_from_step", "rules", "schedule", "loop"})
     if unknown:
         raise InvalidRules(
-            f"unknown field {unknown[0]!r}; expected version, effective_from_step and tables [rules.NAME] and "
-            "[schedule]"
+            f"unknown field {unknown[0]!r}; expected version, effective_from_step and tables [rules.NAME], "
+            "[schedule] and [loop]"
         )
     if not _is_whole(content.get("version")) or content["version"] != FORMAT_VERSION:
         raise InvalidRules(f"version must be {FORMAT_VERSION}, got {content.get('version')!r}")
@@ -117,7 +125,7 @@ def parse_rules(text: str) -> RuleChanges:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise InvalidRules("rules must be tables: [rules.NAME]")
     checked = {name: _checked(name, table) for name, table in sorted(tables.items())}
-    return RuleChanges(first, checked, _schedule(content.get("schedule", {})))
+    return RuleChanges(first, checked, _schedule(content.get("schedule", {})), _loop(content.get("loop", {})))
 
 
 def changes_to_toml(changes: RuleChanges) -> str:
@@ -126,13 +134,16 @@ def changes_to_toml(changes: RuleChanges) -> str:
     for name, table in changes.tables.items():
         fields_of = {"enabled": False} if table is None else table
         lines += ["", _heading(name), *(f"{field} = {_toml(value)}" for field, value in fields_of.items())]
-    return "\n".join([*lines, *_schedule_lines(changes.schedule)]) + "\n"
+    return "\n".join([*lines, *_table_lines(changes.schedule), *_table_lines(changes.loop)]) + "\n"
 
 
 def to_toml(
-    rules: Iterable[ThresholdRule], effective_from_step: int = 0, schedule: ScheduleSettings = DEFAULT_SCHEDULE
+    rules: Iterable[ThresholdRule],
+    effective_from_step: int = 0,
+    schedule: ScheduleSettings = DEFAULT_SCHEDULE,
+    loop: LoopSettings = DEFAULT_LOOP,
 ) -> str:
-    """Return the rules and the schedule as a file, without the fields that have their default."""
+    """Return the rules, the schedule and the loop as a file, without the fields that have their default."""
     lines = [f"version = {FORMAT_VERSION}", f"effective_from_step = {effective_from_step}"]
     for rule in rules:
         lines += ["", _heading(rule.name)]
@@ -144,7 +155,7 @@ def to_toml(
                 and (field.default is MISSING or value != field.default or field.name == "cause")
             ):
                 lines.append(f"{field.name} = {_toml(value)}")
-    return "\n".join([*lines, *_schedule_lines(schedule)]) + "\n"
+    return "\n".join([*lines, *_table_lines(schedule), *_table_lines(loop)]) + "\n"
 
 
 def _heading(name: str) -> str:
@@ -204,19 +215,7 @@ def _value(name: str, field: str, value: Any) -> Any:
 
 
 def _schedule(table: Any) -> ScheduleSettings:
-    names = [each.name for each in fields(ScheduleSettings)]
-    if not isinstance(table, dict):
-        raise InvalidRules("schedule must be a table: [schedule]")
-    for name, value in table.items():
-        if name not in names:
-            raise InvalidRules(
-                f"the schedule has the unknown field {name!r}{did_you_mean(name, names)}; fields: {', '.join(names)}"
-            )
-        if name == "minimum_period":
-            if not _is_whole(value) or not 1 <= value <= 1_000_000:
-                raise InvalidRules(f"{name} of the schedule must be a whole number from 1 to 1,000,000, got {value!r}")
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InvalidRules(f"{name} of the schedule must be a finite number, got {value!r}")
+    _check_fields(table, "schedule", DEFAULT_SCHEDULE)
     if table.get("multiplier", 1.0) > LARGEST_MULTIPLIER:
         raise InvalidRules(f"multiplier of the schedule must be at most {LARGEST_MULTIPLIER:,}")
     try:
@@ -225,13 +224,39 @@ def _schedule(table: Any) -> ScheduleSettings:
         raise InvalidRules(f"schedule: {error}") from error
 
 
-def _schedule_lines(schedule: ScheduleSettings) -> list[str]:
+def _loop(table: Any) -> LoopSettings:
+    _check_fields(table, "loop", DEFAULT_LOOP)
+    try:
+        return replace(DEFAULT_LOOP, **table)
+    except ValueError as error:
+        raise InvalidRules(f"loop: {error}") from error
+
+
+def _check_fields(table: Any, of: str, usual: ScheduleSettings | LoopSettings) -> None:
+    names = [each.name for each in fields(usual)]
+    if not isinstance(table, dict):
+        raise InvalidRules(f"{of} must be a table: [{of}]")
+    for name, value in table.items():
+        if name not in names:
+            raise InvalidRules(
+                f"the {of} has the unknown field {name!r}{did_you_mean(name, names)}; fields: {', '.join(names)}"
+            )
+        if isinstance(getattr(usual, name), bool):
+            if not isinstance(value, bool):
+                raise InvalidRules(f"{name} of the {of} must be true or false, got {value!r}")
+        elif isinstance(getattr(usual, name), int):
+            if not _is_whole(value) or not 1 <= value <= 1_000_000:
+                raise InvalidRules(f"{name} of the {of} must be a whole number from 1 to 1,000,000, got {value!r}")
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise InvalidRules(f"{name} of the {of} must be a finite number, got {value!r}")
+
+
+def _table_lines(settings: ScheduleSettings | LoopSettings) -> list[str]:
     """Return the table of the constants that are not the default ones; nothing if all are."""
-    usual, lines = asdict(DEFAULT_SCHEDULE), []
-    for name, value in asdict(schedule).items():
-        if value != usual[name]:
-            lines.append(f"{name} = {_toml(value)}")
-    return ["", "[schedule]", *lines] if lines else []
+    of, default = ("schedule", DEFAULT_SCHEDULE) if isinstance(settings, ScheduleSettings) else ("loop", DEFAULT_LOOP)
+    usual = asdict(default)
+    lines = [f"{name} = {_toml(value)}" for name, value in asdict(settings).items() if value != usual[name]]
+    return ["", f"[{of}]", *lines] if lines else []
 
 
 def _changed(rule: ThresholdRule, table: Mapping[str, Any] | None) -> ThresholdRule | None:

@@ -23,12 +23,15 @@ from examples.closed_loop.outcome import (
     outcomes,
     paired_interval,
 )
-from examples.closed_loop.plan import ARMS, FIRST_SEED, SEEDS, SETTINGS, Arm, Plan, plans
+from examples.closed_loop.plan import ARMS, FIRST_SEED, HARM, SEEDS, SETTINGS, Arm, Plan, plans
 from examples.collapses.grid import SEEDS as SEEDS_OF_THE_GRID
 from examples.collapses.results import Result, read_results
 from examples.collapses.run import START
+from examples.collapses.sampling import EngineSource
 from examples.tiny_rl.model import load_model
 from examples.tiny_rl.trainer import Trainer, TrainerOptions
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.quantities import UPDATE_KEY
 
 SETTING = SETTINGS[0]
 HEALTHY = [0.5] * 150
@@ -51,7 +54,7 @@ def results(rewards: Mapping[Arm, list[float]], seeds: int = 2) -> dict[str, Res
 
 def test_every_run_comes_after_those_it_is_made_from_and_seeds_are_new() -> None:
     order = [plan.name for plan in plans()]
-    assert len(set(order)) == len(order) == len(SETTINGS) * len(ARMS) * SEEDS
+    assert len(set(order)) == len(order) == len(SETTINGS) * len(ARMS) * SEEDS + len(HARM) * 2 * SEEDS
     for plan in plans():
         assert all(order.index(other.name) < order.index(plan.name) for other in needed_by(plan))
         assert plan.seed >= FIRST_SEED > SEEDS_OF_THE_GRID
@@ -78,7 +81,7 @@ def test_schedules_of_the_arms() -> None:
     scales = {
         arm: [control_of(Plan(SETTING, arm, 1000), finished).scale(step) for step in range(1, 151)] for arm in ARMS
     }
-    for arm in ("twin", "constant", "token-tis", "sequence-mis", "advice"):
+    for arm in ("twin", "constant", "token-tis", "sequence-mis", "advice", "advice-mis", "length-decay"):
         assert scales[arm] == [1.0] * 150
     assert scales["tenth"] == [0.1] * 150
     assert scales["cosine"][0] == 1.0
@@ -88,12 +91,35 @@ def test_schedules_of_the_arms() -> None:
     assert scales["sham"] == advice[1001]
 
 
-def test_advice_arm_lowers_the_rate_from_the_step_after_the_alarm() -> None:
-    control = control_of(Plan(SETTING, "advice", 1000), lambda plan: pytest.fail("needs no other run"))
-    for step in range(1, 41):
-        control.observe(step, {"trainer/rollout:ess_token": 0.99 if step <= 20 else 0.4, "rollout:reward_mean": 0.5})
-    # The median of five is beyond with the third value, at step 23.
-    assert [control.scale(step) for step in (1, 23, 24, 40)] == [1.0, 1.0, 0.5, 0.5]
+def test_advice_arm_lowers_the_rate_from_the_step_after_the_driven_part_rose() -> None:
+    def scales(arm: Arm, update: float) -> list[float]:
+        control = control_of(Plan(SETTING, arm, 1000), lambda plan: pytest.fail("needs no other run"))
+        for step in range(1, 41):
+            values = {"rollout:lag_mean": 0.0 if step == 1 else 8.0, "rollout:reward_mean": 0.5}
+            control.observe(step, values | {K3: 2e-4 if step <= 20 else 5e-2, UPDATE_KEY: update})
+        return [control.scale(step) for step in (1, 21, 24, 41)]
+
+    for arm in ("advice", "advice-mis"):
+        found = scales(arm, 1e-4)
+        assert found[:2] == [1.0, 1.0]
+        assert 1.0 > found[2] > found[3]
+    # An update that is too large lowers it at once, without any mismatch.
+    assert scales("advice", 1e-1)[1] < 0.5
+    assert scales("length-decay", 1e-1) == [1.0] * 4
+
+
+def test_shifted_dose_lags_in_its_window_only() -> None:
+    class Engine:
+        def load(self, weights: object) -> None:
+            self.loaded = weights
+
+    settings = Plan(SETTINGS[5], "constant", 1000).settings
+    source = EngineSource(Engine(), settings, {})  # type: ignore[arg-type]
+    lags = []
+    for step in range(1, 151):
+        lags.append(step - 1 - source.version)
+        source.sync(step, {})
+    assert lags == [0] * 60 + [8] * 45 + [0] * 45
 
 
 def test_weights_of_the_corrections_are_those_of_their_formulas() -> None:

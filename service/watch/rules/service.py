@@ -73,7 +73,7 @@ def read_rules(session: Session, principal: security.Principal, run_id: str, ste
     return watch.RunRulesRecord(
         model_kind=run.model_kind,
         rules=_rules_read(rules),
-        toml=rule_files.to_toml(rules, schedule=configuration.schedule_at(step)),
+        toml=rule_files.to_toml(rules, schedule=configuration.schedule_at(step), loop=configuration.loop_at(step)),
         step=step,
         versions=tuple(records.from_attributes(watch.RulesVersionRecord, version) for version in versions),
     )
@@ -134,7 +134,7 @@ def configuration_with(model_kind: ModelKind | None, files: Iterable[str]) -> de
     return replace(
         base,
         changed_rules=tuple(
-            detectors.RulesFromStep(each.effective_from_step, each.applied_to(base.rules), each.schedule)
+            detectors.RulesFromStep(each.effective_from_step, each.applied_to(base.rules), each.schedule, each.loop)
             for each in changes
         ),
     )

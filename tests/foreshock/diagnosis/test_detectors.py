@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import (
     ClosedStep,
     OpenSignal,
     WarningConfiguration,
     WarningState,
     advance,
-    open_signals,
+    holding_signals,
 )
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.rule import Event
+from foreshock.diagnosis.rule import Effect, Event
+from foreshock.diagnosis.rules import LAG_KEY
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
 
 CONFIGURATION = WarningConfiguration()
@@ -103,13 +105,22 @@ def test_step_out_of_order_is_refused() -> None:
             advance(state, ClosedStep(step, {LENGTH: 100.0}), CONFIGURATION)
 
 
-def test_firing_rules_that_move_the_learning_rate_are_open_signals() -> None:
+def test_effects_of_firing_rules_on_the_learning_rate() -> None:
     k3 = np.r_[np.full(30, 5e-4), np.full(10, 0.2), np.full(10, 5e-4)]
-    steps = closed_steps({K3: k3})
-    state, _ = watch(steps[:35])
-    assert open_signals(state, CONFIGURATION) == (OpenSignal("mismatch_runaway", 35),)
-    state, _ = watch(steps)
-    assert open_signals(state, CONFIGURATION) == ()
+    steps = closed_steps({K3: k3, LAG_KEY: np.zeros(50)})
+
+    def configured(effect: Effect) -> WarningConfiguration:
+        rules = [replace(each, effect=effect) if each.name == "mismatch_runaway" else each for each in default_rules()]
+        return WarningConfiguration(rules=tuple(rules))
+
+    holding = configured("hold")
+    state, _ = watch(steps[:35], holding)
+    assert holding_signals(state, holding) == (OpenSignal("mismatch_runaway", 35),)
+    state, _ = watch(steps, holding)
+    assert holding_signals(state, holding) == ()
+    # At lag 0 the loop leaves the mismatch alone, unless a rule asks it to lower the rate.
+    assert watch(steps[:40])[0].loop.log_scale == 0.0
+    assert watch(steps[:40], configured("halve"))[0].loop.log_scale < 0.0
 
 
 def test_state_stays_small_however_long_the_run() -> None:

@@ -10,7 +10,7 @@ from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.learning_rate.advice import Applied, effect_in_words
-from foreshock.learning_rate.schedule import LengthDecaySchedule, scale_at
+from foreshock.learning_rate.schedule import HORIZON, LengthDecaySchedule, LoopPoint, scale_at
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.trends import ScaleCurve
@@ -39,19 +39,27 @@ class Scale:
     halvings: tuple[int, ...]
     factor: float
     floor: float
+    loop: tuple[LoopPoint, ...]
 
     @classmethod
     def of(cls, advice: AdviceRead) -> Scale:
         schedule = advice.schedule and LengthDecaySchedule.from_json(advice.schedule.model_dump())
-        return cls(schedule or None, tuple(advice.rule_halvings), advice.factor, advice.floor)
+        return cls(
+            schedule or None,
+            tuple(advice.halvings),
+            advice.factor,
+            advice.floor,
+            tuple(LoopPoint(point.step, point.scale, point.fall) for point in advice.loop),
+        )
 
     def at(self, step: int) -> float:
-        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor)
+        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
 
     def stairs(self, end: int) -> list[tuple[int, float]]:
         """Return (step, scale from this step on) up to `end`, beginning at step 0."""
         boundaries = self.schedule.boundaries_until(end) if self.schedule is not None else ()
-        steps = sorted({0, *self.halvings, *boundaries})
+        loop = {step for point in self.loop for step in range(point.step, point.step + HORIZON + 1) if step <= end}
+        steps = sorted({0, *self.halvings, *boundaries, *loop})
         stairs: list[tuple[int, float]] = []
         for step in steps:
             scale = self.at(step)
@@ -123,7 +131,7 @@ def _headline(advice: AdviceRead) -> str:
 
 def _schedule(advice: AdviceRead) -> str:
     if advice.schedule is None:
-        return "none: no length surge so far" if not advice.rule_halvings else "none; halved by rules"
+        return "none: no length surge so far" if not advice.rule_halvings else "none; lowered by the control loop"
     rule = f"× {advice.schedule.factor:g} every {advice.schedule.decay_period} steps"
     return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
 
@@ -146,7 +154,7 @@ def _actions(advice: AdviceRead) -> list[view_models.Action]:
 EFFECTS: Final[dict[Effect, str]] = {
     "none": "none on the learning rate",
     "hold": "holds the learning rate while it fires",
-    "halve": "halves the learning rate once",
+    "halve": "lets the control loop lower the learning rate while it fires",
 }
 CAUSES: Final[dict[Cause, str]] = {
     "mismatch": "Mismatch",

@@ -1,0 +1,174 @@
+"""The law of the control loop: what counts as driven, where the scale goes, and what bad input does to it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from foreshock.backtest.replay import AppliedAdvice
+from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
+from foreshock.learning_rate.loop import (
+    FEWEST_TOKENS,
+    LARGEST_RISE,
+    LoopSettings,
+    LoopState,
+    Reading,
+    advance_loop,
+    finding,
+)
+
+SETTINGS = LoopSettings()
+START = Reading(k3=2e-4, lag=0.0)
+
+
+def after(readings: Iterable[Reading], state: LoopState | None = None, settings: LoopSettings = SETTINGS) -> LoopState:
+    state = state or LoopState()
+    for reading in readings:
+        state = advance_loop(state, reading, settings)
+    return state
+
+
+def scale(state: LoopState) -> float:
+    return math.exp(state.log_scale)
+
+
+def lagging(k3: float, steps: int) -> list[Reading]:
+    return [START, *[Reading(k3=k3, lag=8.0)] * steps]
+
+
+def test_lagging_mismatch_beyond_the_set_point_lowers_to_the_floor_and_no_further() -> None:
+    assert scale(after(lagging(3e-2, 10))) < 0.7
+    assert scale(after(lagging(3e-2, 200))) == pytest.approx(SETTINGS.floor)
+
+
+def test_healthy_lagging_run_is_left_alone() -> None:
+    assert after(lagging(3e-3, 300)).log_scale == 0.0
+
+
+@pytest.mark.parametrize("k3", [5e-3, 2e-2, 0.3])
+def test_static_numerics_at_lag_0_never_lower_the_rate_and_the_finding_says_so(k3: float) -> None:
+    state = after([Reading(k3=k3 * (1.0 + step / 100), lag=0.0) for step in range(150)])
+    assert (state.log_scale, state.driven) == (0.0, 0.0)
+    said = finding(state, SETTINGS)
+    assert (said is None) == (state.static is not None and state.static <= SETTINGS.set_point)
+    assert said is None or "A lower learning rate would not help" in said
+
+
+def test_static_part_is_subtracted_from_lagging_tokens() -> None:
+    numerics = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=3e-2, lag=4.0)] * 100])
+    assert numerics.log_scale == 0.0
+    assert numerics.driven == pytest.approx(1e-2)
+    driven = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=2e-1, lag=4.0)] * 100])
+    assert scale(driven) == pytest.approx(SETTINGS.floor)
+
+
+def test_large_updates_lower_the_rate_without_any_mismatch() -> None:
+    assert scale(after([Reading(k3=0.0, lag=0.0, update=2e-2)] * 20)) < 0.5
+    assert after([Reading(k3=0.0, lag=0.0, update=1e-3)] * 100).log_scale == 0.0
+
+
+def test_loop_takes_back_slowly_what_it_lowered_and_never_more() -> None:
+    low = after(lagging(3e-2, 30))
+    state = low
+    for _ in range(200):
+        before = state.log_scale
+        state = advance_loop(state, Reading(k3=2e-4, lag=0.0), SETTINGS)
+        assert state.log_scale - before <= LARGEST_RISE + 1e-12
+    assert state.log_scale == 0.0
+    kept = after([Reading(k3=2e-4, lag=0.0)] * 200, low, replace(SETTINGS, raises=False))
+    assert kept.log_scale <= low.log_scale
+
+
+def test_loop_that_is_off_does_nothing() -> None:
+    assert after(lagging(3e-2, 50), settings=replace(SETTINGS, enabled=False)) == LoopState()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Reading(),
+        Reading(k3=None, lag=8.0),
+        # Lagging tokens with no difference at all: μ was logged in place of π.
+        Reading(k3=0.0, lag=8.0),
+        Reading(k3=0.0),
+        # A k3 of a few sampled tokens.
+        Reading(k3=1e-6, lag=8.0, tokens=FEWEST_TOKENS - 1.0),
+        Reading(k3=9.0, lag=8.0, tokens=FEWEST_TOKENS - 1.0),
+    ],
+)
+def test_step_without_a_reading_changes_nothing(bad: Reading) -> None:
+    before = after(lagging(3e-2, 20))
+    state = after([bad] * 50, before)
+    assert state.log_scale == before.log_scale
+    assert state.error == before.error
+
+
+@pytest.mark.parametrize("k3", [math.inf, math.nan, -math.inf, -1.0])
+def test_values_that_are_no_k3_never_raise_the_rate(k3: float) -> None:
+    advice = AppliedAdvice(WarningConfiguration.for_model("dense"))
+    scales = []
+    for step in range(1, 61):
+        value = 2e-4 if step == 1 else 3e-2 if step <= 30 else k3
+        advice.observe(ClosedStep(step, {"trainer/rollout:k3_kl": value, "rollout:lag_mean": float(min(step - 1, 8))}))
+        scales.append(advice.scale(step + 1))
+    assert scales[29] < 0.9
+    assert scales == sorted(scales, reverse=True)
+
+
+def test_unknown_lag_takes_the_first_readings_as_static() -> None:
+    assert after([Reading(k3=2e-2)] * 100).log_scale == 0.0
+    assert scale(after([*[Reading(k3=1e-3)] * 10, *[Reading(k3=5e-2)] * 60])) == pytest.approx(SETTINGS.floor)
+
+
+def test_mismatch_of_unknown_lag_that_does_not_follow_the_rate_is_static() -> None:
+    state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
+    for _ in range(200):
+        state = advance_loop(state, Reading(k3=5e-2, rate=1e-4 * scale(state)), SETTINGS)
+    assert not state.follows
+    assert scale(state) == 1.0
+    assert "did not fall with the learning rate" in str(finding(state, SETTINGS))
+
+
+def test_mismatch_of_unknown_lag_that_follows_the_rate_stays_driven() -> None:
+    state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
+    for _ in range(200):
+        state = advance_loop(state, Reading(k3=1e-3 + 5e-2 * scale(state), rate=1e-4 * scale(state)), SETTINGS)
+    assert state.follows
+    assert scale(state) < 0.3
+
+
+def test_nothing_can_respond_in_shadow_mode() -> None:
+    state = after([*[Reading(k3=1e-3, rate=1e-4)] * 10, *[Reading(k3=5e-2, rate=1e-4)] * 100])
+    assert state.follows
+    assert scale(state) == pytest.approx(SETTINGS.floor)
+
+
+def test_lagging_mismatch_with_a_measured_static_part_is_never_released() -> None:
+    state = after([START])
+    for _ in range(200):
+        state = advance_loop(state, Reading(k3=5e-2, lag=8.0, rate=1e-4 * scale(state)), SETTINGS)
+    assert scale(state) == pytest.approx(SETTINGS.floor)
+
+
+def test_rule_with_the_effect_halve_lowers_while_it_fires() -> None:
+    state = after([START, *[replace(START, lowered=True)] * 30])
+    assert scale(state) < 0.5
+    assert scale(after([START] * 200, state)) == 1.0
+
+
+def test_state_round_trips_through_json() -> None:
+    state = after([Reading(k3=1e-3, rate=1e-4)] * 10 + [Reading(k3=5e-2, rate=1e-4)] * 30)
+    assert state.response is not None
+    assert LoopState.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+@pytest.mark.parametrize(
+    "changes", [{"set_point": 0.0}, {"gain": math.nan}, {"floor": 0.0}, {"floor": 1.5}, {"weight": 2.0}]
+)
+def test_invalid_gains_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        LoopSettings(**changes)  # type: ignore[arg-type]
