@@ -18,15 +18,17 @@ from examples.closed_loop.__main__ import RESULTS
 from examples.closed_loop.outcome import (
     ArmOutcome,
     Outcome,
+    against,
+    arms_with,
     best_safe_arm,
     compare,
-    complete_seeds,
+    compared_seeds,
     mismatch_seeds,
     outcomes,
     paired_interval,
     setting_names,
 )
-from examples.closed_loop.plan import ARMS, SEEDS, SETTINGS, Arm, Plan, Setting, plans
+from examples.closed_loop.plan import ARMS, HARM, SEEDS, SETTINGS, Arm, Plan, Setting, plans
 from examples.closed_loop.text import CLOSING, OPENING
 from examples.collapses.results import Result, read_results
 from foreshock.commands.report_page import Series, svg_curve
@@ -35,8 +37,8 @@ from foreshock.diagnosis.quantities import REWARD_KEY
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "closed-loop.md"
 IMAGES: Final = DOCUMENT.parent / "images"
 
-RIVALS: Final[tuple[Arm, ...]] = ("sham", "matched", "tenth", "cosine")
-DRAWN: Final[tuple[Arm, ...]] = ("constant", "advice", "tenth", "token-tis")
+RIVALS: Final[tuple[Arm, ...]] = ("sham", "matched", "tenth", "cosine", "sequence-mis", "length-decay")
+DRAWN: Final[tuple[Arm, ...]] = ("constant", "advice", "cosine", "sequence-mis")
 COLOURS: Final = ("#c0392b", "#2471a3", "#7d8790", "#b9770e")
 TRAILING_STEPS: Final = 5
 
@@ -50,14 +52,16 @@ def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
     sections = [
         OPENING.format(
             progress=f"{len(found)} of {len(planned)} runs are done: {len(SETTINGS)} settings × {len(ARMS)} arms × "
-            f"{seeds} seeds.",
+            f"{seeds} seeds, and {len(HARM)} settings of harm × 2 arms × {seeds} seeds.",
             example=planned[2].name,
             arms="\n".join(f"- `{arm}`: {meaning}." for arm, meaning in ARMS.items()),
         ),
         *(_setting(setting, found) for setting in SETTINGS),
+        "# Harm",
+        *(_setting(setting, found) for setting in HARM),
         CLOSING,
     ]
-    blocks = "\n\n".join(section.strip() for section in sections).split("\n\n")
+    blocks = [block for block in "\n\n".join(section.strip() for section in sections).split("\n\n") if block]
     return (
         "\n\n".join(
             block if block.startswith(_NOT_FILLED) else textwrap.fill(block, 120, break_on_hyphens=False)
@@ -72,9 +76,9 @@ def plots(results: dict[str, Result], seeds: int = SEEDS) -> dict[str, str]:
     found = outcomes(results, seeds)
     drawn = {}
     for setting in SETTINGS:
-        complete = complete_seeds(found, setting.name)
-        if complete:
-            drawn[plot_name(setting)] = _plot(setting, results, complete)
+        seeds_of = compared_seeds(found, setting.name)
+        if len(seeds_of) >= 2:
+            drawn[plot_name(setting)] = _plot(setting, results, seeds_of, arms_with(found, setting.name, seeds_of))
     return drawn
 
 
@@ -83,20 +87,21 @@ def plot_name(setting: Setting) -> str:
 
 
 def _setting(setting: Setting, found: Sequence[Outcome]) -> str:
-    complete = complete_seeds(found, setting.name)
+    complete = compared_seeds(found, setting.name)
     title = f"## Setting `{setting.name}`"
     if len(complete) < 2:
-        return f"{title}\n\nNot run: fewer than two seeds of it have every arm."
+        return f"{title}\n\nNot measured yet: fewer than two seeds of it have the constant arm and the advice."
     of_mismatch = mismatch_seeds(found, setting.name, complete)
     arms = compare(found, setting.name, complete)
     parts = [
         title,
         f"{len(complete)} seeds. {_collapses(found, setting.name, complete, of_mismatch)}",
-        f"![Reward by step, one line an arm](images/{plot_name(setting)})",
+        *([f"![Reward by step, one line an arm](images/{plot_name(setting)})"] if setting in SETTINGS else []),
         _table(arms, best_safe_arm(found, setting.name, complete)),
         _reading(arms),
         _advice(found, setting.name, complete),
-        _against_rivals(found, setting.name, complete),
+        _against_rivals(found, setting.name),
+        _missing(found, setting, complete),
     ]
     if len(of_mismatch) >= 2 and len(of_mismatch) < len(complete):
         parts += [
@@ -175,24 +180,32 @@ def _advice(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> str
     )
 
 
-def _against_rivals(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> str:
-    """Say whether the advice gained more than as little learning rate without the signals, by paired intervals."""
-    rewards = {(each.plan.arm, each.plan.seed): each.last_reward for each in found if each.plan.setting.name == setting}
+def _against_rivals(found: Sequence[Outcome], setting: str) -> str:
+    """Say whether the advice gained more than the other arms, by paired intervals."""
     said = []
     for arm in RIVALS:
-        differences = [rewards["advice", seed] - rewards[arm, seed] for seed in seeds]
+        differences = against(found, setting, arm)
+        if len(differences) < 2:
+            continue
         low, high = paired_interval(differences)
         verdict = "more" if low > 0.0 else "less" if high < 0.0 else "cannot tell"
-        said.append(f"`{arm}` {np.mean(differences):+.2f} ({low:+.2f} to {high:+.2f}; {verdict})")
-    return (
-        "The advice's last reward minus that of arms that lower the learning rate without the signals: "
-        f"{', '.join(said)}. Only `sham` has the same decay, at another time: where it does as well, the time of the "
-        "alarm is not what helped."
-    )
+        said.append(
+            f"`{arm}` {np.mean(differences):+.2f} ({low:+.2f} to {high:+.2f}; {len(differences)} seeds; {verdict})"
+        )
+    if not said:
+        return "No other arm has two seeds in common with the advice."
+    return f"The advice's last reward minus that of the other arms, over the seeds that both have: {', '.join(said)}."
 
 
-def _plot(setting: Setting, results: dict[str, Result], seeds: Sequence[int]) -> str:
-    series = [Series(arm, _median_reward(setting, arm, results, seeds)) for arm in DRAWN]
+def _missing(found: Sequence[Outcome], setting: Setting, seeds: Sequence[int]) -> str:
+    arms: Sequence[Arm] = ("constant", "advice") if setting in HARM else tuple(ARMS)
+    missing = [f"`{arm}`" for arm in arms if arm not in arms_with(found, setting.name, seeds)]
+    return f"Not measured yet for all of these seeds: {', '.join(missing)}." if missing else ""
+
+
+def _plot(setting: Setting, results: dict[str, Result], seeds: Sequence[int], measured: Sequence[Arm]) -> str:
+    drawn = [arm for arm in DRAWN if arm in measured]
+    series = [Series(arm, _median_reward(setting, arm, results, seeds)) for arm in drawn]
     steps = list(range(1, len(series[0].values) + 1))
     picture = svg_curve("Median reward over seeds", steps, series)
     colours = "".join(f".series-{place}{{stroke:{colour}}}" for place, colour in enumerate(COLOURS, start=1))
@@ -202,7 +215,7 @@ def _plot(setting: Setting, results: dict[str, Result], seeds: Sequence[int]) ->
     )
     legend = "".join(
         f'<text x="{70 + 110 * place}" y="22" style="fill:{colour}">{arm}</text>'
-        for place, (arm, colour) in enumerate(zip(DRAWN, COLOURS, strict=True))
+        for place, (arm, colour) in enumerate(zip(drawn, COLOURS, strict=False))
     )
     opening = picture.index(">") + 1
     head = picture[:opening].replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)

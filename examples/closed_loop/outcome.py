@@ -73,22 +73,28 @@ def outcomes(results: Mapping[str, Result], seeds: int) -> list[Outcome]:
     return [outcome_of(plan, results[plan.name]) for plan in plans(seeds) if plan.name in results]
 
 
-def complete_seeds(found: Iterable[Outcome], setting: str) -> list[int]:
-    """Return the seeds of a setting that every arm has."""
+def compared_seeds(found: Iterable[Outcome], setting: str) -> list[int]:
+    """Return the seeds of a setting that the constant arm and the advice have."""
     done = {(each.plan.arm, each.plan.seed) for each in found if each.plan.setting.name == setting}
-    return sorted({seed for _, seed in done if all((arm, seed) in done for arm in ARMS)})
+    return sorted(seed for arm, seed in done if arm == "advice" and ("constant", seed) in done)
+
+
+def arms_with(found: Iterable[Outcome], setting: str, seeds: Sequence[int]) -> list[Arm]:
+    """Return the arms that have all of these seeds; the others are not measured yet."""
+    done = {(each.plan.arm, each.plan.seed) for each in found if each.plan.setting.name == setting}
+    return [arm for arm in ARMS if seeds and all((arm, seed) in done for seed in seeds)]
 
 
 def mismatch_seeds(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> list[int]:
     """Return the seeds with a collapse of mismatch: the constant arm collapsed, and its twin without mismatch not."""
     collapsed = {(each.plan.arm, each.plan.seed): each.collapse is not None for each in _of(found, setting)}
-    return [seed for seed in seeds if collapsed["constant", seed] and not collapsed["twin", seed]]
+    return [seed for seed in seeds if collapsed["constant", seed] and not collapsed.get(("twin", seed), True)]
 
 
 def best_safe_arm(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> Arm:
     """Return the arm with mismatch in which the fewest seeds collapsed; of several, that with the best last reward."""
     return min(
-        (arm for arm in ARMS if arm != "twin"),
+        (arm for arm in arms_with(found, setting, seeds) if arm != "twin"),
         key=lambda arm: (
             sum(each.collapse is not None for each in _arm(found, setting, arm, seeds)),
             -_mean(each.last_reward for each in _arm(found, setting, arm, seeds)),
@@ -97,11 +103,11 @@ def best_safe_arm(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) 
 
 
 def compare(found: Sequence[Outcome], setting: str, seeds: Sequence[int]) -> list[ArmOutcome]:
-    """Return every arm over the same seeds, which must not be empty."""
+    """Return every arm that has all of the seeds, which must not be empty."""
     safe = _mean(each.last_reward for each in _arm(found, setting, best_safe_arm(found, setting, seeds), seeds))
     constant = [each.last_reward for each in _arm(found, setting, "constant", seeds)]
     compared = []
-    for arm in ARMS:
+    for arm in arms_with(found, setting, seeds):
         mine = _arm(found, setting, arm, seeds)
         rewards = [each.last_reward for each in mine]
         collapsed = sum(each.collapse is not None for each in mine)
@@ -147,6 +153,13 @@ def _arm(found: Iterable[Outcome], setting: str, arm: Arm, seeds: Sequence[int])
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return math.fsum(found) / len(found)
+
+
+def against(found: Sequence[Outcome], setting: str, rival: Arm, arm: Arm = "advice") -> list[float]:
+    """Return the last reward of an arm minus that of a rival, for each seed that both have."""
+    rewards = {(each.plan.arm, each.plan.seed): each.last_reward for each in _of(found, setting)}
+    seeds = sorted(seed for found_arm, seed in rewards if found_arm == arm and (rival, seed) in rewards)
+    return [rewards[arm, seed] - rewards[rival, seed] for seed in seeds]
 
 
 def setting_names() -> list[str]:

@@ -29,6 +29,7 @@ from foreshock.learning_rate.loop import LoopSettings, LoopState, next_point
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
+    HORIZON,
     LengthDecaySchedule,
     LoopPoint,
     ScheduleSettings,
@@ -114,18 +115,17 @@ class AdviceState:
 
     def next_decay_step(self, step: int) -> int | None:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
-        if self.scale(step) <= self.floor:
-            return None
-        if self.scale(step + 1) < self.scale(step):
-            return step + 1
-        ahead = [halving for halving in self.halvings if halving > step]
-        boundary = self.schedule.next_boundary(step) if self.schedule is not None else None
-        return min([*ahead, *([boundary] if boundary is not None else [])], default=None)
-
-    def last_halving(self, step: int) -> int | None:
-        """Return the newest of the boundaries up to ``step`` and all explicit halvings, None if there is none."""
-        boundaries = self.schedule.boundaries_until(step) if self.schedule is not None else ()
-        return max([*boundaries, *self.halvings], default=None)
+        now = self.scale(step)
+        ahead = {halving for halving in self.halvings if halving > step}
+        for point in self.loop:
+            ahead.update(range(max(point.step, step + 1), point.step + HORIZON + 1))
+        boundary = step if self.schedule is not None else None
+        while (
+            self.schedule is not None and boundary is not None and self.schedule.scale(boundary) > self.schedule.floor
+        ):
+            boundary = self.schedule.next_boundary(boundary)
+            ahead.update([] if boundary is None else [boundary])
+        return min((each for each in ahead if self.scale(each) < now), default=None)
 
     def phase(self, step: int, warming: bool) -> Phase:
         """Return the phase at ``step``. ``warming`` is true while the detectors have no baseline."""

@@ -15,9 +15,11 @@ from examples.closed_loop.__main__ import RESULTS, main, needed_by
 from examples.closed_loop.analyse import DOCUMENT, IMAGES, document, plots
 from examples.closed_loop.arms import control_of, scales_of, sequence_weights, token_weights
 from examples.closed_loop.outcome import (
+    against,
+    arms_with,
     best_safe_arm,
     compare,
-    complete_seeds,
+    compared_seeds,
     mismatch_seeds,
     outcome_of,
     outcomes,
@@ -171,21 +173,25 @@ def test_saved_is_judged_against_the_best_safe_arm_and_not_the_twin() -> None:
     assert saved == dict.fromkeys(ARMS, 0) | {"twin": 2, "tenth": 2, "cosine": 2}
 
 
-def test_only_seeds_with_every_arm_count() -> None:
-    found = results({"twin": HEALTHY})
+def test_arms_are_compared_over_the_seeds_of_the_advice_and_others_are_named_as_missing() -> None:
+    found = results({"twin": HEALTHY, "advice": HEALTHY})
     del found[Plan(SETTING, "sham", 1001).name]
-    assert complete_seeds(outcomes(found, 2), SETTING.name) == [1000]
-    assert "Not run: fewer than two seeds of it have every arm." in document(found, 2)
+    assert compared_seeds(outcomes(found, 2), SETTING.name) == [1000, 1001]
+    assert "sham" not in arms_with(outcomes(found, 2), SETTING.name, [1000, 1001])
+    assert "Not measured yet for all of these seeds: `sham`." in document(found, 2).replace("\n", " ")
     assert list(plots(found, 2)) == [f"closed-loop-{SETTING.name}.svg"]
+    assert against(outcomes(found, 2), SETTING.name, "sham") == [pytest.approx(0.4)]
+    del found[Plan(SETTING, "advice", 1001).name]
+    assert "Not measured yet: fewer than two seeds" in document(found, 2).replace("\n", " ")
 
 
 def test_document_says_better_only_where_the_interval_allows_it() -> None:
     text = document(results({"twin": HEALTHY, "advice": HEALTHY, "sham": HEALTHY}), 2).replace("\n", " ")
     assert "More reward at the end than the constant arm: `advice`, `sham`." in text
-    assert "`sham` +0.00 (+0.00 to +0.00; cannot tell)" in text
-    assert "`matched` +0.40 (+0.40 to +0.40; more)" in text
+    assert "`sham` +0.00 (+0.00 to +0.00; 2 seeds; cannot tell)" in text
+    assert "`matched` +0.40 (+0.40 to +0.40; 2 seeds; more)" in text
     better = document(results({"twin": HEALTHY, "cosine": HEALTHY}), 2).replace("\n", " ")
-    assert "`cosine` -0.40 (-0.40 to -0.40; less)" in better
+    assert "`cosine` -0.40 (-0.40 to -0.40; 2 seeds; less)" in better
     nothing = document(results({"twin": HEALTHY}), 2).replace("\n", " ")
     assert "More reward at the end than the constant arm: no arm." in nothing
     assert "Cannot tell: `advice`" in nothing
@@ -204,7 +210,7 @@ def test_interval_over_seeds_covers_the_mean() -> None:
 
 def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "lag8", "--results", str(tmp_path)]) == 2
-    assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-twin-seed1000" in capsys.readouterr().err
+    assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-constant-seed1000" in capsys.readouterr().err
 
 
 def test_document_and_plots_are_those_of_the_committed_results() -> None:

@@ -268,9 +268,9 @@ class AdviceMachine(RuleBasedStateMachine):
                 assert [after.scale(step) for step in range(max(first - 300, 0), first)] == [
                     before.scale(step) for step in range(max(first - 300, 0), first)
                 ]
-                # At most one halving, and never a rise.
+                # At most one halving, and no rise but one that the loop has decided before.
                 previous = min(before.scale(first - 1), before.scale(first))
-                assert max(0.1, previous / 2) <= after.scale(first) <= before.scale(first - 1)
+                assert max(0.1, previous / 2) <= after.scale(first) <= max(before.scale(first - 1), before.scale(first))
             else:
                 assert before.scale(first) < after.scale(first) <= 2 * before.scale(first) + 1e-12
 
