@@ -170,8 +170,11 @@ def test_resume_after_the_surge_keeps_alert_and_schedule(recorded: RecordedRun) 
     assert recorded.snapshots()[-1].step == 46
 
 
-def test_runaway_mismatch_halves_once(recorded: RecordedRun) -> None:
+def test_runaway_mismatch_lowers_the_rate_by_the_loop(recorded: RecordedRun) -> None:
     recorded.close_all({K3: [5e-4] * 12 + [0.3] * 10}, range(1, 23))
-    assert recorded.decisions() == ["rule_halving"]
+    assert set(recorded.decisions()) == {"loop"}
     assert recorded.states()[("mismatch_runaway", 17)] == "open"
-    assert recorded.advice().halvings == (18,)
+    scales = [recorded.advice().scale(step) for step in range(12, 24)]
+    assert scales[0] == 1.0
+    assert scales[-1] < 0.5
+    assert scales == sorted(scales, reverse=True)
