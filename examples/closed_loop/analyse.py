@@ -57,7 +57,7 @@ def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
             arms="\n".join(f"- `{arm}`: {meaning}." for arm, meaning in ARMS.items()),
         ),
         *(_setting(setting, found) for setting in SETTINGS),
-        "# Harm",
+        "## Harm: settings that learn well at a constant rate",
         *(_setting(setting, found) for setting in HARM),
         CLOSING,
     ]
