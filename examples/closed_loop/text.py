@@ -37,8 +37,9 @@ committed before the first run with them. The arms that do not depend on the adv
 {arms}
 
 `advice` runs the service's own detectors and decisions for a dense model in the same process; a decision holds from the
-next step on. Its trainer scores the rollouts once more after each update and logs `update_k3`. `sham` and `matched` are made from the advice arm's scales: the first has the same decay at
-another seed's time, the second the same Σ η without any time. If the advice was silent, they are the constant arm.
+next step on. Its trainer scores the rollouts once more after each update and logs `update_k3`.
+`sham` and `matched` are made from the advice arm's scales: the first has the same decay at another seed's time, the
+second the same Σ η without any time. If the advice was silent, they are the constant arm.
 
 - *Collapse*: as everywhere here, the trailing-5 median reward below half of the best for ten observations.
 - *Collapse of mismatch*: the constant arm collapsed, and its twin, the same seed without mismatch, did not.
