@@ -130,11 +130,6 @@ class Database:
         _run_callbacks(session)
         return result
 
-    def ping(self) -> None:
-        """Raise unless the database answers."""
-        with self.read() as session:
-            session.execute(text("SELECT 1"))
-
     def check_writable(self) -> None:
         """Raise unless a transaction that writes can begin and commit."""
         if self.is_sqlite:

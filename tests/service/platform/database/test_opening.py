@@ -89,7 +89,7 @@ def test_upgrade_migrates_to_the_newest_or_a_named_revision(
         assert revision_of(url) == expected
         assert capsys.readouterr().out == f"the {next(words)} {tmp_path}/foreshock.db has revision {expected}\n"
     with existing_database(url) as database:
-        database.ping()
+        database.check_writable()
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
