@@ -19,7 +19,18 @@ from starlette.routing import BaseRoute
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
-from foreshock_service.platform import audit, health, keys, logs, openapi, parameters, problem, process, request_guards
+from foreshock_service.platform import (
+    audit,
+    health,
+    keys,
+    logs,
+    openapi,
+    parameters,
+    problem,
+    process,
+    request_guards,
+    security,
+)
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -134,7 +145,12 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.router.routes.extend(_routes())
     # The last one that is added comes first.
     logs.add_tracing(app, settings)
-    app.add_middleware(request_guards.RequestGuard, settings=settings, limits=app.state.context.key_limits)
+    app.add_middleware(
+        request_guards.RequestGuard,
+        settings=settings,
+        limits=context.key_limits,
+        authenticate=partial(security.authenticate_before_body, context),
+    )
     app.add_middleware(request_guards.BodyTimeouts, settings=settings)
     app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
     openapi.document_problems(app, api_routes())

@@ -19,6 +19,7 @@ from foreshock.retry import Backoff, retry
 from foreshock_service.platform import audit, keys, logs, process
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.http_protocol import BoundedProtocol
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.tokens import open_store
 
@@ -111,12 +112,12 @@ def _run(settings: Settings, port: int) -> None:
 def http_options(settings: Settings) -> dict[str, Any]:
     """Return the options of uvicorn that concern HTTP.
 
-    h11 bounds the target and the headers of a request; httptools bounds nothing. A request for a WebSocket is served
-    as HTTP, past no check.
+    A request for a WebSocket is served as HTTP, past no check.
     """
     return {
-        "http": "h11",
+        "http": BoundedProtocol,
         "ws": "none",
+        # The one setting of uvicorn that bounds headers.
         "h11_max_incomplete_event_size": settings.max_header_bytes,
         "timeout_keep_alive": KEEP_ALIVE_SECONDS,
         "server_header": False,

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from fastapi import Path, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
 from starlette.types import Scope
 
 from foreshock.errors import did_you_mean
@@ -84,6 +84,17 @@ SEGMENT_PATTERN = r"^[^\x00-\x1e\x7f]+$"
 """What a path parameter may hold that `decoded_segment` decodes: a name, and the stand-in of an encoded slash."""
 
 
+def at_most(count: int) -> BeforeValidator:
+    """Return the validator of a mapping of up to `count` values; more are one error, and not one for each."""
+
+    def check(values: object) -> object:
+        if isinstance(values, dict) and len(values) > count:
+            raise ValueError(f"at most {count:,} values, got {len(values):,}")
+        return values
+
+    return BeforeValidator(check)
+
+
 def check_step_range(from_step: int, to_step: int) -> None:
     """Raise InvalidRequest unless `from_step` ≤ `to_step`."""
     if from_step > to_step:
@@ -96,15 +107,18 @@ async def refuse_unknown_parameters(request: Request) -> None:
         return
     known = _declared(request.scope["route"])
     listed = f"parameters: {', '.join(known)}" if known else "there are no parameters"
+    unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
+    if not unknown:
+        return
+    # A name may have as many characters as the headers, and there may be thousands: comparing names takes a while.
     items = [
         ProblemItem(
-            location=f"query.{name}", message=f"unknown parameter {name!r}{did_you_mean(name, known)} ({listed})"
+            location=f"query.{name[:60]}",
+            message=f"unknown parameter {name[:60]!r}{did_you_mean(name[:60], known)} ({listed})",
         )
-        for name in dict.fromkeys(request.query_params)
-        if name not in known
+        for name in unknown[:20]
     ]
-    if items:
-        raise InvalidRequest("; ".join(f"{item.location}: {item.message}" for item in items), errors=items)
+    raise InvalidRequest.of_items(items, len(unknown))
 
 
 def _declared(route: APIRoute) -> list[str]:

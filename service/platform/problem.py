@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +29,8 @@ _RETRY_AFTER = {"Retry-After": "30"}
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNAVAILABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _logger = logging.getLogger(__name__)
+# Of one problem document: a request may have a fault for each of its values, and name a parameter of 60 kB.
+_MOST_ITEMS, _MOST_CHARACTERS, _MOST_DETAIL = 20, 300, 4000
 
 
 class ProblemItem(BaseModel):
@@ -76,10 +78,13 @@ class ProblemError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
-        self.detail = detail
+        self.detail = _clipped(detail, _MOST_DETAIL)
         self.row = row
         self.column = column
-        self.errors = list(errors)
+        self.errors = [
+            ProblemItem(location=_clipped(each.location), message=_clipped(each.message))
+            for each in errors[:_MOST_ITEMS]
+        ]
         self.headers = dict(headers or {})
 
     def document(self) -> ProblemDocument:
@@ -96,11 +101,23 @@ class ProblemError(Exception):
         )
 
 
+def _clipped(text: str, most: int = _MOST_CHARACTERS) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 class InvalidRequest(ProblemError):
     """A path, query or body that does not fit the contract."""
 
     status = 422
     problem_type = "invalid-request"
+
+    @classmethod
+    def of_items(cls, items: Sequence[ProblemItem], count: int) -> Self:
+        """Return the error of `count` faults, of which `items` are the first; twenty of them are shown."""
+        shown = items[:_MOST_ITEMS]
+        detail = "; ".join(f"{_clipped(item.location)}: {_clipped(item.message)}" for item in shown)
+        more = f"; and {count - len(shown):,} more" if count > len(shown) else ""
+        return cls((detail or "the request is not valid")[: _MOST_DETAIL - len(more)] + more, errors=shown)
 
 
 class BadRequest(ProblemError):
@@ -234,9 +251,9 @@ def _request_invalid(request: Request, error: Exception) -> JSONResponse:
         # The framework leaves a body of another type as bytes; curl sends a form unless it is told the type.
         sent = request.headers.get("content-type", "").partition(";")[0].strip()[:100] or "a body without a type"
         return problem_response(UnsupportedMediaType(f"send JSON with Content-Type: application/json, not {sent}"))
-    items = [_item(fault, error.body) for fault in error.errors()]
-    detail = "; ".join(f"{item.location}: {item.message}" for item in items)
-    return problem_response(InvalidRequest(detail or "the request is not valid", errors=items))
+    faults = error.errors()
+    items = [_item(fault, error.body) for fault in faults[:_MOST_ITEMS]]
+    return problem_response(InvalidRequest.of_items(items, len(faults)))
 
 
 def _item(fault: Mapping[str, Any], body: object) -> ProblemItem:

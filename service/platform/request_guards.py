@@ -1,7 +1,8 @@
-"""ASGI middleware around every request: Host and Origin, the size, encoding and pace of its body, unexpected errors.
+"""ASGI middleware around every request: Host and Origin, its key, the size, encoding and pace of its body, and errors.
 
-A body is counted as it is received and never stored here. `Content-Encoding: gzip` and `zstd` are decompressed piece by
-piece under a cap. A body that stops coming, or trickles, is refused with 408 and its connection closed.
+The key is checked before the body is read. A body is counted as it is received and never stored here.
+`Content-Encoding: gzip` and `zstd` are decompressed piece by piece in a thread, under caps on the bytes and on the
+members or frames. A body that stops coming, or trickles, is refused with 408 and its connection closed.
 """
 
 import asyncio
@@ -10,9 +11,13 @@ import logging
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +34,9 @@ PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)
 # The longest time that a refused client may go on writing.
 _LINGER_SECONDS = 2.0
+API = "/v1/"
+# A page's form has a key, a token or some numbers.
+_FORM_BYTES = 64 * 1024
 
 
 def media_type_of(request: Request) -> str:
@@ -43,6 +51,8 @@ def body_limit(request: Request, settings: Settings) -> int:
     """
     is_table = media_type_of(request) in _TABLES
     limit = settings.max_body_bytes if is_table else settings.max_json_bytes
+    if not request.url.path.startswith(API):
+        limit = min(limit, _FORM_BYTES)
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise problem.LimitExceeded(
@@ -114,6 +124,10 @@ _GZIP = 16 + zlib.MAX_WBITS
 _WINDOW_LOG = 23
 
 
+# A body is one; those of a compressor that works in parallel have one for each block of a mebibyte or so.
+MOST_MEMBERS = 1000
+
+
 class InvalidBodyEncoding(problem.ProblemError):
     """A body that is not in the encoding of its Content-Encoding, or ends too early."""
 
@@ -156,6 +170,7 @@ class DecompressedBody:
         self._limit = limit
         self._stream = _new_stream(encoding)
         self._pending = b""
+        self._members = 1
         self._has_begun = False
         self._is_last = False
         self.received = 0
@@ -163,11 +178,13 @@ class DecompressedBody:
     async def receive(self) -> Message:
         """Receive as ASGI does, at most a piece at a time.
 
-        Raises BodyRefused: 413 once the body has more than `limit` bytes, 400 if it is not in its encoding.
+        Raises BodyRefused: 413 once the body has more than `limit` bytes or 1000 members, 400 if it is not in its
+        encoding.
         """
         while True:
             try:
-                piece = self._take()
+                # The GIL is free meanwhile: the event loop serves others.
+                piece = await run_in_threadpool(self._take) if self._pending or self._has_begun else b""
             except (zlib.error, zstd.ZstdError) as error:
                 raise problem.BodyRefused(
                     InvalidBodyEncoding(f"the body is not {self._encoding}, as its Content-Encoding says: {error}")
@@ -176,8 +193,6 @@ class DecompressedBody:
                 self.received += len(piece)
                 if self.received > self._limit:
                     raise too_large(self._limit, "decompressed")
-                # The event loop serves others between the pieces of a body that came in one message.
-                await asyncio.sleep(0)
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._is_last:
                 if self._has_begun and not self._stream.eof:
@@ -199,6 +214,12 @@ class DecompressedBody:
                 if not self._pending:
                     return b""
                 # Members and frames may follow each other.
+                self._members += 1
+                if self._members > MOST_MEMBERS:
+                    name = "frames" if self._encoding == "zstd" else "members"
+                    raise problem.BodyRefused(
+                        problem.LimitExceeded(f"the body has more than {MOST_MEMBERS:,} {name}: send one")
+                    )
                 self._stream = _new_stream(self._encoding)
             data, self._pending = self._pending, b""
             self._has_begun = self._has_begun or bool(data)
@@ -284,16 +305,20 @@ class HostNotAllowed(problem.ProblemError):
 
 
 class RequestGuard:
-    """Middleware that checks Host, Origin and the size of the body: as declared, and again while it is received.
+    """Middleware that checks Host, Origin, the key, and the size of the body: as declared, and while it is received.
 
-    Charges the bytes to the key of the request.
+    `authenticate` is called in a thread, before the body of a call of the API is read. It raises a problem, or leaves
+    the principal in the request's state for the route. The bytes of the body are charged to the key.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, limits: keys.KeyLimits) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, limits: keys.KeyLimits, authenticate: Callable[[Request], object]
+    ) -> None:
         self._app = app
         self._settings = settings
         self._limits = limits
         self._hosts = settings.host_allow_list
+        self._authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the request, or answer with a problem document."""
@@ -306,8 +331,14 @@ class RequestGuard:
             self._check_origin(request)
             limit = body_limit(request, self._settings)
             encoding = body_encoding(request.headers.get("content-encoding"))
+            if request.method not in SAFE_METHODS and request.url.path.startswith(API):
+                await run_in_threadpool(self._authenticate, request)
         except problem.ProblemError as error:
             await refuse_unread(error, scope, receive, send, self._settings.max_json_bytes)
+            return
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
+            await refuse_unread(problem.database_problem(error), scope, receive, send, self._settings.max_json_bytes)
             return
         if request.method == "HEAD":
             # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
 
 from foreshock.clock import now_us
@@ -152,15 +153,26 @@ Administrator = Annotated[Principal, Depends(require(keys.Scope.ADMIN))]
 def authenticate(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
     """Return the principal of a request, from its bearer key or its session cookie.
 
-    Counts the request against the key's limits. Raises AuthenticationRequired and TooManyRequests.
+    Counts the request once against the key's limits. Raises AuthenticationRequired and TooManyRequests.
     """
+    known: Principal | None = getattr(request.state, "principal", None)
+    if known is not None:
+        return known
     principal = _principal_of(context, request, bearer)
     if principal.key_id is not None:
         context.key_uses.note(principal.key_id)
         context.key_limits.admit(principal.key_id)
         # `request_guards.py` charges the bytes of the body to the key, `uploads.py` counts its uploads.
         request.state.key_id = principal.key_id
-    return replace(principal, request_id=logs.current_request_id())
+    identified = replace(principal, request_id=logs.current_request_id())
+    request.state.principal = identified
+    return identified
+
+
+def authenticate_before_body(context: ServiceContext, request: Request) -> None:
+    """Authenticate a request whose route comes later, and finds the principal in its state."""
+    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
+    authenticate(context, request, secret if scheme.lower() == "bearer" else None)
 
 
 def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:

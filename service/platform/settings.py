@@ -128,7 +128,8 @@ class Settings(BaseSettings):
     )
 
     max_body_bytes: int = Field(default=_LIMITS.max_body_bytes, gt=0)
-    max_json_bytes: int = Field(default=8 * _MEBIBYTE, gt=0)
+    # Parsing holds the interpreter's lock: a mebibyte for some 20 ms.
+    max_json_bytes: int = Field(default=_MEBIBYTE, gt=0)
     max_rollouts: int = Field(default=_LIMITS.max_rollouts, gt=0, description="rollouts in one shard")
     max_tokens: int = Field(default=_LIMITS.max_tokens, gt=0, description="prompt and response tokens in one shard")
     max_shards: int = Field(default=4096, gt=0, description="shards of one step")

@@ -36,7 +36,12 @@ def _declared(names: dict[str, str]) -> dict[str, str]:
     return names
 
 
-ScalarNames = Annotated[dict[parameters.Name, parameters.Name], AfterValidator(_declared), Field(max_length=100)]
+ScalarNames = Annotated[
+    dict[parameters.Name, parameters.Name],
+    parameters.at_most(100),
+    AfterValidator(_declared),
+    Field(max_length=100),
+]
 """What the run calls the quantities that are watched: {"reward": "my/score"}."""
 
 

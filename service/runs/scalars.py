@@ -34,12 +34,15 @@ _COLUMNS: Mapping[str, columnar.Kind] = {
 }  # fmt: skip
 
 
+MOST_SCALARS = 1000
+
+
 class ScalarsPut(BaseModel):
     """Values of one source for one step. Existing names are overwritten; other names of the source stay."""
 
     source: parameters.Name = "trainer"
-    values: dict[parameters.Name, float | None] = Field(
-        min_length=1, max_length=1000, description="null: the source computed a value that is not finite"
+    values: Annotated[dict[parameters.Name, float | None], parameters.at_most(MOST_SCALARS)] = Field(
+        min_length=1, max_length=MOST_SCALARS, description="null: the source computed a value that is not finite"
     )
 
 

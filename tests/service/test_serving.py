@@ -92,6 +92,20 @@ def test_body_in_small_chunks_is_no_header(server: RunningServer) -> None:
     assert httpx.post(f"{server.url}/v1/runs", content=pieces(), headers=headers, timeout=60).status_code == 201
 
 
+def test_body_that_is_mostly_framing_is_refused(server: RunningServer) -> None:
+    head = b"POST /v1/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(head)
+        assert send_until_refused(connection, b"1\r\n \r\n" * 1_000, 16 * MEBIBYTE) < 8 * MEBIBYTE
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
+def test_more_headers_than_any_client_sends_are_refused(server: RunningServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(BEGIN + b"a: b\r\n" * 201 + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
 @pytest.mark.parametrize(
     ("begin", "piece"),
     [(BEGIN + b"X-A: ", b"a" * MEBIBYTE), (BEGIN, b"X-A: a\r\n" * 10_000)],

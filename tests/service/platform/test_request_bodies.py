@@ -15,6 +15,8 @@ import pytest
 from starlette.types import Message
 
 from foreshock.rollouts import encode_rollouts
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.keys import Scope, create_key, new_secret
 from foreshock_service.platform.problem import BodyRefused
 from foreshock_service.platform.request_guards import DecompressedBody
 from foreshock_service.platform.settings import Settings
@@ -181,3 +183,55 @@ def test_frame_with_a_huge_window_is_refused_before_it_is_allocated() -> None:
     with pytest.raises(BodyRefused, match="memory") as refused:
         read_all(DecompressedBody(received_in([frame]), "zstd", 10_000))
     assert refused.value.problem.problem_type == "invalid-body-encoding"
+
+
+@both
+def test_body_of_more_members_than_the_cap_is_refused_before_it_is_read_to_its_end(encoding: str) -> None:
+    body = DecompressedBody(received_in([ENCODERS[encoding](b"")] * 100_000), encoding, 10_000)
+    with pytest.raises(BodyRefused) as refused:
+        read_all(body)
+    assert refused.value.status_code == 413
+    assert "more than 1,000" in refused.value.detail
+
+
+@sqlite
+@pytest.mark.parametrize("secret", [None, "fsk_wrong"])
+@pytest.mark.parametrize("content", [zstd.compress(b"") * 1_000, b"[" * 100_000, b"no zstd"], ids=["frames", "", "bad"])
+def test_body_without_a_valid_key_is_not_read(
+    http: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch, secret: str | None, content: bytes
+) -> None:
+    database.write(lambda session: create_key(session, new_secret(), "a key", None, [Scope.ADMIN]))
+
+    async def read(self: object) -> Message:
+        raise AssertionError("the body was read")
+
+    monkeypatch.setattr(DecompressedBody, "receive", read)
+    headers = {"Content-Encoding": "zstd", "Content-Type": "application/json"}
+    headers |= {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    for method, path in (("POST", "/v1/runs"), ("PUT", "/v1/runs/r/steps/1/scalars"), ("POST", "/v1/nothing")):
+        answer = http.request(method, path, content=content, headers=headers)
+        problem_of(answer, 401, "authentication-required")
+
+
+@sqlite
+def test_form_of_a_page_has_a_cap_of_its_own(http: httpx.Client) -> None:
+    answer = http.post("/login", data={"api_key": "a" * 100_000})
+    assert "65,536" in problem_of(answer, 413, "limit-exceeded")
+
+
+@sqlite
+def test_problem_of_many_faults_shows_the_first_and_the_count(http: httpx.Client) -> None:
+    path = f"/v1/runs/{start_run(http, 'run').run}/steps/1/scalars"
+    answer = http.put(path, json={"values": {f"name-{number}": "text" for number in range(900)}})
+    assert problem_of(answer, 422, "invalid-request").endswith("; and 880 more")
+    assert len(answer.json()["errors"]) == 20
+    answer = http.put(path, json={"values": {f"name-{number}": "text" for number in range(5_000)}})
+    assert "at most 1,000 values, got 5,000" in problem_of(answer, 422, "invalid-request")
+
+
+@sqlite
+def test_problem_of_a_long_parameter_is_short(http: httpx.Client) -> None:
+    for query in ("a" * 30_000 + "=1", "&".join(f"name{number}=1" for number in range(4_000))):
+        answer = http.get(f"/v1/runs?{query}")
+        problem_of(answer, 422, "invalid-request")
+        assert len(answer.content) < 12_000
