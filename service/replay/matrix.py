@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons, configuration_grid, json_values, probe_kinds, scorers
+from foreshock.api.records import from_attributes
 from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord, MismatchRecord
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock_service.platform.context import Context, ServiceContext
@@ -76,12 +77,10 @@ def read_matrix(
         measured = context.decoders.run(measure_cells, rollouts, scored, pairs) if scored else None
     changed = _changed(cells)
     first = cells[0].probe
-    return MatrixRecord(
+    return from_attributes(
+        MatrixRecord,
+        first,
         run=first.run_id,
-        attempt=first.attempt,
-        step=first.step,
-        rollouts=first.rollouts,
-        tokens=first.tokens,
         reference=reference.id if reference is not None else None,
         cells=tuple(_cell_read(cell, changed[cell.id], measured, reference) for cell in cells),
         pairs=tuple(_pair_reads(cells, measured, reference)),

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
 from foreshock.api.runs import DeletionRecord
 from foreshock.clock import now_us
 from foreshock_service.platform import audit, problem, security
@@ -120,11 +121,9 @@ def store_deletion(session: Session, principal: security.Principal, run_id: str,
 
 def deletion_record(row: Deletion) -> DeletionRecord:
     """Return a deletion as it is shown."""
-    return DeletionRecord(
-        id=row.id, state="running" if row.finished_at_us is None else "done", sample_ids=len(row.sample_digests),
-        group_ids=len(row.group_digests), steps=row.steps, rollouts=row.rollouts, files=row.files,
-        requested_at_us=row.requested_at_us, finished_at_us=row.finished_at_us,
-    )  # fmt: skip
+    state = "running" if row.finished_at_us is None else "done"
+    asked = {"sample_ids": len(row.sample_digests), "group_ids": len(row.group_digests)}
+    return from_attributes(DeletionRecord, row, state=state, **asked)
 
 
 def search_step_again(session: Session, key: events.StepKey) -> None:

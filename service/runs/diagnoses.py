@@ -1,7 +1,6 @@
 """The stored diagnosis of each run: written by `service/watch/diagnosis.py`, rendered by everything else."""
 
 from collections.abc import Collection, Sequence
-from typing import cast
 
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
@@ -34,14 +33,8 @@ def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, di
         table.run_id, table.verdict, table.since_step, table.headline, table.observed_step, table.revision
     ).where(table.run_id.in_(run_ids))
     found = dict.fromkeys(run_ids, NOTHING_YET.summary)
-    for run_id, verdict, since, headline, observed_step, revision in session.execute(query):
-        found[run_id] = diagnosis.RunVerdict(
-            verdict=cast(diagnosis.Verdict, verdict),
-            since=since,
-            headline=headline,
-            observed_step=observed_step,
-            revision=revision,
-        )
+    for row in session.execute(query):
+        found[row.run_id] = records.from_attributes(diagnosis.RunVerdict, row, since=row.since_step)
     return found
 
 

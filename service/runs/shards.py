@@ -6,7 +6,7 @@ concerns the one step that was open then, or one that a late shard reaches; `for
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -144,17 +144,7 @@ def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tup
 
 
 def _statistics_rows(key: events.StepKey, shard: int, measured: MeasuredShard) -> list[dict[str, Any]]:
-    return [
-        {
-            **key._asdict(),
-            "shard": shard,
-            "comparison": part.comparison,
-            "statistics_version": part.statistics_version,
-            "statistics": part.statistics,
-            "summaries": part.summaries,
-        }
-        for part in measured.parts
-    ]
+    return [{**key._asdict(), "shard": shard, **asdict(part)} for part in measured.parts]
 
 
 def measure_again(context: ServiceContext, shard: Shard) -> MeasuredShard:

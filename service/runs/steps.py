@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
+from foreshock.api.records import from_attributes
 from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep, StepRecord
 from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
@@ -77,14 +78,11 @@ def steps_after(session: Session, run_id: str, attempt: int | None, after: int, 
 
 def _record(step: Step) -> StepRecord:
     full = _full_rollouts(step)
-    return StepRecord(
-        step=step.step,
-        attempt=step.attempt,
+    return from_attributes(
+        StepRecord,
+        step,
         shards=step.received_shards,
-        expected_shards=step.expected_shards,
         closed=step.closed_at_us is not None,
-        rollouts=step.rollouts,
-        tokens=step.tokens,
         full_rollouts=full,
         coverage=coverage_in_words(step.rollouts, full),
     )
@@ -280,9 +278,7 @@ def incomplete_step(step: Step | None) -> IncompleteStep | None:
     """Return what a step lacks that closed without some of its shards; None if it lacks nothing."""
     if step is None or step.closed_at_us is None or step.received_shards >= step.expected_shards:
         return None
-    return IncompleteStep(
-        step=step.step, attempt=step.attempt, shards=step.received_shards, expected_shards=step.expected_shards
-    )
+    return from_attributes(IncompleteStep, step, shards=step.received_shards)
 
 
 def with_shards(session: Session, run_id: str, step: int, attempt: int | None, answer: Answer) -> Answer:
@@ -303,13 +299,7 @@ def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptSt
         is_active(attempts, Step.attempt, Step.step),
     )
     return [
-        StatisticsStep(
-            step=step.step,
-            attempt=step.attempt,
-            rollouts=step.rollouts,
-            full_rollouts=_full_rollouts(step),
-            text=coverage_in_words(step.rollouts, _full_rollouts(step)),
-        )
+        from_attributes(StatisticsStep, step, text=coverage_in_words(step.rollouts, _full_rollouts(step)))
         for step in session.scalars(query.order_by(Step.step.desc()).limit(MOST_LISTED))
     ]
 

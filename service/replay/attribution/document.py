@@ -32,21 +32,16 @@ def document_of(
     """Return the document of a step."""
     of_scorer = {floor.scorer: floor.k3_kl for floor in result.floors}
     branch = attribution.side_branch
-    return records.AttributionDocument(
+    return from_attributes(
+        records.AttributionDocument,
+        attribution,
         run=key.run_id,
         attempt=key.attempt,
         step=key.step,
-        chain=attribution.chain,
-        missing=attribution.missing,
         links=tuple(_link(link, of_scorer) for link in attribution.links),
         whole=_link(attribution.whole, of_scorer),
         side_branch=_side_branch(branch, of_scorer) if branch is not None else None,
         floors=tuple(from_attributes(records.NoiseFloorRecord, floor) for floor in result.floors),
-        cancellation=attribution.cancellation,
-        telescoping_error=attribution.telescoping_error,
-        tokens=attribution.tokens,
-        rollouts=attribution.rollouts,
-        groups=attribution.groups,
         of_rollouts=result.of_rollouts,
         from_sample=attribution.rollouts < result.of_rollouts,
         scores=tuple(scores),
