@@ -273,6 +273,11 @@ SECTIONS: tuple[Section, ...] = (
         "Over whole responses. verl's measures keep verl's names: `training` is π, `rollout` is μ.",
         lambda measure: measure.kind == "sequence",
     ),
+    Section(
+        "By lag",
+        "Empty, or 0, if weights versions were not logged, or at a lag without tokens.",
+        lambda measure: measure.page_group == "By lag",
+    ),
     Section("Counts", "Integers, the same for any merge order.", lambda measure: measure.column_type == "integer"),
     Section("Other measures", "Of tokens.", lambda measure: True),
 )  # fmt: skip

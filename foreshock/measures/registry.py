@@ -8,11 +8,11 @@ name; `column` is the same as an identifier (`tail(2)` → `tail_2`), the key in
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from foreshock.interval_names import RANGE
-from foreshock.measures.statistics.conditions import LOW_PROBABILITY
+from foreshock.measures.statistics.conditions import LAG_BUCKETS, LOW_PROBABILITY
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP
 from foreshock.measures.statistics.tails import (
     LARGEST_TAIL_SHAPE,
@@ -24,8 +24,10 @@ from foreshock.measures.statistics.tails import (
 __all__ = [
     "BOOTSTRAPPED",
     "COMPARISON_MEASURES",
+    "K3_BY_LAG",
     "MEASURES",
     "STEP_MEASURES",
+    "TOKENS_BY_LAG",
     "WITH_INTERVAL",
     "Measure",
     "measure_named",
@@ -313,12 +315,26 @@ STEP_MEASURES: tuple[Measure, ...] = (
     _count("nonfinite_log_probs", "NaN, ±inf and placeholders among the log-probs of model-generated tokens", "step"),
 )  # fmt: skip
 
+_BY_LAG = "By lag"
+K3_BY_LAG: tuple[Measure, ...] = tuple(
+    Measure(
+        f"k3_kl(lag {lag})", "ρ − 1 − d", "nats", "at lag 0 numerics alone; what is above it at other lags is staleness",
+        f"mean over the tokens at lag {lag}", "comparison", "Foreshock", page_group=_BY_LAG,
+    )
+    for lag in LAG_BUCKETS
+)
+TOKENS_BY_LAG: tuple[Measure, ...] = tuple(
+    replace(_count(f"tokens(lag {lag})", f"measured tokens at lag {lag}"), page_group=_BY_LAG) for lag in LAG_BUCKETS
+)  # fmt: skip
+
 COMPARISON_MEASURES: tuple[Measure, ...] = (
     *_PER_TOKEN,
     *_TOKEN_ONLY,
     *_OF_SEQUENCES,
     *_OF_ADVANTAGES,
     *_COMPARISON_COUNTS,
+    *K3_BY_LAG,
+    *TOKENS_BY_LAG,
 )
 MEASURES: tuple[Measure, ...] = (*COMPARISON_MEASURES, *STEP_MEASURES)
 

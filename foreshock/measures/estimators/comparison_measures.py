@@ -10,10 +10,10 @@ import math
 from foreshock.measures.estimators.intervals import token_mean_interval
 from foreshock.measures.estimators.pareto import pareto_shape
 from foreshock.measures.estimators.uneven_groups import effective_number
-from foreshock.measures.registry import BOOTSTRAPPED, WITH_INTERVAL
+from foreshock.measures.registry import BOOTSTRAPPED, K3_BY_LAG, TOKENS_BY_LAG, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 from foreshock.measures.statistics.compensated_sums import LogWeights
-from foreshock.measures.statistics.conditions import BUCKET_EDGES, LOW_PROBABILITY
+from foreshock.measures.statistics.conditions import BUCKET_EDGES, LAG_BUCKETS, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.sequences import SEQUENCE_MEANS
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
@@ -28,6 +28,7 @@ def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
         **_probabilities(statistics),
         **_distribution(statistics),
         **_of_low_probability(statistics),
+        **_by_lag(statistics),
         **_tails(statistics),
         **_sequences(statistics),
         **_perplexities(statistics),
@@ -130,8 +131,17 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
 def _of_low_probability(statistics: ComparisonSums) -> dict[str, float]:
     """Return the measures of the tokens that μ gave a low probability."""
     buckets = statistics.conditions["probability"]
-    tokens, mean_abs_d = buckets.mean_abs_d_below(BUCKET_EDGES, LOW_PROBABILITY)
+    tokens, mean_abs_d = buckets.mean_of("abs_d", slice(BUCKET_EDGES.index(LOW_PROBABILITY)))
     return {"low_probability_abs_d": mean_abs_d, "low_probability_tokens": tokens}
+
+
+def _by_lag(statistics: ComparisonSums) -> dict[str, float]:
+    """Return k3 and the number of tokens at each lag."""
+    measures: dict[str, float] = {}
+    for of_k3, of_tokens, lag in zip(K3_BY_LAG, TOKENS_BY_LAG, LAG_BUCKETS, strict=True):
+        tokens, k3 = statistics.conditions["lag"].mean_of("k3_kl", LAG_BUCKETS[lag])
+        measures |= {of_k3.column: k3, of_tokens.column: tokens}
+    return measures
 
 
 def _tail_shapes(statistics: ComparisonSums) -> dict[str, float]:

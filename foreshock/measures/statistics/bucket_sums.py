@@ -56,11 +56,10 @@ class BucketSums:
             self.tokens + other.tokens, self.sums + other.sums, np.maximum(self.max_abs_d, other.max_abs_d)
         )
 
-    def mean_abs_d_below(self, edges: tuple[float, ...], edge: float) -> tuple[int, float]:
-        """Return the number of tokens in the buckets below `edge`, one of `edges`, and their mean |d|; NaN if none."""
-        end = edges.index(edge)
-        tokens = int(self.tokens[:end].sum())
-        total = math.fsum(self.sums.value[:end, BUCKET_SUMS.index("abs_d")].tolist())
+    def mean_of(self, name: str, buckets: slice) -> tuple[int, float]:
+        """Return the number of tokens in some buckets, and their mean of one of BUCKET_SUMS; NaN if none."""
+        tokens = int(self.tokens[buckets].sum())
+        total = math.fsum(self.sums.value[buckets, BUCKET_SUMS.index(name)].tolist())
         return tokens, total / tokens if tokens else math.nan
 
     def table(self, edges: tuple[float, ...]) -> BucketTable:

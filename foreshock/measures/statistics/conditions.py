@@ -48,6 +48,14 @@ _LENGTH_EDGES = (*(float(2**power) for power in range(22)), math.inf)
 _TURN_EDGES = (*(float(turn) for turn in range(16)), 16.0, 32.0, 64.0, 128.0, math.inf)
 _LAG_EDGES = (-math.inf, *(float(lag) for lag in range(5)), 5.0, 9.0, 17.0, 33.0, 65.0, math.inf)
 
+LAG_BUCKETS: dict[str, slice] = {
+    **{str(lag): slice(lag + 1, lag + 2) for lag in range(5)},
+    "5-8": slice(6, 7),
+    "9-16": slice(7, 8),
+    "17+": slice(8, None),
+}
+"""The lags of which k3 is a measure of its own, with their buckets. Lags below 0 are an error of what was logged."""
+
 CONDITIONS: dict[str, Condition] = {
     condition.name: condition
     for condition in (

@@ -122,7 +122,7 @@ def direct_measures(batch: RolloutBatch) -> dict[str, float]:
         "ess_token": effective_fraction(d),
         "pinsker_tv_bound": math.sqrt(result["chi2_token"]) / 2,
     }
-    result |= tails(d) | probabilities(tokens) | of_low_probability(tokens)
+    result |= tails(d) | probabilities(tokens) | of_low_probability(tokens) | of_lags(tokens)
     result |= of_sequences(sequences) | of_advantages(tokens)
     return result | clustered(sequences, groups) | weights(sequences, result["k3_kl"])
 
@@ -230,6 +230,16 @@ def of_low_probability(tokens: Sequence) -> dict[str, float]:
     """Return the mean |d| and the number of the tokens with a probability below 0.1 under μ."""
     low = [token for token in tokens if token.log_behaviour < math.log(0.1)]
     return {"low_probability_abs_d": mean([abs(token.d) for token in low]), "low_probability_tokens": len(low)}
+
+
+def of_lags(tokens: Sequence) -> dict[str, float]:
+    """Return k3 and the number of tokens at each lag; 0 tokens if lags are unknown."""
+    ends = {"5_8": (5, 8), "9_16": (9, 16), "17": (17, math.inf), **{str(lag): (lag, lag) for lag in range(5)}}
+    found: dict[str, float] = {}
+    for name, (first, last) in ends.items():
+        there = [token for token in tokens if first <= token.lag <= last]
+        found |= {f"k3_kl_lag_{name}": mean([k3(token.d) for token in there]), f"tokens_lag_{name}": len(there)}
+    return found
 
 
 def clustered(sequences: list[Sequence], groups: list[str]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from foreshock.measures import ComparisonStatistics, compare, measure_step
 from foreshock.measures.estimators.intervals import student_t_quantile
+from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.rollouts import RolloutBatch
 from foreshock.rollouts.jsonl import read_jsonl
 from tests.foreshock.batches import random_batch, recorded_run
@@ -92,6 +93,7 @@ def test_batch_of_no_tokens_and_a_batch_of_no_rollouts_have_no_measures() -> Non
         statistics = ComparisonStatistics.of([], [], offsets, token_ids=[], lag=[], entropy=[], turn=[], advantage=[])
         counts = {"tokens", "rollouts", "prompt_groups", "incomplete_rollouts"}
         counts |= {"nonfinite_target", "nonfinite_behaviour", "low_probability_tokens"}
+        counts |= {measure.column for measure in TOKENS_BY_LAG}
         measures = statistics.measures()
         assert {name: measures[name] for name in counts} == dict.fromkeys(counts, 0) | {"rollouts": len(offsets) - 1}
         assert all(math.isnan(value) for name, value in measures.items() if name not in counts)

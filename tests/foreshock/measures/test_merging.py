@@ -23,6 +23,7 @@ from foreshock.measures import (
     measure_step,
 )
 from foreshock.measures.passes import numpy_pass
+from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.measures.statistics.comparison_sums import SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
@@ -196,7 +197,7 @@ def test_step_without_a_measured_token_has_no_values() -> None:
         ["a", "b"], [[1]] * 2, [[1], []], rollout_log_probs=[[math.nan], []], trainer_log_probs=[[-1.0], []]
     )
     statistics = measure_step(batch).comparisons["trainer/rollout"].statistics
-    of_measured_tokens = {"tokens", "low_probability_tokens", "prompt_groups"}
+    of_measured_tokens = {"tokens", "low_probability_tokens", "prompt_groups", *(each.column for each in TOKENS_BY_LAG)}
     counts = {"rollouts", "incomplete_rollouts", "nonfinite_target", "nonfinite_behaviour"} | of_measured_tokens
     found = statistics.measures()
     assert all(math.isnan(value) for name, value in found.items() if name not in counts), found

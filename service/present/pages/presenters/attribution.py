@@ -190,6 +190,7 @@ GROUPS = (
         ("k3_kl_per_entropy", "surprisal_z"),
         "These rollouts carry no entropies of the behaviour score: the column entropy holds them.",
     ),
+    _Group("By lag", (), "These rollouts carry no weights versions: the column weights_version holds them."),
     _Group(
         "As other tools report it",
         (
