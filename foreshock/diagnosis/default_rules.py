@@ -7,9 +7,11 @@ rule. Thresholds that are healthy ranges come from `foreshock.ranges`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE, mismatch_rules
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.model_kind import ModelKind
@@ -18,7 +20,8 @@ from foreshock.ranges import required_range
 
 def default_rules(model_kind: ModelKind | None = None) -> tuple[ThresholdRule, ...]:
     """Return the rules for a kind of model; None (unknown) has the thresholds of a dense model."""
-    return (*mismatch_rules(model_kind), *sampling_rules(model_kind), *policy_rules(model_kind))
+    rules = (*mismatch_rules(model_kind), *sampling_rules(model_kind), *policy_rules(model_kind))
+    return tuple(replace(rule, least_tokens=LEAST_TOKENS.get(rule.measure_name, 0)) for rule in rules)
 
 
 _LOGGED = (

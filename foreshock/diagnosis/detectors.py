@@ -15,6 +15,7 @@ from typing import Any
 
 from foreshock.diagnosis.border import RefusedValues, refuse_values
 from foreshock.diagnosis.default_rules import default_rules
+from foreshock.diagnosis.lags import LAG_KEYS
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import (
     LEARNING_RATE_KEY,
@@ -27,7 +28,7 @@ from foreshock.diagnosis.quantities import (
 )
 from foreshock.diagnosis.reward import RewardSettings, RewardState, advance_reward, is_rising
 from foreshock.diagnosis.rule import Event, ThresholdRule
-from foreshock.diagnosis.rules import LAG_KEY, RulesState, advance_rules, forget_baselines
+from foreshock.diagnosis.rules import RulesState, advance_rules, forget_baselines
 from foreshock.diagnosis.surge import advance_surge
 from foreshock.diagnosis.surge_state import (
     StepLengths,
@@ -128,7 +129,7 @@ class WarningConfiguration:
             TRUNCATED_KEY,
             REWARD_KEY,
             LEARNING_RATE_KEY,
-            LAG_KEY,
+            *LAG_KEYS,
             K3,
             UPDATE_KEY,
             TOKENS_KEY,

@@ -21,7 +21,7 @@ from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.statistics import median
-from foreshock.diagnosis.wording import number, plural, reward_number
+from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
 from foreshock.severity import Severity, severity_rank
 
 JUDGE_VERSION: Final = "1"
@@ -181,9 +181,7 @@ def _clause(alert: PastAlert, history: History) -> str:
         began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
         order = order_in_words(alert.evidence)
         return fell + began + (f"; {order}" if order else "")
-    clause = _first_sentence(alert.why)
-    if len(clause) > 1 and clause[1].islower():
-        clause = clause[0].lower() + clause[1:]
+    clause = as_clause(_first_sentence(alert.why))
     began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
     return clause + began
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name
+from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import ModelKind
@@ -22,9 +23,6 @@ K3_PER_ENTROPY = f"{TRAINER_ROLLOUT}:k3_kl_per_entropy"
 NOISE_FLOOR = f"{comparison_name(score_name(ENGINE_REPLAY, NOISE_FLOOR_VARIANT), ENGINE_REPLAY)}:k3_kl"
 
 CHI2_PER_K3 = 5.0
-
-LEAST_LOW_PROBABILITY_TOKENS = 30
-"""With fewer tokens, a single one with |d| = 1 moves the mean by more than 0.03."""
 
 PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
 LOWER = "Lower the learning rate. Find the cause with a probe before you raise it again."
@@ -157,10 +155,9 @@ def _low_probability_rule(k3: HealthyRange) -> ThresholdRule:
         relative=2.5,
         severity="warning",
         pooled="mean",
-        least_tokens=LEAST_LOW_PROBABILITY_TOKENS,
         why=f"The mean |d| of the tokens with a probability below {LOW_PROBABILITY:g} under μ has risen to at least "
         "2.5 times this run's own baseline. A mismatch shows first in tokens that the sampler gave a low probability. "
-        f"Steps with fewer than {LEAST_LOW_PROBABILITY_TOKENS} such tokens are not judged.",
+        f"Steps with fewer than {LEAST_TOKENS['low_probability_abs_d']} such tokens are not judged.",
         what_to_do="Read the mismatch by probability on the step's page: numerical noise grows towards rare tokens, a "
         f"difference at likely tokens has another cause. {PROBE}",
         source="our choice: 2.5 times the run's own baseline, a sixfold k3, and three times its noise",

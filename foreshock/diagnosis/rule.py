@@ -127,6 +127,11 @@ class ThresholdRule:
         return _quantity_of(self.key)
 
     @property
+    def measure_name(self) -> str:
+        """The quantity without its comparison."""
+        return self.quantity.partition(":")[2]
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The quantities that the rule reads."""
         others = (self.reference, self.tokens_key if self.least_tokens else None)

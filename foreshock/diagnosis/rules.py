@@ -8,8 +8,10 @@ without a relative threshold never moves the learning rate: absolute ranges diff
 
 Rules that fire for one cause are one episode: from the first that fires until none of them does.
 
-Ranges are for dense bf16 models at lag 0. If rollouts lag behind the trainer, absolute rules of comparisons are not
-evaluated, and relative rules use the baseline of equal lag.
+Ranges are for dense bf16 models at lag 0. Of steps whose rollouts lag behind the trainer, k3 is judged by lag: ranges
+hold for the tokens at lag 0, if there are `least_tokens` of them, and rises are judged at each lag against its own
+baseline (``lags.py``). Other quantities are known of whole steps only: their ranges are judged if nearly all tokens are
+at lag 0, and their rises against the baseline of equal mean lag.
 """
 
 from __future__ import annotations
@@ -19,14 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from foreshock.diagnosis.lags import NEWEST, Judged, Part, StepLags, judge, lags_in_words, name_of_baseline, parts_of
 from foreshock.diagnosis.rule import Baseline, Event, ThresholdRule
 from foreshock.diagnosis.statistics import AVERAGE_RUN_LENGTH, MEDIAN_VALUES, add_evidence, median, pooled_evidence
+from foreshock.diagnosis.wording import as_clause, number, percent
 from foreshock.json_values import finite_or_none
-
-LAG_KEY = "rollout:lag_mean"
-
-NEWEST = "newest"
-"""In the name of a baseline, instead of the lag: the newest value of a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,33 +122,33 @@ def _advance_each(
     learning: Callable[[], bool],
 ) -> tuple[dict[str, RuleState], dict[str, Baseline], list[Event]]:
     """Return the states and baselines after a closed step and the events at it, which name no episode yet."""
-    lag_value = values.get(LAG_KEY, 0.0)
-    lag = round(lag_value) if math.isfinite(lag_value) else 0
+    lags = StepLags.of(values)
     states = dict(state.rules)
-    names = [_name_of_baseline(rule, lag) for rule in rules]
-    baselines = _with_values(state.baselines, values, rules, names)
+    of_rules = [parts_of(rule, values, lags) for rule in rules]
+    baselines = _with_values(state.baselines, values, rules, of_rules)
     events: list[Event] = []
-    for rule, name in zip(rules, names, strict=True):
-        baseline = baselines.get(name)
-        measured = _measured(rule, values, baseline, lag)
-        threshold = rule.threshold(baseline)
-        if measured is None or threshold is None:
+    for rule, parts in zip(rules, of_rules, strict=True):
+        judged = judge(rule, parts, baselines)
+        if judged is None:
             continue
-        if rule.follows_learning and baseline is not None and rule.is_beyond(measured, threshold) and learning():
-            baselines[name] = baseline.following(measured)
+        if rule.follows_learning and rule.is_beyond(judged.measured, judged.threshold) and learning():
+            name = name_of_baseline(rule, parts[0].lag)
+            baselines[name] = baselines[name].following(judged.measured)
             continue
         before = states.get(rule.name, RuleState())
         if rule.pooled is not None and (rule.pooled == "median" or before.fired_step is None):
-            before = before.with_evidence(_pooled(rule, before.evidence, values[rule.quantity], measured, threshold))
+            before = before.with_evidence(_pooled(rule, before.evidence, judged))
+        measured = judged.measured
         if rule.pooled == "median":
             if len(before.evidence) < MEDIAN_VALUES:
                 states[rule.name] = before
                 continue
             measured = median(before.evidence)
-        states[rule.name], event = _advance_rule(rule, before, step, measured, threshold)
+        states[rule.name], event = _advance_rule(rule, before, step, measured, judged.threshold)
         if event is not None:
-            shown = values[rule.quantity] if rule.direction == "away" else event.value
-            events.append(replace(event, value=shown, evidence=_evidence(rule, event, baseline, lag)))
+            shown = judged.value if rule.direction == "away" else event.value
+            why, evidence = _why(rule, judged, lags), _evidence(rule, event, judged, lags)
+            events.append(replace(event, value=shown, why=why, evidence=evidence))
     return states, baselines, events
 
 
@@ -160,52 +159,37 @@ def _with_episode(event: Event, episodes: Mapping[str, int], rules: Sequence[Thr
     return replace(event, evidence={**event.evidence, "episode": episodes.get(cause, event.step)})
 
 
-def _name_of_baseline(rule: ThresholdRule, lag: int) -> str:
-    """Return the name of the rule's baseline at a lag."""
-    # A reference is measured at few steps, and its newest value holds at any lag.
-    return f"{rule.baseline_name}@{NEWEST}" if rule.reference is not None else f"{rule.baseline_name}@{lag}"
-
-
 def _with_values(
     baselines: Mapping[str, Baseline],
     values: Mapping[str, float],
     rules: tuple[ThresholdRule, ...],
-    names: Sequence[str],
+    of_rules: Sequence[Sequence[Part]],
 ) -> dict[str, Baseline]:
-    """Return the baselines with the values of a step, each once however many rules have it; `names` are theirs."""
+    """Return the baselines with the values of a step, each once however many rules have it."""
     found, seen = dict(baselines), set[str]()
-    for rule, name in zip(rules, names, strict=True):
-        value = finite_or_none(values.get(rule.reference or rule.quantity))
-        if name in seen or value is None or not rule.has_enough(values):
-            continue
-        seen.add(name)
+    for rule, parts in zip(rules, of_rules, strict=True):
         if rule.reference is not None:
-            found[name] = Baseline().with_value(value) if value > 0.0 else found.get(name, Baseline())
-        else:
-            found[name] = found.get(name, Baseline()).with_value(rule.measure(value))
+            name, value = name_of_baseline(rule, NEWEST), finite_or_none(values.get(rule.reference))
+            if value is not None:
+                found[name] = Baseline().with_value(value) if value > 0.0 else found.get(name, Baseline())
+            continue
+        for part in parts:
+            name = name_of_baseline(rule, part.lag)
+            if name not in seen:
+                seen.add(name)
+                found[name] = found.get(name, Baseline()).with_value(rule.measure(part.value))
     return found
 
 
-def _measured(rule: ThresholdRule, values: Mapping[str, float], baseline: Baseline | None, lag: int) -> float | None:
-    value = finite_or_none(values.get(rule.quantity))
-    if value is None or (rule.lag_zero_only and lag != 0) or not rule.has_enough(values):
-        return None
-    measured = rule.measure(value)
-    if rule.key.endswith("@baseline"):
-        # Both must be beyond: a baseline never changes, and the alert is over when the values are back.
-        return min(baseline.level, measured) if baseline is not None and baseline.ready else None
-    return measured
-
-
-def _pooled(
-    rule: ThresholdRule, logs: tuple[float, ...], value: float, measured: float, threshold: float
-) -> tuple[float, ...]:
+def _pooled(rule: ThresholdRule, logs: tuple[float, ...], judged: Judged) -> tuple[float, ...]:
     if rule.pooled == "median":
-        return (*logs, measured)[-MEDIAN_VALUES:]
+        return (*logs, judged.measured)[-MEDIAN_VALUES:]
     # Deviations keep their sign.
     deviation = rule.pooled == "deviation"
     assert rule.pooled is not None
-    return add_evidence(logs, rule.pooled, value - rule.ideal if deviation else measured, threshold)
+    return add_evidence(
+        logs, rule.pooled, judged.value - rule.ideal if deviation else judged.measured, judged.threshold
+    )
 
 
 def _advance_rule(
@@ -278,13 +262,24 @@ def _event(rule: ThresholdRule, step: int, value: float, threshold: float) -> Ev
     )
 
 
-def _evidence(rule: ThresholdRule, event: Event, baseline: Baseline | None, lag: int) -> dict[str, float | int | str]:
+def _why(rule: ThresholdRule, judged: Judged, lags: StepLags) -> str:
+    """Return the rule's reason, with the lags of the tokens if only a part of the step is judged."""
+    if not judged.lags:
+        return rule.why
+    share = percent(lags.share(judged.lags))
+    text = f"At {lags_in_words(judged.lags)} ({share} of the tokens), {as_clause(rule.why)}"
+    return text if math.isnan(judged.elsewhere) else f"{text} At lag 0 it is {number(judged.elsewhere)}."
+
+
+def _evidence(rule: ThresholdRule, event: Event, judged: Judged, lags: StepLags) -> dict[str, float | int | str]:
     evidence: dict[str, float | int | str] = {
         "key": rule.key,
         "source": rule.source,
         "cause": rule.cause,
-        "lag": lag,
+        "lag": int(judged.lag) if judged.lag.lstrip("-").isdigit() else judged.lag,
     }
+    if judged.lags:
+        evidence |= {"tokens": judged.tokens, "share_of_tokens": lags.share(judged.lags)}
     if rule.pooled is None:
         evidence["measured_steps_in_a_row"] = rule.minimum_duration
     else:
@@ -298,8 +293,8 @@ def _evidence(rule: ThresholdRule, event: Event, baseline: Baseline | None, lag:
         evidence["effect"] = rule.effect
     if rule.absolute is not None:
         evidence["absolute_threshold"] = rule.absolute
-    if rule.relative is not None and baseline is not None and baseline.logs:
-        evidence["baseline"] = baseline.level
-        evidence["baseline_noise"] = baseline.noise
-        evidence["times_baseline"] = event.value / baseline.level
+    if rule.relative is not None and not math.isnan(judged.level):
+        evidence["baseline"] = judged.level
+        evidence["baseline_noise"] = judged.noise
+        evidence["times_baseline"] = event.value / judged.level
     return evidence

@@ -49,6 +49,12 @@ def interval_of_share(low: float, high: float) -> str:
     return f"{RANGE} {percent(low)} to {percent(high)}"
 
 
+def as_clause(sentence: str) -> str:
+    """Return a sentence as it stands after another clause: "the baseline", but "KL"."""
+    is_word = len(sentence) > 1 and sentence[1].islower()
+    return sentence[0].lower() + sentence[1:] if is_word else sentence
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 prompt", "8 prompts"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -316,16 +316,18 @@ STEP_MEASURES: tuple[Measure, ...] = (
 )  # fmt: skip
 
 _BY_LAG = "By lag"
+_LAG_DIRECTION = "at lag 0 numerics alone; what is above it at other lags is staleness"
 K3_BY_LAG: tuple[Measure, ...] = tuple(
-    Measure(
-        f"k3_kl(lag {lag})", "ρ − 1 − d", "nats", "at lag 0 numerics alone; what is above it at other lags is staleness",
-        f"mean over the tokens at lag {lag}", "comparison", "Foreshock", page_group=_BY_LAG,
+    replace(
+        _token(f"k3_kl(lag {lag})", "ρ − 1 − d", "nats", _LAG_DIRECTION, "Foreshock"),
+        aggregation=f"mean over the tokens at lag {lag}",
+        page_group=_BY_LAG,
     )
     for lag in LAG_BUCKETS
 )
 TOKENS_BY_LAG: tuple[Measure, ...] = tuple(
     replace(_count(f"tokens(lag {lag})", f"measured tokens at lag {lag}"), page_group=_BY_LAG) for lag in LAG_BUCKETS
-)  # fmt: skip
+)
 
 COMPARISON_MEASURES: tuple[Measure, ...] = (
     *_PER_TOKEN,

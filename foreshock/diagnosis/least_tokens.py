@@ -1,0 +1,33 @@
+"""How many tokens a step needs before a rule judges it.
+
+A mean over few tokens is beyond a threshold by chance. The numbers are the least of 30, 100, 300 and 1,000 tokens at
+which fewer than 1 in 100 healthy steps are beyond the rule's threshold: steps of so many tokens were drawn from the
+steps 1 to 80 of the healthy recorded run (110,401 tokens). k3 at a tenth of its range, 5 times its mean, is beyond in
+2.0 % at 30 tokens and in 0.8 % at 100; entropy at a fifth of its mean in 4.3 % and 0.0 %; the others in at most 0.3 %
+at 30. The steps 81 to 160 are locked: `tests/foreshock/diagnosis/test_least_tokens.py` reads them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LEAST_TOKENS: Final = {
+    "k3_kl": 100,
+    "k3_kl_per_entropy": 100,
+    "chi2_token": 100,
+    "reverse_chi2_token": 100,
+    "low_probability_abs_d": 30,
+    "rollout_probs_diff_mean": 30,
+    "log_ppl_abs_diff": 30,
+    "token_mult_prob_error": 30,
+    "tail_2": 30,
+    "tail_asymmetry_ln2": 30,
+    "ess_token": 30,
+    "mean_ratio": 30,
+    "training_ppl": 30,
+    "surprisal_z": 100,
+    "advantage_d_cov": 100,
+    "advantage_skew": 100,
+    "entropy_mean": 100,
+}
+"""Measure → tokens. Rules on measures that are no mean over tokens (lengths, truncation, lag, counts) need none."""
