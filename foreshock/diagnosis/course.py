@@ -28,18 +28,23 @@ _HEALTHY_START, _GROWTH, _STATIC, _LARGE = 1e-3, 8.0, 1.6, 1e-3
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
 
 
-def causes_of_course(steps: Sequence[int], k3: Sequence[float], named: Collection[str]) -> tuple[DiagnosisCause, ...]:
-    """Return what the values of k3 at ascending steps tell; `named` are the causes that are known from elsewhere."""
+def causes_of_course(
+    steps: Sequence[int], k3: Sequence[float], named: Collection[str], quantity: str = "k3"
+) -> tuple[DiagnosisCause, ...]:
+    """Return what the values of k3 at ascending steps tell; `named` are the causes that are known from elsewhere.
+
+    `quantity` is what the sentences call them.
+    """
     known = [(step, value) for step, value in zip(steps, k3, strict=True) if value > 0 and math.isfinite(value)]
     if len(known) < _LEAST_STEPS:
         return ()
     at, logs = [step for step, _ in known], np.log([value for _, value in known])
     explained = any(name not in _OPEN for name in named)
-    found = (_jump(at, logs), None if explained else _since_start(at, logs))
+    found = (_jump(at, logs, quantity), None if explained else _since_start(at, logs, quantity))
     return tuple(each for each in found if each is not None)
 
 
-def _jump(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | None:
+def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> DiagnosisCause | None:
     """Return a jump of k3 from one level to another between two neighbouring steps."""
     if logs.max() < math.log(_LEAST_K3) or np.ptp(logs) < math.log(_LEAST_JUMP):
         # No level can be high enough, or far enough from another: most steps of healthy runs end here.
@@ -68,7 +73,7 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | N
         return None
     step, times = steps[split], math.exp(abs(size))
     sentence = (
-        f"k3 {'rose' if size > 0 else 'fell'} from {number(math.exp(before))} to {number(math.exp(after))} "
+        f"{quantity} {'rose' if size > 0 else 'fell'} from {number(math.exp(before))} to {number(math.exp(after))} "
         f"({'×' if size > 0 else '÷'} {times:.2g}) in one step, at step {step}, with no drift before or after."
     )
     return DiagnosisCause(
@@ -95,7 +100,7 @@ def _drift(side: NDArray[np.float64]) -> float:
     return float(np.median(side[-third:]) - np.median(side[:third]))
 
 
-def _since_start(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCause | None:
+def _since_start(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> DiagnosisCause | None:
     """Return that k3 is there since the first step, or that it grows since then; None if the first step is unknown."""
     if steps[0] > _FIRST_STEP:
         return None
@@ -104,7 +109,7 @@ def _since_start(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCa
     evidence = {"first": first, "least": float(values.min()), "largest": float(values.max())}
     if spread <= _STATIC and float(np.median(values)) > _LARGE:
         sentence = (
-            f"k3 is about the same in all steps from {steps[0]} to {steps[-1]} ({number(values.min())} to "
+            f"{quantity} is about the same in all steps from {steps[0]} to {steps[-1]} ({number(values.min())} to "
             f"{number(values.max())}): it was there before the first update and does not follow the learning rate. It "
             "looks like numerics of one side (a quantised engine, dropout in the scoring pass), not like stale weights."
         )
@@ -114,9 +119,9 @@ def _since_start(steps: Sequence[int], logs: NDArray[np.float64]) -> DiagnosisCa
     if first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all()):
         last = steps[early.size - 1]
         sentence = (
-            f"k3 was {number(first)} at step {steps[0]} and has grown with every step since, to {number(early[-1])} at "
-            f"step {last}. It looks as if the engine, or a part of it (an adapter, the head, a cache), still held the "
-            f"weights of step {steps[0]}: an update that does not arrive."
+            f"{quantity} was {number(first)} at step {steps[0]} and has grown with every step since, to "
+            f"{number(early[-1])} at step {last}. It looks as if the engine, or a part of it (an adapter, the head, a "
+            f"cache), still held the weights of step {steps[0]}: an update that does not arrive."
         )
         advice = (
             "Check that updates reach the engine: compare digests of its weights, or probe a step with a checkpoint."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,13 +18,17 @@ from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, DiagnosisEvent, M
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
+from foreshock.diagnosis.lags import AT_LAG_ZERO, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
+from foreshock.diagnosis.staleness import LEAST_AT_LAG_ZERO, LagLevels
 from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
+from foreshock.model_kind import ModelKind
+from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "1"
+JUDGE_VERSION: Final = "2"
 """Grows with each change of what is said, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -100,8 +104,8 @@ class AwaitedShards:
 class History:
     """What is known of a run: plain data, of its newest steps.
 
-    `k3` is that of trainer/rollout, with `tokens` at the same steps; `reward` and `length` are means of a step.
-    `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name,
+    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reward` and `length` are means of a
+    step. `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name,
     `undeclared` what must be declared before the lint can tell more.
     """
 
@@ -110,11 +114,18 @@ class History:
     newest_step: int | None = None
     k3: SteppedValues = SteppedValues()
     tokens: Sequence[int] = ()
+    lags: Sequence[StepLags] = ()
     reward: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()
     undeclared: tuple[MissingData, ...] = ()
     awaited: tuple[AwaitedShards, ...] = ()
+    model_kind: ModelKind | None = None
+
+    @property
+    def newest_lags(self) -> LagLevels:
+        """k3 at each lag over the newest steps."""
+        return LagLevels.of(self.lags[-NEWEST_STEPS:])
 
 
 def diagnose(history: History) -> Diagnosis:
@@ -126,7 +137,7 @@ def diagnose(history: History) -> Diagnosis:
         grave = [each for each in grave if each.rule != FALL_RULE]
     blocking, lesser = _missing(history, alerts)
     named = {each.name for each in history.causes}
-    causes = _causes((*history.causes, *causes_of_course(history.k3.steps, history.k3.values, named)))
+    causes = _causes((*history.causes, *_of_course(history, named)))
     if any(each.name in ("static_mismatch", "weights_not_delivered") for each in causes):
         # The course of k3 says more.
         causes = tuple(each for each in causes if each.name != "mismatch_everywhere")
@@ -144,10 +155,7 @@ def diagnose(history: History) -> Diagnosis:
     else:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
-        headline = (
-            f"Healthy: k3 of {TRAINER_ROLLOUT} is {number(_k3_now(history))} in the newest {NEWEST_STEPS} measured "
-            f"steps; {reward}."
-        )
+        headline = f"Healthy: {_k3_clause(history)}; {reward}."
     return Diagnosis(
         verdict=verdict,
         since=since,
@@ -209,6 +217,7 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
     log_both = "Log rollout_log_probs and trainer_log_probs of the same tokens."
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
+    healthy_end = required_range("k3_kl", history.model_kind).warning or math.inf
     if history.observed_step is None:
         blocking = waits[:1] or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
         waits = waits[1:]
@@ -226,6 +235,10 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
         blocking.append(MissingData(sentence=sentence, what_to_do="Log more rollouts a step."))
+    elif history.newest_lags.is_mixed and not history.newest_lags.tells_numerics and _k3_now(history) > healthy_end:
+        sentence = history.newest_lags.untold(_k3_now(history))
+        fresh = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
+        blocking.append(MissingData(sentence=sentence, what_to_do=fresh))
     lesser = list(waits)
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
@@ -250,6 +263,30 @@ def _k3_now(history: History) -> float:
     whole = sum(tokens)
     pairs = zip(values, tokens, strict=True)
     return sum(value * count for value, count in pairs) / whole if whole else history.k3.newest()
+
+
+def _k3_clause(history: History) -> str:
+    when = f"in the newest {NEWEST_STEPS} measured steps"
+    levels = history.newest_lags
+    if levels.is_mixed and levels.tells_numerics:
+        return levels.in_words(_k3_now(history), when)
+    return f"k3 of {TRAINER_ROLLOUT} is {number(_k3_now(history))} {when}"
+
+
+def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause, ...]:
+    """Return what the course of k3 tells: of the tokens at lag 0 if lags are mixed, as a mix of lags has no course.
+
+    At one lag other than 0 only a jump tells something: staleness may be there from the first step on.
+    """
+    lags = {lag for each in history.lags for lag in each.tokens}
+    if not lags or lags == {AT_LAG_ZERO}:
+        return causes_of_course(history.k3.steps, history.k3.values, named)
+    if len(lags) == 1:
+        return causes_of_course(history.k3.steps, history.k3.values, {*named, "staleness"})
+    pairs = zip(history.k3.steps, history.lags, strict=True)
+    fresh = [(step, each) for step, each in pairs if each.tokens.get(AT_LAG_ZERO, 0.0) >= LEAST_AT_LAG_ZERO]
+    steps, values = [step for step, _ in fresh], [each.k3[AT_LAG_ZERO] for _, each in fresh]
+    return causes_of_course(steps, values, named, "k3 at lag 0")
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:

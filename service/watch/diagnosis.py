@@ -10,7 +10,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from fastapi import APIRouter
-from sqlalchemy import bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData
@@ -25,61 +24,31 @@ from foreshock.diagnosis.diagnose import (
     SteppedValues,
     diagnose,
 )
+from foreshock.diagnosis.lags import K3_KEYS, TOKENS_KEYS, StepLags
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.session import before_commit
-from foreshock_service.platform.database.tables import (
-    Alert,
-    DetectorSnapshot,
-    Run,
-    Step,
-    StoredDiagnosis,
-    StoredFinding,
-)
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
+from foreshock_service.watch import diagnosis_repository as queries
 
 WAIT_SECONDS: Final = 30.0
 """A step whose shards do not come for so long is named; before the first complete step, at once."""
 
-_MOST_ALERTS = 100
+_OF_STEP = ("reward_mean", "response_length_mean")
+_LAG_KEYS = (*K3_KEYS.values(), *TOKENS_KEYS.values())
+_OF_MISMATCH = ("k3_kl", "tokens", *(key.partition(":")[2] for key in _LAG_KEYS))
+
 _MOST_AWAITED = 3
 _LEAST_INFO_STEPS = 3
 _AT_ONCE = 100
 
-_STANDING = Alert.state.in_(("open", "acknowledged"))
-_ALERTS = (
-    select(
-        Alert.rule, Alert.severity, Alert.step, _STANDING, Alert.why, Alert.what_to_do, Alert.value, Alert.threshold,
-        Alert.evidence, Alert.attempt,
-    )
-    .where(Alert.run_id == bindparam("run_id"), Alert.state != "retracted")
-    .order_by(case((_STANDING, 0), else_=1), Alert.step.desc(), Alert.rule)
-    .limit(_MOST_ALERTS)
-)  # fmt: skip
-_OBSERVED = select(func.max(DetectorSnapshot.step)).where(DetectorSnapshot.run_id == bindparam("run_id"))
-_FINDINGS = select(
-    StoredFinding.source, StoredFinding.name, StoredFinding.title, StoredFinding.sentence, StoredFinding.remedy,
-    StoredFinding.severity, StoredFinding.steps, StoredFinding.first_step, StoredFinding.newest_step,
-).where(StoredFinding.run_id == bindparam("run_id"))  # fmt: skip
-_AWAITED = (
-    select(Step.attempt, Step.step, Step.expected_shards, Step.last_shard_at_us)
-    .where(
-        # As an expression, so that the few rows of the index `ix_steps_unfolded`, whose condition is the next one, are
-        # read and not all steps of the run.
-        Step.run_id + "" == bindparam("run_id"),
-        Step.folded_shards < Step.received_shards,
-        Step.closed_at_us.is_(None),
-        Step.received_shards < Step.expected_shards,
-        Step.last_shard_at_us < bindparam("before_us"),
-    )
-    .order_by(Step.step)
-)
 _logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/runs/{run}/diagnosis", tags=["diagnosis"])
@@ -145,8 +114,9 @@ def judge(history: History) -> Diagnosis:
 
 def diagnose_due_runs(context: ServiceContext) -> int:
     """Compute the diagnoses that no transaction does; return how many. For the sweeper."""
+    before_us = now_us() - int(WAIT_SECONDS * 1e6)
     with context.database.read() as session:
-        due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *_newly_waiting(session, now_us(), _AT_ONCE)}
+        due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *queries.runs_waiting(session, before_us, _AT_ONCE)}
     for run_id in sorted(due):
         context.database.write(partial(_compute_locked, run_id))
     return len(due)
@@ -157,45 +127,38 @@ def _compute_locked(run_id: str, session: Session) -> None:
         _compute(run_id, session)
 
 
-def _newly_waiting(session: Session, at_us: int, limit: int) -> Sequence[str]:
-    """Return runs of which a step waits for shards that their diagnosis does not name yet."""
-    query = (
-        select(Step.run_id)
-        .join(Run, Run.id == Step.run_id)
-        .join(StoredDiagnosis, StoredDiagnosis.run_id == Step.run_id)
-        .where(Step.folded_shards < Step.received_shards, Step.closed_at_us.is_(None))
-        .where(Step.received_shards < Step.expected_shards, Step.last_shard_at_us < at_us - int(WAIT_SECONDS * 1e6))
-        .where(Run.deleted_at_us.is_(None), StoredDiagnosis.awaits_shards.is_(False))
-    )
-    return session.scalars(query.distinct().limit(limit)).all()
-
-
 def history_of(session: Session, run_id: str) -> History:
     """Return what the diagnosis reads of a run."""
     attempts = attempts_of_run(session, run_id)
-    observed = session.scalar(_OBSERVED, {"run_id": run_id})
-    columns = ("k3_kl", "tokens", "reward_mean", "response_length_mean")
-    rows = measurements.newest_rows(session, run_id, attempts, columns, WINDOW_STEPS)
-    measured = [(step, k3, tokens) for step, comparison, k3, tokens, *_ in rows if comparison != STEP_ROW]
-    measured = [each for each in measured if each[1] is not None]
-    of_steps = [(step, reward, length) for step, comparison, _, _, reward, length in rows if comparison == STEP_ROW]
+    run, observed = runs.find_run(session, run_id), queries.observed_step(session, run_id)
+    rows = measurements.newest_rows(session, run_id, attempts, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
+    first = 2 + len(_OF_STEP)
+    of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == STEP_ROW]
+    measured = [(row[0], row[first:]) for row in rows if row[1] != STEP_ROW and row[first] is not None]
     reward = _stepped((step, value) for step, value, _ in of_steps)
     if not reward.values and observed is not None:
-        reward = _reported_reward(session, run_id, attempts, observed)
+        reward = _reported_reward(session, run, attempts, observed)
     newest_step = of_steps[-1][0] if of_steps else None
     causes, undeclared = _causes(session, run_id, newest_step)
     return History(
         alerts=_alerts(session, run_id, attempts),
         observed_step=observed,
         newest_step=newest_step,
-        k3=_stepped((step, k3) for step, k3, _ in measured),
-        tokens=[int(tokens or 0) for _, _, tokens in measured],
+        k3=_stepped((step, values[0]) for step, values in measured),
+        tokens=[int(values[1] or 0) for _, values in measured],
+        lags=[_lags(values[2:]) for _, values in measured],
         reward=reward,
         length=_stepped((step, value) for step, _, value in of_steps),
         causes=causes,
         undeclared=undeclared,
         awaited=_awaited(session, run_id, attempts, observed),
+        model_kind=None if run is None else run.model_kind,
     )
+
+
+def _lags(values: Sequence[float | None]) -> StepLags:
+    """Return the lags of a step from its columns; those of an earlier release are empty."""
+    return StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
 
 
 def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
@@ -203,12 +166,15 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported_reward(session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int) -> SteppedValues:
+def _reported_reward(
+    session: Session, run: Run | None, attempts: Sequence[AttemptStart], observed: int
+) -> SteppedValues:
     """Return the reward that the trainer reports as a scalar, of the newest steps."""
-    run = runs.find_run(session, run_id)
-    declared = (run.scalar_names if run is not None else None) or {}
+    if run is None:
+        return SteppedValues()
+    declared = run.scalar_names or {}
     names, bounds = names_of([REWARD_KEY], declared), (max(0, observed - WINDOW_STEPS + 1), observed)
-    found = scalars_of_active_steps(session, run_id, attempts, names, bounds)
+    found = scalars_of_active_steps(session, run.id, attempts, names, bounds)
     read = {step: quantities_of(scalars, declared, {REWARD_KEY}) for step, scalars in sorted(found.items())}
     known = {step: values[REWARD_KEY] for step, values in read.items() if REWARD_KEY in values}
     return SteppedValues(list(known), list(known.values()))
@@ -216,7 +182,7 @@ def _reported_reward(session: Session, run_id: str, attempts: Sequence[AttemptSt
 
 def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
     """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
-    found = session.execute(_ALERTS, {"run_id": run_id}).all()
+    found = queries.alerts(session, run_id)
     return tuple(
         PastAlert(row[0], row[1], row[2], bool(row[3]), *row[4:9])
         for row in found
@@ -233,9 +199,7 @@ def _causes(
     """
     causes: list[DiagnosisCause] = []
     undeclared: list[MissingData] = []
-    for source, name, title, sentence, remedy, severity, steps, first, newest in session.execute(
-        _FINDINGS, {"run_id": run_id}
-    ):
+    for source, name, title, sentence, remedy, severity, steps, first, newest in queries.findings(session, run_id):
         if source == "attribution":
             causes.append(
                 DiagnosisCause(name=name, sentence=f"{title}: {sentence}", source="probe", what_to_do=remedy or "")
@@ -267,7 +231,7 @@ def _awaited(
 ) -> tuple[AwaitedShards, ...]:
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
     before_us = now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
-    waiting = session.execute(_AWAITED, {"run_id": run_id, "before_us": before_us + 1}).all()
+    waiting = queries.waiting_steps(session, run_id, before_us + 1)
     active = [row for row in waiting if active_attempt_of(attempts, row[1]) == row[0]]
     return tuple(
         AwaitedShards(
