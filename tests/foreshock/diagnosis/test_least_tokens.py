@@ -48,7 +48,7 @@ def k3(d: Float64, _: Float64) -> Float64:
 
 
 # Terms of a token, and whether a mean over tokens is beyond the rule's threshold; of rises, at the level of the run.
-CASES: dict[str, tuple[Callable[[Float64, Float64], Float64], Callable[[Float64, float], Float64]]] = {
+CASES: dict[str, tuple[Callable[[Float64, Float64], Float64], Callable[[Float64, float], NDArray[np.bool_]]]] = {
     "k3_kl": (k3, lambda means, level: means > max(1e-4, 5 * level)),
     "chi2_token": (lambda d, _: np.expm1(d) ** 2, lambda means, _: means > 5e-3),
     "low_probability_abs_d": (
