@@ -23,24 +23,28 @@ _LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
 # A side may drift by this part of the jump.
 _MOST_DRIFT = 0.35
 _FIRST_STEP, _LEAST_STEPS, _MOST_GROWTH_STEPS = 1, 4, 16
-_HEALTHY_START, _GROWTH, _STATIC, _LARGE = 1e-3, 8.0, 1.6, 1e-3
+_HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
 # These say nothing against numerics.
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
 
 
 def causes_of_course(
-    steps: Sequence[int], k3: Sequence[float], named: Collection[str], quantity: str = "k3"
+    steps: Sequence[int],
+    k3: Sequence[float],
+    named: Collection[str],
+    healthy_end: float = _HEALTHY_START,
+    quantity: str = "k3",
 ) -> tuple[DiagnosisCause, ...]:
     """Return what the values of k3 at ascending steps tell; `named` are the causes that are known from elsewhere.
 
-    `quantity` is what the sentences call them.
+    A k3 up to `healthy_end` needs no cause; `quantity` is what the sentences call the values.
     """
     known = [(step, value) for step, value in zip(steps, k3, strict=True) if value > 0 and math.isfinite(value)]
     if len(known) < _LEAST_STEPS:
         return ()
     at, logs = [step for step, _ in known], np.log([value for _, value in known])
     explained = any(name not in _OPEN for name in named)
-    found = (_jump(at, logs, quantity), None if explained else _since_start(at, logs, quantity))
+    found = (_jump(at, logs, quantity), None if explained else _since_start(at, logs, healthy_end, quantity))
     return tuple(each for each in found if each is not None)
 
 
@@ -100,14 +104,16 @@ def _drift(side: NDArray[np.float64]) -> float:
     return float(np.median(side[-third:]) - np.median(side[:third]))
 
 
-def _since_start(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> DiagnosisCause | None:
+def _since_start(
+    steps: Sequence[int], logs: NDArray[np.float64], healthy_end: float, quantity: str
+) -> DiagnosisCause | None:
     """Return that k3 is there since the first step, or that it grows since then; None if the first step is unknown."""
     if steps[0] > _FIRST_STEP:
         return None
     first, values = math.exp(logs[0]), np.exp(logs)
     spread = float(values.max() / values.min())
     evidence = {"first": first, "least": float(values.min()), "largest": float(values.max())}
-    if spread <= _STATIC and float(np.median(values)) > _LARGE:
+    if spread <= _STATIC and float(np.median(values)) > healthy_end:
         sentence = (
             f"{quantity} is about the same in all steps from {steps[0]} to {steps[-1]} ({number(values.min())} to "
             f"{number(values.max())}): it was there before the first update and does not follow the learning rate. It "

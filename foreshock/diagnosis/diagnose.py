@@ -123,6 +123,11 @@ class History:
     model_kind: ModelKind | None = None
 
     @property
+    def healthy_end(self) -> float:
+        """The largest healthy k3 of this kind of model, in nats per token."""
+        return required_range("k3_kl", self.model_kind).warning or math.inf
+
+    @property
     def newest_lags(self) -> LagLevels:
         """k3 at each lag over the newest steps."""
         return LagLevels.of(self.lags[-NEWEST_STEPS:])
@@ -217,7 +222,6 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
     log_both = "Log rollout_log_probs and trainer_log_probs of the same tokens."
     measured, tokens = len(history.k3.steps), sum(history.tokens[-NEWEST_STEPS:])
-    healthy_end = required_range("k3_kl", history.model_kind).warning or math.inf
     if history.observed_step is None:
         blocking = waits[:1] or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
         waits = waits[1:]
@@ -235,7 +239,11 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
         blocking.append(MissingData(sentence=sentence, what_to_do="Log more rollouts a step."))
-    elif history.newest_lags.is_mixed and not history.newest_lags.tells_numerics and _k3_now(history) > healthy_end:
+    elif (
+        history.newest_lags.is_mixed
+        and not history.newest_lags.tells_numerics
+        and _k3_now(history) > history.healthy_end
+    ):
         sentence = history.newest_lags.untold(_k3_now(history))
         fresh = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
         blocking.append(MissingData(sentence=sentence, what_to_do=fresh))
@@ -279,14 +287,15 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
     At one lag other than 0 only a jump tells something: staleness may be there from the first step on.
     """
     lags = {lag for each in history.lags for lag in each.tokens}
+    end = history.healthy_end
     if not lags or lags == {AT_LAG_ZERO}:
-        return causes_of_course(history.k3.steps, history.k3.values, named)
+        return causes_of_course(history.k3.steps, history.k3.values, named, end)
     if len(lags) == 1:
-        return causes_of_course(history.k3.steps, history.k3.values, {*named, "staleness"})
+        return causes_of_course(history.k3.steps, history.k3.values, {*named, "staleness"}, end)
     pairs = zip(history.k3.steps, history.lags, strict=True)
     fresh = [(step, each) for step, each in pairs if each.tokens.get(AT_LAG_ZERO, 0.0) >= LEAST_AT_LAG_ZERO]
     steps, values = [step for step, _ in fresh], [each.k3[AT_LAG_ZERO] for _, each in fresh]
-    return causes_of_course(steps, values, named, "k3 at lag 0")
+    return causes_of_course(steps, values, named, end, "k3 at lag 0")
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:

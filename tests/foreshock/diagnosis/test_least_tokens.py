@@ -62,7 +62,6 @@ CASES: dict[str, tuple[Callable[[Float64, Float64], Float64], Callable[[Float64,
     "tail_2": (lambda d, _: (np.abs(d) > math.log(2)).astype(np.float64), lambda means, _: means > 0.1),
     "mean_ratio": (lambda d, _: np.exp(d), lambda means, _: np.abs(means - 1) > 0.02),
     "training_ppl": (lambda d, log_mu: -(log_mu + d), lambda means, level: means > level + math.log(2)),
-    "entropy_mean": (lambda _, log_mu: -log_mu, lambda means, level: (means < level / 5) | (means > 2.5 * level)),
 }
 
 
