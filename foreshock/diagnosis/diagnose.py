@@ -239,11 +239,7 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     elif tokens < LEAST_MEASURED_TOKENS:
         sentence = f"{plural(tokens, 'token')} measured in the newest steps, {LEAST_MEASURED_TOKENS:,} are needed"
         blocking.append(MissingData(sentence=sentence, what_to_do="Log more rollouts a step."))
-    elif (
-        history.newest_lags.is_mixed
-        and not history.newest_lags.tells_numerics
-        and _k3_now(history) > history.healthy_end
-    ):
+    elif history.newest_lags.hides_numerics and _k3_now(history) > history.healthy_end:
         sentence = history.newest_lags.untold(_k3_now(history))
         fresh = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
         blocking.append(MissingData(sentence=sentence, what_to_do=fresh))
@@ -276,7 +272,7 @@ def _k3_now(history: History) -> float:
 def _k3_clause(history: History) -> str:
     when = f"in the newest {NEWEST_STEPS} measured steps"
     levels = history.newest_lags
-    if levels.is_mixed and levels.tells_numerics:
+    if levels.is_mixed and not levels.hides_numerics:
         return levels.in_words(_k3_now(history), when)
     return f"k3 of {TRAINER_ROLLOUT} is {number(_k3_now(history))} {when}"
 

@@ -35,9 +35,9 @@ class LagLevels:
         return bool(self.tokens) and list(self.tokens) != [AT_LAG_ZERO]
 
     @property
-    def tells_numerics(self) -> bool:
-        """Whether enough tokens are at lag 0."""
-        return self.tokens.get(AT_LAG_ZERO, 0.0) >= LEAST_AT_LAG_ZERO
+    def hides_numerics(self) -> bool:
+        """Whether tokens are at other lags and too few at lag 0 to judge numerics."""
+        return self.is_mixed and self.tokens.get(AT_LAG_ZERO, 0.0) < LEAST_AT_LAG_ZERO
 
     def in_words(self, mean: float, when: str) -> str:
         """Return k3 at lag 0 beside the mean over all tokens, and why they differ, as clauses."""
