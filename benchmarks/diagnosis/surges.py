@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 def measure() -> Family:
     """Measure ramps, surges and healthy curves."""
-    ramps = sum(_ramp_moves(number) for number in range(RAMPS))
+    ramps = sum(moves(*ramp(number)) for number in range(RAMPS))
     surges = sum(_surge_moves(number) for number in range(SURGES))
     healthy = sum(_healthy_moves(number) for number in range(HEALTHY))
     reached = ramps == 0 and surges == SURGES and healthy <= LARGEST_HEALTHY_SHARE * HEALTHY
@@ -41,30 +41,32 @@ def measure() -> Family:
     )
 
 
-def _moves(lengths: Values, rewards: Values | None = None) -> bool:
-    state, settings = SurgeState(), SurgeSettings()
+def moves(lengths: Values, rewards: Values | None = None, settings: SurgeSettings | None = None) -> bool:
+    """Return whether lengths alone move the learning rate."""
+    state, settings = SurgeState(), settings or SurgeSettings()
     for place, length in enumerate(lengths):
         reward = None if rewards is None else float(rewards[place])
         state, _ = advance_surge(state, place + 1, StepLengths(float(length), reward=reward), False, settings)
     return state.effective_surge_step is not None
 
 
-def _ramp_moves(number: int) -> bool:
-    random = np.random.default_rng([SEED, 1, number])
+def ramp(number: int, seed: int = SEED) -> tuple[Values, Values]:
+    """Return the lengths and rewards of a slow ramp."""
+    random = np.random.default_rng([seed, 1, number])
     growth, steps, start = random.uniform(2.0, 4.0), int(random.integers(80, 301)), int(random.integers(0, 151))
     done = np.clip((np.arange(start + steps + 100) - start) / steps, 0.0, 1.0)
     lengths = 1000.0 * (1.0 + (growth - 1.0) * done if number % 2 else growth**done)
     rewards = 0.4 + (0.3 * done if number % 4 < 2 else 0.0) + 0.05 * random.normal(size=len(done))
-    return _moves(lengths * np.exp(random.uniform(0.05, 0.25) * random.normal(size=len(done))), rewards)
+    return lengths * np.exp(random.uniform(0.05, 0.25) * random.normal(size=len(done))), rewards
 
 
 def _surge_moves(number: int) -> bool:
     random = np.random.default_rng([SEED, 2, number])
     steps, start = int(random.integers(10, 31)), int(random.integers(40, 151))
     done = np.clip((np.arange(start + steps + 60) - start) / steps, 0.0, 1.0)
-    return _moves(1000.0 * 3.0**done * np.exp(random.uniform(0.05, 0.25) * random.normal(size=len(done))))
+    return moves(1000.0 * 3.0**done * np.exp(random.uniform(0.05, 0.25) * random.normal(size=len(done))))
 
 
 def _healthy_moves(number: int) -> bool:
     random = np.random.default_rng([SEED, 3, number])
-    return _moves(1000.0 * np.exp(noise_of(0.25, (0.8, 0.9, 0.95)[number % 3], HEALTHY_STEPS, random)))
+    return moves(1000.0 * np.exp(noise_of(0.25, (0.8, 0.9, 0.95)[number % 3], HEALTHY_STEPS, random)))

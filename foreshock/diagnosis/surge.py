@@ -6,7 +6,8 @@ confirmed crossing, not the step of its confirmation: a late surge step lets the
 it down, so the detector prefers early.
 
 A crossing is confirmed if it holds and its evidence (`statistics.py`), with noise that is autocorrelated as the run's
-own, is beyond the average run length of the settings. Guards against false surges: the crossing must exceed the highest
+own, is beyond the average run length of the settings, and if it is steeper than a ramp or a mismatch, gradient or
+reward rule fires with it. Guards against false surges: the crossing must exceed the highest
 smoothed length before the growth window, so a return to earlier lengths is no surge; lengths that have been at their
 cap disarm the detector; a surge within the first steps affects the learning rate only if a mismatch, gradient or reward
 rule corroborates it, and so does one with which the reward rises.
@@ -58,7 +59,7 @@ def advance_surge(
         # Clamp at one token: log(0) is not finite.
         value = math.log(max(mean, 1.0))
         state = _observe_cap(state, mean, lengths, settings)
-        state, confirmed = _advance_crossing(state, step, value, finite_or_none(lengths.reward), settings)
+        state, confirmed = _advance_crossing(state, step, value, finite_or_none(lengths.reward), corroborated, settings)
         if state.capped < settings.capped_values:
             state = _remember(state, step, value, finite_or_none(lengths.reward), settings)
         if confirmed is not None:
@@ -87,9 +88,12 @@ def _observe_cap(state: SurgeState, mean: float, lengths: StepLengths, settings:
 
 
 def _advance_crossing(
-    state: SurgeState, step: int, value: float, reward: float | None, settings: SurgeSettings
+    state: SurgeState, step: int, value: float, reward: float | None, corroborated: bool, settings: SurgeSettings
 ) -> tuple[SurgeState, Crossing | None]:
-    """Open, abandon or confirm a crossing; return the state and the confirmed crossing."""
+    """Open, abandon or confirm a crossing; return the state and the confirmed crossing.
+
+    Lengths alone do not tell a slow surge from a ramp: a rule that fires with them does.
+    """
     crossing = state.crossing
     if crossing is None:
         if not is_armed(state, settings):
@@ -109,7 +113,7 @@ def _advance_crossing(
         # The value that ends a crossing may open the next one.
         return replace(state, crossing=None), None
     if count >= settings.confirmation_values and _is_confirmed(crossing, settings):
-        if not is_steep(state, crossing, _noise(crossing, settings), settings):
+        if not corroborated and not is_steep(state, crossing, _noise(crossing, settings), settings):
             return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
         return replace(state, crossing=None), crossing
     return replace(state, crossing=None if count >= settings.maximum_crossing_values else crossing), None
