@@ -68,7 +68,7 @@ def published_curve(
     """Return the published rise, 1000 → 3000-4000 tokens around ``surge``, with noise.
 
     The rise is logistic, of a width by seed: up to the border of this noise. A slow one is wider, and k3 rises with it
-    from 2e-4 to 2e-3, with a noise of a quarter of it: lengths alone are a ramp then.
+    from 2e-4 to 6e-3, with a noise of a quarter of it: lengths alone are a ramp then.
     """
     random = np.random.default_rng([surge, seed])
     first, last = (BORDER[deviation], WIDTHS[1]) if slow else (WIDTHS[0], BORDER[deviation])
@@ -78,7 +78,7 @@ def published_curve(
     lengths = (1000.0 + (high - 1000.0) * done) * np.exp(noise_of(deviation, autocorrelation, len(step), random))
     values = {LENGTH_KEY: lengths}
     if slow:
-        values[K3] = 2e-4 * 10.0**done * np.exp(0.25 * random.normal(size=len(step)))
+        values[K3] = 2e-4 * 30.0**done * np.exp(0.25 * random.normal(size=len(step)))
     rows = zip(*values.values(), strict=True)
     return [
         ClosedStep(int(number), {key: float(value) for key, value in zip(values, row, strict=True)})

@@ -60,7 +60,8 @@ def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             direction="away",
             severity="warning",
             lag_zero_only=True,
-            why=f"The tails of d are one-sided: P_μ(π < μ / 2) and P_π(π > 2 μ) differ by more than {asymmetry:g}.",
+            why="Large differences are one-sided: the share of tokens to which the trainer gives less than half of the "
+            f"engine's probability, and that to which it gives more than twice, differ by more than {asymmetry:g}.",
             what_to_do="Above 0, μ samples tokens that π hardly would; below 0, π has mass where μ has little. "
             + PROBE,
             source="our choice: half of the warning of F(2), and a decade above for mixtures of experts; steps of "
@@ -75,7 +76,8 @@ def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             severity="critical",
             minimum_duration=3,
             lag_zero_only=True,
-            why=f"The effective sample size of the unclamped token weights is below {ess.critical} of the tokens.",
+            why=f"The effective sample size of the token weights π / μ is below {ess.critical} of the tokens: a few "
+            "tokens would carry most of an update with these weights.",
             what_to_do=PROBE,
             source=ess.source,
         ),
@@ -122,9 +124,9 @@ def _logged_rules() -> tuple[ThresholdRule, ...]:
             pooled="deviation",
             severity="info",
             cause="sampling",
-            why="The sampled tokens are not as surprising as the logged log-probs say they should be, over many steps: "
-            "the engine probably sampled from another distribution than the one it logged (a temperature or top-p that "
-            "the log-probs leave out). With fewer than about 30 prompts a step it can be chance.",
+            why="Over many steps the engine's log-probs of the tokens that it sampled are not what its own entropies "
+            "say they should be. It probably sampled at a temperature or with a top-p that the logged log-probs leave "
+            "out. With fewer than about 30 prompts a step it can be chance.",
             what_to_do=_LOGGED,
             source="a martingale difference, whose z is about standard normal for many prompt groups; pooled, since "
             "|z| of G groups is at most √G. Of 8 groups at low entropy it is skewed: the healthy recorded run has a "
@@ -216,14 +218,14 @@ def _advantage_rules() -> tuple[ThresholdRule, ...]:
             direction="away",
             severity="info",
             cause="policy",
-            why=f"{quantity} is at least five times as far from 0 as at this run's baseline: the mismatch depends on "
-            "what is rewarded.",
+            why=f"{quantity} is at least five times as far from 0 as at this run's baseline: the mismatch differs "
+            "between tokens that are rewarded and tokens that are punished.",
             what_to_do="Compare with k3: these signals led in a published run whose k3 stayed flat.",
             source="our choice: three times the largest step (7e-4) of the recorded runs",
         )
         for name, measure, quantity in (
-            ("advantage_covariance", "advantage_d_cov", "cov(A, d)"),
-            ("advantage_skew", "advantage_skew", "The signed skew, the mean of A · (ρ − 1),"),
+            ("advantage_covariance", "advantage_d_cov", "The covariance of advantage and log π − log μ"),
+            ("advantage_skew", "advantage_skew", "The mean of advantage · (π / μ − 1)"),
         )
     )
 

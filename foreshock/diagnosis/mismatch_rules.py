@@ -227,6 +227,10 @@ def _chi2_rules(k3: HealthyRange) -> tuple[ThresholdRule, ...]:
     )
 
 
+def _error_in_words(level: float | None) -> str:
+    return f"On average a token's two probabilities differ by more than a factor of {level} (the mean of exp|d|)."
+
+
 def _trainer_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
     difference, error = (
         required_range(name, model_kind) for name in ("rollout_probs_diff_mean", "token_mult_prob_error")
@@ -261,7 +265,7 @@ def _trainer_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             ideal=1.0,
             severity="warning",
             lag_zero_only=True,
-            why=f"The mean of exp|d| is above {error.warning}.",
+            why=_error_in_words(error.warning),
             what_to_do=PROBE,
             source=error.source,
         ),
@@ -273,7 +277,7 @@ def _trainer_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             severity="critical",
             minimum_duration=3,
             lag_zero_only=True,
-            why=f"The mean of exp|d| is above {error.critical}.",
+            why=_error_in_words(error.critical),
             what_to_do=PROBE,
             source=error.source,
         ),
