@@ -8,8 +8,31 @@ that lack the heavy prompt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 RANGE = "range over the prompts"
 RANGE_NOTE = (
     f"A {RANGE} resamples the prompts of the batch. What is too rare to be among them is not in it: it is no bound on "
     "the mean of the run."
 )
+
+UNTOLD = "cannot tell"
+
+_WIDEST = 100.0
+
+_STILL_TELLS = 0.01
+"""An upper end below it says that a k3 is not critical, however wide the range is."""
+
+
+def ends_in_words(mean: float, low: float, high: float, number: Callable[[float], str], between: str = " to ") -> str:
+    """Return the ends of a range of a mean that is never negative; UNTOLD if it ends beyond 100 times the mean.
+
+    0 … 2639 for a k3 of 1 is what one heavy prompt among few gives: no user can act on it.
+    """
+    return UNTOLD if high > max(_WIDEST * mean, _STILL_TELLS) else f"{number(low)}{between}{number(high)}"
+
+
+def range_in_words(mean: float, low: float, high: float, number: Callable[[float], str]) -> str:
+    """Return a range with its name, see `ends_in_words`."""
+    ends = ends_in_words(mean, low, high, number)
+    return f"{RANGE}: {ends}" if ends == UNTOLD else f"{RANGE} {ends}"

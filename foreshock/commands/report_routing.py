@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreshock.commands.text import count, number, table, wrap
-from foreshock.interval_names import RANGE
+from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
 from foreshock.routing import RoutingComparison
@@ -72,7 +72,7 @@ def _layer_row(layer: LayerRouting) -> list[str]:
 def _part_row(name: str, part: RoutedTokens) -> list[str]:
     bounds = ""
     if math.isfinite(part.k3_kl.low):
-        bounds = f"{number(part.k3_kl.low)} … {number(part.k3_kl.high)}"
+        bounds = ends_in_words(part.k3_kl.mean, part.k3_kl.low, part.k3_kl.high, number, " … ")
     return [name, count(part.tokens), number(part.k3_kl.mean), bounds, number(part.abs_d.mean)]
 
 

@@ -30,7 +30,7 @@ from foreshock.commands.text import (
     wrap,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.interval_names import RANGE
+from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.learning_rate.advice import effect_in_words
 from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
@@ -98,7 +98,8 @@ def _steps_table(report: ReportData, paint: Paint) -> list[str]:
         at = {name: curve.of(name)[index] for name in curve.values}
         missing = math.nan
         low, high = at.get("k3_kl_bootstrap_low", missing), at.get("k3_kl_bootstrap_high", missing)
-        interval = f"{number(low, 2)} … {number(high, 2)}" if math.isfinite(low) and math.isfinite(high) else "–"
+        known = math.isfinite(low) and math.isfinite(high)
+        interval = ends_in_words(k3[index], low, high, lambda value: number(value, 2), " … ") if known else "–"
         if warning := interval_warning(at):
             interval += "~"
             warnings.append(f"step {curve.steps[index]}: {warning}")

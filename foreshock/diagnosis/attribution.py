@@ -24,6 +24,7 @@ from foreshock.diagnosis.conclusion import (
 from foreshock.diagnosis.environments import conclude_environments
 from foreshock.diagnosis.weights import conclude_weights
 from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent, plural
+from foreshock.interval_names import range_in_words
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
 from foreshock.scorers import TRAINER_REPLAY, ExactPair
 
@@ -224,8 +225,8 @@ def _on_exact(exact: ExactEvidence, floor: float) -> Conclusion:
 def _size(exact: ExactEvidence) -> str:
     return (
         f"KL(μ‖π) over the whole vocabulary is {number(exact.kl)} nats per token "
-        f"({_interval(exact, exact.kl_low, exact.kl_high)}), without the sampling noise of k3 at the "
-        f"same tokens, {number(exact.k3_kl)} ({_interval(exact, exact.k3_low, exact.k3_high)}); total "
+        f"({_interval(exact, exact.kl, exact.kl_low, exact.kl_high)}), without the sampling noise of k3 at the "
+        f"same tokens, {number(exact.k3_kl)} ({_interval(exact, exact.k3_kl, exact.k3_low, exact.k3_high)}); total "
         f"variation {number(exact.tv)}, Δmax {number(exact.delta_max)}, the likeliest token differs at "
         f"{number(100 * exact.top1_flip)} % of {plural(exact.tokens, 'visited state')}"
     )
@@ -245,9 +246,11 @@ def _half_of_floors(evidence: AttributionEvidence, exact: ExactEvidence) -> floa
     return 0.5 * sum(evidence.floors.get(name, math.nan) for name in split_comparison(exact.link))
 
 
-def _interval(exact: ExactEvidence, low: float, high: float) -> str:
+def _interval(exact: ExactEvidence, mean: float, low: float, high: float) -> str:
     few = exact.prompt_groups < LEAST_CLUSTERS and (math.isnan(low) or math.isnan(high))
     needed = f": {plural(exact.prompt_groups, 'prompt')}, {LEAST_CLUSTERS} are needed" if few else ""
+    if math.isfinite(low) and math.isfinite(high):
+        return range_in_words(mean, low, high, number)
     return interval_text(low, high) + needed
 
 

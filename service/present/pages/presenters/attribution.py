@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from foreshock.api.attribution import AttributionRecord, LinkRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation, Threshold
-from foreshock.interval_names import RANGE, RANGE_NOTE
+from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import OLD_METHOD
 from foreshock.measures.estimators.reliability import effective_of_all
@@ -242,7 +242,9 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
     for kind, name in (("_bootstrap", "range: "), ("", "Student's t: ")):
         low, high = values.get(f"{column}{kind}_low"), values.get(f"{column}{kind}_high")
         if low is not None and high is not None:
-            return replace(value, interval=f"{name}{number(low)} to {number(high)}")
+            # KL by k1, the mean of −d, may be negative.
+            mean = abs(values.get(column) or 0.0)
+            return replace(value, interval=name + ends_in_words(mean, low, high, number))
     return value
 
 

@@ -62,8 +62,8 @@ def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
         return None
     if pooled.high != pooled.high:
         return rendering.number(pooled.mean)
-    mean, low, high = map(rendering.number, (pooled.mean, pooled.low, pooled.high))
-    return f"{mean} ({interval_names.RANGE} {low} to {high})"
+    ends = interval_names.range_in_words(pooled.mean, pooled.low, pooled.high, rendering.number)
+    return f"{rendering.number(pooled.mean)} ({ends})"
 
 
 # Steps without a value may lie between those of the newest window.

@@ -284,7 +284,7 @@ def _row(
     said = run.diagnosis or diagnoses.NOTHING_YET
     newest = [value for _, value in reward.points()[-POOLED_STEPS:]]
     # The caption of the table says what the range is.
-    mean, _, interval = (pooled_in_words(mismatch) or "").partition(f" ({interval_names.RANGE} ")
+    mean, _, interval = (pooled_in_words(mismatch) or "").partition(f" ({interval_names.RANGE}")
     steps = "1 step incomplete" if incomplete == 1 else f"{incomplete} steps incomplete"
     return step_models.RunRow(
         id=run.id,
