@@ -12,9 +12,7 @@ from foreshock.interval_names import UNTOLD, ends_in_words, range_in_words
     [(1.2, 0.0, 2639.0, UNTOLD), (2e-4, 0.0, 0.5, UNTOLD), (0.0, 0.0, 1.0, UNTOLD),
      (2e-4, 1e-4, 3e-4, "0.0001 to 0.0003"), (2e-4, 0.0, 2e-2, "0 to 0.02"), (3e-6, 0.0, 5e-4, "0 to 0.0005")],
 )  # fmt: skip
-def test_a_range_beyond_a_hundred_means_tells_nothing(
-    mean: float, low: float, high: float, words: str
-) -> None:
+def test_a_range_beyond_a_hundred_means_tells_nothing(mean: float, low: float, high: float, words: str) -> None:
     assert ends_in_words(mean, low, high, "{:g}".format) == words
 
 
