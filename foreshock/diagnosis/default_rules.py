@@ -35,11 +35,11 @@ _ASYMMETRY: Final[Mapping[ModelKind, float]] = {"dense": 5e-3, "moe": 5e-2}
 
 def sampling_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
     """Return the rules for a kind of model; None (unknown) has the thresholds of a dense model."""
-    return (*_tail_rules(model_kind), *_logged_rules())
+    return (*_tail_rules(model_kind), *_sample_size_rules(model_kind), *_logged_rules())
 
 
 def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
-    tail, ess = required_range("tail_2", model_kind), required_range("ess_token", model_kind)
+    tail = required_range("tail_2", model_kind)
     asymmetry = _ASYMMETRY["dense" if model_kind is None else model_kind]
     return (
         ThresholdRule(
@@ -67,6 +67,12 @@ def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             source="our choice: half of the warning of F(2), and a decade above for mixtures of experts; steps of "
             "the recorded dense runs reach 0.002",
         ),
+    )
+
+
+def _sample_size_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
+    ess = required_range("ess_token", model_kind)
+    return (
         ThresholdRule(
             name="effective_sample_size_low",
             key=f"{TRAINER_ROLLOUT}:ess_token",
