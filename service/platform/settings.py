@@ -39,6 +39,7 @@ class NotificationTarget(BaseModel):
     severity: Severity = Field(default="warning", description="the least severe alerts that are sent")
     projects: tuple[str, ...] = Field(default=(), description="empty: all")
     resolved: bool = Field(default=False, description="also say when an alert is resolved; Alertmanager is always told")
+    verdicts: bool = Field(default=False, description="also say when a run's verdict changes; not for Alertmanager")
 
     @field_validator("url")
     @classmethod

@@ -45,9 +45,24 @@ class Message:
     """of the run's diagnosis when the message is sent"""
 
 
-def address_and_body(target: NotificationTarget, message: Message, now_us: int) -> tuple[str, Any]:
+@dataclass(frozen=True, slots=True)
+class VerdictMessage:
+    """The verdict of a run that changed, with the headline of its diagnosis."""
+
+    id: str
+    run_id: str
+    run_key: str
+    project: str
+    page: str
+    verdict: ranges.Verdict
+    headline: str
+
+
+def address_and_body(target: NotificationTarget, message: Message | VerdictMessage, now_us: int) -> tuple[str, Any]:
     """Return where to POST what."""
     address = target.url.get_secret_value()
+    if isinstance(message, VerdictMessage):
+        return address, _of_verdict(target, message)
     if target.kind == "slack":
         return address, {"text": _slack_text(message)}
     if target.kind == "alertmanager":
@@ -65,6 +80,19 @@ def _json_body(message: Message) -> dict[str, Any]:
         "id": message.id,
         "change": message.change,
         "alert": {"id": message.alert_id, **{name: getattr(message, name) for name in alert}},
+        "run": {"id": message.run_id, "key": message.run_key, "project": message.project, "page": message.page},
+        "diagnosis": {"verdict": message.verdict, "headline": message.headline},
+    }
+
+
+def _of_verdict(target: NotificationTarget, message: VerdictMessage) -> dict[str, Any]:
+    if target.kind == "slack":
+        run = f"<{message.page}|{_escaped(message.run_key)}>"
+        return {"text": f"*{message.verdict}*: {run}\n{_escaped(message.headline)}"}
+    return {
+        "version": 1,
+        "id": message.id,
+        "change": "verdict",
         "run": {"id": message.run_id, "key": message.run_key, "project": message.project, "page": message.page},
         "diagnosis": {"verdict": message.verdict, "headline": message.headline},
     }
@@ -123,7 +151,7 @@ class SendingFailed(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-def send(target: NotificationTarget, message: Message, now_us: int) -> None:
+def send(target: NotificationTarget, message: Message | VerdictMessage, now_us: int) -> None:
     """POST the message. Raises SendingFailed unless the answer is 2xx."""
     address, body = address_and_body(target, message, now_us)
     # A repeated message has the same key, so that a receiver can tell it from a second one.

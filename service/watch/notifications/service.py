@@ -22,7 +22,8 @@ from foreshock_service.platform.database.engine import database_now_us, insert_i
 from foreshock_service.platform.database.tables import Alert, Notification, Run, new_identifier
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import verdicts_of_runs
-from foreshock_service.watch.notifications.sending import Message, SendingFailed, send
+from foreshock_service.watch.notifications.sending import Message, SendingFailed, VerdictMessage, send
+from foreshock_service.watch.notifications.verdicts import is_of_verdict, verdict_message, verdicts_to_tell
 
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US
@@ -78,6 +79,8 @@ def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
     with context.database.read() as session:
         since_us = database_now_us(session) - _HORIZON_US
         found = alerts_to_tell(session, target, severities, since_us, _AT_ONCE)
+        if target.verdicts and target.kind != "alertmanager":
+            found += verdicts_to_tell(session, target, severities, since_us, _AT_ONCE)
     if found:
         context.database.write(lambda session: _add(session, target, found))
     return len(found)
@@ -116,11 +119,15 @@ def _add(session: Session, target: NotificationTarget, found: list[tuple[str, st
 
 def _lease(
     session: Session, context: ServiceContext, target: NotificationTarget
-) -> tuple[Notification, Message | None, int] | None:
+) -> tuple[Notification, Message | VerdictMessage | None, int] | None:
     now_us = database_now_us(session)
     row = lease_next(session, target.name, now_us, now_us + _LEASE_US)
     if row is None:
         return None
+    if is_of_verdict(row):
+        of_verdict = verdict_message(session, row, context.settings.page_root)
+        row.state = row.state if of_verdict is not None else "dropped"
+        return row, of_verdict, now_us
     found = alert_and_run(session, row.alert_id)
     if found is None or found[1].deleted_at_us is not None or not _still_says(row, found[0]):
         row.state = "sent" if row.sent_at_us is not None else "dropped"

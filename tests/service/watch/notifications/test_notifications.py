@@ -20,6 +20,7 @@ from foreshock_service.platform.settings import NotificationTarget, Settings, lo
 from foreshock_service.watch.notifications import sending
 from foreshock_service.watch.notifications.service import Notifier, fill_outbox, send_next
 from tests.ports import free_port
+from tests.service.sending import make_batch
 from tests.service.watch.notifications.conftest import Alerting
 from tests.service.watch.notifications.receiver import Receiver
 from tests.service.watch.recorded import K3, RecordedRun
@@ -276,3 +277,34 @@ def test_one_message_for_an_episode_unless_it_grows_worse(alerting: Alerting, ta
     run.close_all({K3: [1e-4] * 8 + [0.3] * 60}, range(41, 109))
     alerting.notify(target())
     assert [body["alert"]["severity"] for body in receiver.bodies] == ["warning", "critical", "critical"]
+
+
+def test_a_changed_verdict_is_told_once_with_its_headline_to_targets_that_ask(
+    alerting: Alerting, target: Make, receiver: Receiver
+) -> None:
+    told = target(verdicts=True, resolved=True)
+    alert = alerting.open()
+    for _ in range(3):
+        alerting.notify(told)
+    assert sorted(each["change"] for each in receiver.bodies) == ["opened", "verdict"]
+    said = alerting.sender.get("diagnosis").json()
+    (verdict,) = [each for each in receiver.bodies if each["change"] == "verdict"]
+    assert verdict["diagnosis"] == {"verdict": "warning", "headline": said["headline"]}
+    assert verdict["run"]["key"] == "my run"
+    # A later step changes the diagnosis and not its verdict.
+    alerting.sender.put_shard(2, make_batch(seed=2)).raise_for_status()
+    alerting.notify(told)
+    assert len(receiver.requests) == 2
+    alerting.change(alert, "resolve")
+    for _ in range(2):
+        alerting.notify(told)
+    assert sorted(each["change"] for each in receiver.bodies[2:]) == ["resolved", "verdict"]
+    assert [each["diagnosis"]["verdict"] for each in receiver.bodies[2:]] == ["unknown", "unknown"]
+
+
+def test_a_verdict_below_the_severity_of_the_target_is_not_told(
+    alerting: Alerting, target: Make, receiver: Receiver
+) -> None:
+    alerting.open()
+    alerting.notify(target(verdicts=True, severity="critical"))
+    assert receiver.requests == []
