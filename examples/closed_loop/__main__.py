@@ -28,6 +28,7 @@ from examples.collapses.results import (
     write_result,
 )
 from foreshock.diagnosis.detectors import WarningConfiguration
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.quantities import (
     LEARNING_RATE_KEY,
     LENGTH_KEY,
@@ -36,7 +37,6 @@ from foreshock.diagnosis.quantities import (
     TRUNCATED_KEY,
     UPDATE_KEY,
 )
-from foreshock.diagnosis.rules import LAG_KEY
 
 if TYPE_CHECKING:
     from examples.collapses.run import Laboratory

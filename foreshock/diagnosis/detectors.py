@@ -15,7 +15,7 @@ from typing import Any
 
 from foreshock.diagnosis.border import RefusedValues, refuse_values
 from foreshock.diagnosis.default_rules import default_rules
-from foreshock.diagnosis.lags import LAG_KEYS
+from foreshock.diagnosis.lags import LAG_KEY, LAG_KEYS, StepLags
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import (
     LEARNING_RATE_KEY,
@@ -46,7 +46,7 @@ from foreshock.learning_rate.loop import LoopSettings, LoopState, Reading, advan
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 
-DETECTOR_VERSION = 8
+DETECTOR_VERSION = 9
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 
@@ -265,7 +265,7 @@ def _reading(values: Mapping[str, float], rules: RulesState, of_step: Sequence[T
         finite_or_none(values.get(key)) for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY)
     )
     lowered = any(rule.effect == "halve" and rules.firing(rule) is not None for rule in of_step)
-    return Reading(k3, lag, None, update, rate, tokens, lowered)
+    return Reading(k3, lag, StepLags.of(values).numerics, update, rate, tokens, lowered)
 
 
 def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState, tuple[Event, ...]]:

@@ -21,7 +21,7 @@ from foreshock.diagnosis.course import causes_of_course
 from foreshock.diagnosis.lags import AT_LAG_ZERO, StepLags
 from foreshock.diagnosis.mismatch_order import order_in_words
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
-from foreshock.diagnosis.staleness import LEAST_AT_LAG_ZERO, LagLevels
+from foreshock.diagnosis.staleness import LagLevels
 from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import as_clause, number, plural, reward_number
 from foreshock.model_kind import ModelKind
@@ -289,9 +289,9 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
     if len(lags) == 1:
         return causes_of_course(history.k3.steps, history.k3.values, {*named, "staleness"}, end)
     pairs = zip(history.k3.steps, history.lags, strict=True)
-    fresh = [(step, each) for step, each in pairs if each.tokens.get(AT_LAG_ZERO, 0.0) >= LEAST_AT_LAG_ZERO]
-    steps, values = [step for step, _ in fresh], [each.k3[AT_LAG_ZERO] for _, each in fresh]
-    return causes_of_course(steps, values, named, end, "k3 at lag 0")
+    known = {step: each.numerics for step, each in pairs}
+    fresh = {step: k3 for step, k3 in known.items() if k3 is not None}
+    return causes_of_course(list(fresh), list(fresh.values()), named, end, "k3 at lag 0")
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:

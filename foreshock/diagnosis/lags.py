@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.mismatch_rules import K3, K3_PER_ENTROPY
 from foreshock.diagnosis.rule import Baseline, ThresholdRule
 from foreshock.json_values import finite_or_none
@@ -69,6 +70,12 @@ class StepLags:
     def is_mixed(self) -> bool:
         """Whether tokens are known to be at some lag other than 0."""
         return bool(self.tokens) and list(self.tokens) != [AT_LAG_ZERO]
+
+    @property
+    def numerics(self) -> float | None:
+        """k3 of the tokens at lag 0, in nats per token; None if they are too few to judge."""
+        enough = self.tokens.get(AT_LAG_ZERO, 0.0) >= LEAST_TOKENS["k3_kl"]
+        return finite_or_none(self.k3[AT_LAG_ZERO]) if enough else None
 
     def share(self, lags: Sequence[str]) -> float:
         """Return the share of the step's tokens that these lags have; NaN if it is not known."""

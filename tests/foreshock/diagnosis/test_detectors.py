@@ -20,9 +20,9 @@ from foreshock.diagnosis.detectors import (
     advance,
     holding_signals,
 )
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.rule import Effect, Event
-from foreshock.diagnosis.rules import LAG_KEY
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
 
 CONFIGURATION = WarningConfiguration()

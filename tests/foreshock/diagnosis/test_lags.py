@@ -90,6 +90,15 @@ def test_ranges_of_whole_steps_hold_only_if_nearly_all_tokens_are_at_lag_zero() 
         assert ("chi2_high" in dict(fired(events_of([step | heavy] * 30)))) == fires
 
 
+def test_the_control_loop_reads_numerics_at_lag_zero_of_mixed_steps() -> None:
+    steps = [ClosedStep(number, mixed({"0": 5e-4, "1": 0.02}, PUBLISHED)) for number in range(1, 20)]
+    loop = watch(steps)[0].loop
+    assert loop.measured_static
+    assert loop.static == pytest.approx(5e-4)
+    few = [ClosedStep(number, mixed({"0": 5e-4, "1": 0.02}, {"0": 20, "1": 5000})) for number in range(1, 20)]
+    assert not watch(few)[0].loop.measured_static
+
+
 def history(steps: Sequence[Mapping[str, float]], **values: Any) -> History:
     numbers = list(range(1, len(steps) + 1))
     plain = History(
