@@ -42,6 +42,7 @@ from foreshock_service.platform.store.tokens import open_store
 from foreshock_service.platform.uploads import UploadPlaces
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
+from foreshock_service.present.pages.sessions import unknown_address
 from foreshock_service.replay import matrix
 from foreshock_service.replay.attribution import conclusions
 from foreshock_service.replay.attribution import service as attribution
@@ -142,6 +143,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.owns_decoders = decoders is None
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
+    app.add_exception_handler(404, unknown_address)
     app.router.routes.extend(_routes())
     # The last one that is added comes first.
     logs.add_tracing(app, settings)

@@ -51,6 +51,10 @@ class RunRecord(Record):
     updated_at_us: int
     diagnosis: RunVerdict | None = None
     """in one sentence; null: the service is older than diagnoses"""
+    tags: tuple[str, ...] = ()
+    note: str | None = None
+    baseline: str | None = None
+    """id of the run to compare with"""
 
     @property
     def title(self) -> str:

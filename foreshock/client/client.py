@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -149,6 +149,9 @@ class Client:
         head_dtype: str | None = None,
         advice_mode: Literal["shadow", "apply"] = "shadow",
         scalar_names: Mapping[str, str] | None = None,
+        tags: Sequence[str] = (),
+        note: str | None = None,
+        baseline: str | None = None,
         resume_step: int = 0,
         shard: int | None = None,
         shards: int | None = None,
@@ -164,6 +167,7 @@ class Client:
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
         a logged checkpoint. `scalar_names` gives watched scalars with names of their own: `{"reward": "my/score"}`.
+        `tags` and `note` are shown in the list of runs; `baseline` is the id of a run to compare with.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the
         precision with which probes replay the trainer: of the weights that its forward pass reads, of its autocast
@@ -184,6 +188,9 @@ class Client:
             "model_kind": model_kind,
             "advice_mode": advice_mode,
             "scalar_names": None if scalar_names is None else dict(scalar_names),
+            "tags": list(tags),
+            "note": note,
+            "baseline": baseline,
         }
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         given = attributes or BatchAttributes()

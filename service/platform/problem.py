@@ -212,7 +212,7 @@ def install_problem_handlers(app: FastAPI) -> None:
     """Make every error of `app`, the framework's own included, a problem document."""
     app.add_exception_handler(ProblemError, _own_error)
     app.add_exception_handler(RequestValidationError, _request_invalid)
-    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(HTTPException, framework_error)
     app.add_exception_handler(InvalidRolloutsError, _library_error)
     app.add_exception_handler(LimitExceededError, _library_error)
     app.add_exception_handler(OSError, _storage_failed)
@@ -276,7 +276,8 @@ def _fault_of_json(cause: BaseException | None) -> str | None:
     return None
 
 
-def _framework_error(_: Request, error: Exception) -> JSONResponse:
+def framework_error(_: Request, error: Exception) -> JSONResponse:
+    """Return the problem of an error that the framework found."""
     assert isinstance(error, HTTPException)
     if isinstance(error, BodyRefused):
         return problem_response(error.problem)

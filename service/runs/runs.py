@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
@@ -44,6 +44,10 @@ ScalarNames = Annotated[
 ]
 """What the run calls the quantities that are watched: {"reward": "my/score"}."""
 
+Tag = Annotated[parameters.Name, Field(max_length=60)]
+Tags = Annotated[list[Tag], AfterValidator(lambda tags: list(dict.fromkeys(tags)))]
+Note = Annotated[str, StringConstraints(max_length=2000, pattern=parameters.NO_NUL, strip_whitespace=True)]
+
 
 class RunCreate(BaseModel):
     """Run to get or create: (project, key) identifies it; the other fields are used only if it is new."""
@@ -66,6 +70,9 @@ class RunCreate(BaseModel):
         description='the run\'s own scalars by the well-known name of what they are: {"reward": "my/score"}; '
         "a declared quantity has no other name",
     )
+    tags: Tags = Field(default=[], max_length=20)
+    note: Note | None = None
+    baseline: parameters.Name | None = Field(default=None, description="id of the run to compare with")
 
 
 class RunUpdate(BaseModel):
@@ -80,6 +87,9 @@ class RunUpdate(BaseModel):
         default=None, description="null: remove the declaration, so that the checkpoint's kind is used"
     )
     scalar_names: ScalarNames | None = Field(default=None, description="replaces the declaration; null: removes it")
+    tags: Tags | None = Field(default=None, max_length=20, description="replaces the tags")
+    note: Note | None = Field(default=None, description="null: removes it")
+    baseline: parameters.Name | None = Field(default=None, description="id of the run to compare with; null: none")
 
 
 class RunFilter(NamedTuple):
@@ -110,6 +120,7 @@ RunFound = TypeVar("RunFound", bound=FoundRun)
 
 # Projects that an error lists.
 _MOST_PROJECTS = 10
+_REMOVABLE = ("name", "note", "baseline")
 # Fields that change rules or advice: their changes are recorded in the audit.
 _AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
 
@@ -243,19 +254,29 @@ def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: in
     return parameters.page_of(run_records(session, runs), limit, lambda run: (run.created_at_us, run.id))
 
 
+def every_run(session: Session, projects: Sequence[str]) -> Sequence[Run]:
+    """Return all runs of these projects that are not deleted; no projects: of all."""
+    query = select(Run).where(Run.deleted_at_us.is_(None))
+    return session.scalars(query.where(Run.project.in_(projects)) if projects else query).all()
+
+
 def run_records(session: Session, runs: Sequence[Run]) -> list[RunRecord]:
     """Return runs as they are served, each with its diagnosis in one sentence; one query."""
     verdicts = verdicts_of_runs(session, [run.id for run in runs])
     return [records.from_attributes(RunRecord, run, diagnosis=verdicts[run.id]) for run in runs]
 
 
-def update_run(session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate) -> Run:
-    """Change the fields that `changes` sets."""
+def update_run(
+    session: Session, events: EventBus, principal: Principal, run_id: str, changes: RunUpdate, reason: str | None = None
+) -> Run:
+    """Change the fields that `changes` sets; the audit keeps the `reason`. Raises RunNotFound (also: the baseline)."""
     run = lock_run(session, principal, run_id)
+    if changes.baseline is not None:
+        get_run(session, principal, changes.baseline)
     before = {name: getattr(run, name) for name in _AUDITED}
     mode_before = run.advice_mode
     for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind", "scalar_names"}).items():
-        if value is not None or name == "name":
+        if value is not None or name in _REMOVABLE:
             setattr(run, name, value)
     run.updated_at_us = now_us()
     if run.advice_mode != mode_before:
@@ -269,6 +290,7 @@ def update_run(session: Session, events: EventBus, principal: Principal, run_id:
     changed = {name: getattr(run, name) for name in _AUDITED if getattr(run, name) != before[name]}
     if changed:
         before = {name: before[name] for name in changed}
+        changed |= {"reason": reason} if reason is not None else {}
         audit.record(
             session, principal, "run.update", run.id, project=run.project, run_id=run.id, before=before, after=changed
         )

@@ -147,6 +147,11 @@ def store_scalars(
         events.publish(session, ScalarsLogged(*key, frozenset(body.values)))
 
 
+def names_of_run(session: Session, run_id: str) -> Sequence[str]:
+    """Return the name of every scalar of a run, in order."""
+    return session.scalars(select(Scalar.name).where(Scalar.run_id == run_id).distinct().order_by(Scalar.name)).all()
+
+
 def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
     """Return the finite values of a step by name, each from its preferred source."""
     of_step = (Scalar.run_id == key.run_id, Scalar.attempt == key.attempt, Scalar.step == key.step)

@@ -109,12 +109,12 @@ def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: s
     return _change(session, principal, run, alert, "acknowledged")
 
 
-def resolve(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
-    """Resolve the alert. Raises AlertConflict if it was retracted."""
+def resolve(session: Session, principal: Principal, run_id: str, alert_id: str, reason: str | None = None) -> Alert:
+    """Resolve the alert; the audit keeps the `reason`. Raises AlertConflict if it was retracted."""
     run, alert = _locked(session, principal, run_id, alert_id)
     if alert.state == "retracted":
         raise AlertConflict("a retracted alert cannot be resolved: with late data its rule does not fire")
-    return _change(session, principal, run, alert, "resolved")
+    return _change(session, principal, run, alert, "resolved", reason)
 
 
 def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
@@ -125,12 +125,15 @@ def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) 
     return run, alert
 
 
-def _change(session: Session, principal: Principal, run: Run, alert: Alert, state: AlertState) -> Alert:
+def _change(
+    session: Session, principal: Principal, run: Run, alert: Alert, state: AlertState, reason: str | None = None
+) -> Alert:
     if alert.state != state:
         before = {"state": alert.state, "rule": alert.rule, "step": alert.step}
+        after = {"state": state} | ({"reason": reason} if reason is not None else {})
         record(
             session, principal, _ACTIONS[state], alert.id,
-            project=run.project, run_id=run.id, before=before, after={"state": state},
+            project=run.project, run_id=run.id, before=before, after=after,
         )  # fmt: skip
         alert.version = version(session, alert.run_id) + 1
         alert.state = state

@@ -25,6 +25,7 @@ from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_leas
 
 VOLATILE = re.compile(
     r".*_at_us|id|run|run_id|probe|probes|alert|finding|lease|cursor|next_cursor|url|page|digest|.*_digest|age_seconds|"
+    r"tags|note|baseline|"
     r"queued_seconds|.*_per_second|spent_seconds|updated|created|finished|client|file|shard_digests|stored_bytes"
 )
 """Keys whose values differ from one logging of a run to the next."""

@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -20,11 +19,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
-from foreshock import ranges, severity
-from foreshock.model_kind import ModelKind
+from foreshock.api.runs import RunRecord
+from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
+from foreshock.page_addresses import run_page_path
+from foreshock.ranges import Verdict, verdict_of
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import matches
-from foreshock_service.present.pages.figures import Figure, Missing, attribution, drawing
-from foreshock_service.present.pages.figures.drawing import WIDTH as TILE_WIDTH
+from foreshock_service.present.pages.figures import Figure, Missing
+from foreshock_service.present.pages.figures.attribution import percent
 from foreshock_service.present.pages.figures.drawing import scientific
 from foreshock_service.present.pages.step_models import Value
 from foreshock_service.present.pages.view_models import Label, Moment, Tone, Visitor
@@ -36,19 +38,9 @@ OUT_OF_DATE = (
     "buckets, corrections and theory need `foreshock remeasure`."
 )
 
-RUN_STATES: dict[str, Label] = {
-    "running": Label("running", "good", live=True),
-    "stale": Label("stale", "warning"),
-    "finished": Label("finished"),
-    "failed": Label("failed", "critical"),
-}
-PROBE_STATES: dict[str, Label] = {
-    "queued": Label("queued"),
-    "running": Label("running", "good", live=True),
-    "done": Label("done", "good"),
-    "failed": Label("failed", "critical"),
-    "skipped": Label("skipped", "warning"),
-}
+STATE_TONES: dict[str, Tone] = {
+    "running": "good", "stale": "warning", "failed": "critical", "done": "good", "skipped": "warning",
+}  # fmt: skip
 PHASES: dict[str, str] = {
     "warming": "warming: no baseline yet",
     "watching": "watching: no surge so far",
@@ -60,13 +52,8 @@ MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),
     "apply": Label("apply mode: sent to trainers that ask", "good"),
 }
-VERDICT_TONES: dict[ranges.Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
+VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
-
-
-def label_of(state: str, known: dict[str, Label]) -> Label:
-    """Return the badge of a state; an unknown state is shown as it is."""
-    return known.get(state, Label(state))
 
 
 def number(value: float | None) -> str:
@@ -79,19 +66,13 @@ def number(value: float | None) -> str:
     return f"−{text[1:]}" if text.startswith("-") else text
 
 
-def scale_in_words(scale: float) -> str:
-    """Return a scale as a phrase: `a quarter of the learning rate`."""
-    known = {1.0: "the full learning rate", 0.5: "half the learning rate", 0.25: "a quarter of the learning rate"}
-    return known.get(scale, f"{scale:.3g} of the learning rate")
-
-
 def share_in_words(share: float | None, low: float | None, high: float | None) -> str:
     """Return a share with its interval: `67 % (50 % to 80 %)`."""
     if share is None or not math.isfinite(share):
         return "not estimable"
     if low is None or high is None:
-        return attribution.percent(share)
-    return f"{attribution.percent(share)} ({attribution.percent(low)} to {attribution.percent(high)})"
+        return percent(share)
+    return f"{percent(share)} ({percent(low)} to {percent(high)})"
 
 
 def count(value: int | None) -> str:
@@ -111,15 +92,7 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
     """Return a measure's value with the tone of the range that it lies in; without a range it has none."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    return Value(number(value), VERDICT_TONES[ranges.verdict_of(measure, value, model_kind)])
-
-
-def alerts_label(open_alerts: Counter[str]) -> Label:
-    """Return the number of open alerts, in the tone of the most severe. `open_alerts`: their number by severity."""
-    if not open_alerts:
-        return Label("none", "good")
-    worst = min(open_alerts, key=severity.severity_rank)
-    return Label(f"{open_alerts.total()} open", TONES.get(worst, ""))
+    return Value(number(value), VERDICT_TONES[verdict_of(measure, value, model_kind)])
 
 
 LONG_CACHE = "public, max-age=31536000, immutable"
@@ -263,10 +236,29 @@ def templates() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["code"] = with_code
+    environment.filters |= {
+        "code": with_code,
+        "number": number,
+        "count": count,
+        "moment": moment,
+        "address": run_address,
+    }
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
-    environment.globals.update(tile_width=TILE_WIDTH, tile_height=drawing.HEIGHT)
+    environment.globals.update(state_tones=STATE_TONES, tones=TONES, run_page_path=run_page_path)
     return environment
+
+
+def model_kind_in_words(run: Run) -> str:
+    """Return the kind of the run's model and where it comes from."""
+    if run.model_kind is None:
+        return "unknown, judged as a dense model"
+    source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
+    return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
+
+
+def run_address(run: RunRecord) -> str:
+    """Return the path of a run's page."""
+    return run_page_path(run.project, run.key)
 
 
 def with_code(text: str) -> Markup:

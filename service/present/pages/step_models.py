@@ -5,64 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreshock_service.present.pages.view_models import Label, LintPanel, Moment, Plot, Tone
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    id: str
-    name: str
-    address: str
-    project: str
-    state: Label
-    model: str | None
-    trainer: str | None
-    engine: str | None
-    last_step: int | None
-    mismatch: str | None
-    interval: str
-    reward: str | None
-    reward_path: str
-    incomplete: Label | None
-    advice: str | None
-    verdict: Label
-    headline: str
-    alerts: Label
-    started: Moment | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunsFilter:
-    """What the list of runs is restricted to, and the states and verdicts that can be chosen."""
-
-    search: str
-    project: str
-    model: str
-    state: str
-    verdict: str
-    states: Sequence[str]
-    verdicts: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class AlertOfRunRow:
-    """An alert in the list over all runs."""
-
-    run: str
-    run_address: str
-    severity: Label
-    rule: str
-    step: int
-    step_address: str
-    state: str
-    why: str
+from foreshock.api.probes import AcceleratorRecord
+from foreshock.api.runs import StepRecord
+from foreshock.api.watch import AlertOfRun
+from foreshock_service.present.pages.view_models import Label, LintPanel, Plot, Tone
 
 
 @dataclass(frozen=True, slots=True)
 class AlertsPage:
     """The alerts of all runs that the visitor may see, the last changed first."""
 
-    rows: Sequence[AlertOfRunRow]
+    rows: Sequence[AlertOfRun]
     state: str
     severity: str
     states: Sequence[str]
@@ -84,21 +37,9 @@ class ConfigurationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class HardwareRow:
-    """A kind of accelerator with its workers and jobs."""
-
-    accelerator: str
-    devices: str
-    workers: int
-    queued: int
-    running: int
-    scores: int
-
-
-@dataclass(frozen=True, slots=True)
 class HardwarePage:
     configurations: Sequence[ConfigurationRow]
-    accelerators: Sequence[HardwareRow]
+    accelerators: Sequence[AcceleratorRecord]
     accelerators_left_out: int
 
 
@@ -125,15 +66,6 @@ class ComparePage:
     figures: Sequence[Plot]
     different: Sequence[DifferenceRow]
     equal: Sequence[DifferenceRow]
-
-
-@dataclass(frozen=True, slots=True)
-class RunsPage:
-    runs: Sequence[RunRow]
-    filter: RunsFilter
-    filtered: bool
-    next_address: str | None
-    live: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,18 +188,12 @@ class StepPage:
     run_name: str
     run_address: str
     project: str
-    step: int
-    attempt: int
+    step: StepRecord
     state: Label
     live: bool
-    rollouts: str
-    tokens: str
-    coverage: str
-    shards: str
     earlier: int | None
-    earlier_address: str | None
     later: int | None
-    later_address: str | None
+    judged: Sequence[MeasureRow]
     out_of_date: str | None
     lint: LintPanel
     comparisons: Sequence[str]

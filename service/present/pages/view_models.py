@@ -1,6 +1,6 @@
 """What the templates of runs and rules show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,71 +97,6 @@ class ServicePage:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """An operator's decision that a form offers."""
-
-    kind: str
-    text: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A number of the first screen: its newest value, what to compare it with, and the path of its curve."""
-
-    title: str
-    value: str
-    note: str
-    tone: Tone = ""
-    path: str = ""
-    address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AdvicePanel:
-    scale: str
-    mode: Label
-    shadow: bool
-    headline: str
-    reason: str
-    phase: str
-    schedule: str
-    next_decay_step: str
-    observed_step: str
-    revision: str
-    applied: str | None
-    actions: Sequence[Action]
-
-
-@dataclass(frozen=True, slots=True)
-class AlertCard:
-    address: str
-    rule: str
-    severity: str
-    tone: Tone
-    state: str
-    step: int
-    step_address: str
-    measured: str
-    why: str
-    what_to_do: str
-
-
-@dataclass(frozen=True, slots=True)
-class AlertGroup:
-    """The alerts of one family, as one line with the worst of them, and in full.
-
-    `plot`: the id of the plot that shows them; empty if none does.
-    """
-
-    severity: str
-    tone: Tone
-    summary: str
-    plot: str
-    cards: Sequence[AlertCard]
-
-
-@dataclass(frozen=True, slots=True)
 class LintCard:
     """A warning of the semantics lint. `steps`: how many steps of a run have it; the newest of them is linked."""
 
@@ -185,62 +120,6 @@ class LintPanel:
     not_checked: Sequence[str]
     checks: int
     note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeRow:
-    step: int
-    step_address: str
-    state: Label
-    kind: str
-    scorers: Sequence[str]
-    worker: str | None
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictPanel:
-    """The diagnosis: the first sentence of a run's page, and by title the sentences behind it."""
-
-    headline: str
-    tone: Tone
-    parts: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    id: str
-    forms_address: str
-    name: str
-    project: str
-    state: Label
-    live: bool
-    model: str | None
-    model_kind: str
-    trainer: str | None
-    engine: str | None
-    hardware: str | None
-    initial_learning_rate: str | None
-    attempt: int | None
-    last_step: int | None
-    last_step_address: str
-    started: Moment | None
-    incomplete: str | None
-    coverage: str | None
-    changes: Sequence[str]
-    out_of_date: str | None
-    verdict: VerdictPanel
-    grafana_address: str | None
-    rules_address: str
-    tiles: Sequence[Tile]
-    lint: LintPanel
-    advice: AdvicePanel | None
-    alerts: Sequence[AlertGroup]
-    figures: Sequence[Plot]
-    axes_address: str
-    steps_address: str
-    probes: Sequence[ProbeRow]
-    probe_policy: str | None
 
 
 @dataclass(frozen=True, slots=True)

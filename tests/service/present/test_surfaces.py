@@ -164,11 +164,11 @@ def list_pages(http: httpx.Client) -> dict[str, str]:
     address: str | None = "/"
     while address is not None:
         page = http.get(address).raise_for_status().text
-        for row in re.findall(r"<tr>.*?</tr>", page, re.S):
+        for row in re.findall(r"<tr class.*?</tr>", page, re.S):
             found = re.search(r'name="run" value="([^"]+)"', row)
             if found is not None:
                 rows[found[1]] = row
-        more = re.search(r'href="(/\?[^"]*cursor=[^"]+)"', page)
+        more = re.search(r'href="([^"]+)" rel="next"', page)
         address = html.unescape(more[1]) if more else None
     return rows
 

@@ -18,7 +18,7 @@ class Run(Base):
     `seen_at_us` is the last sign of life of its clients, None if they send none. `rollouts` and `tokens` (of responses)
     count what was received, superseded steps included; they never fall. `scalar_names` are the run's own names of
     quantities that the detectors read, None: the well-known ones. `rules_version` is the newest version of its
-    own rules.
+    own rules. `tags`, `note` and `baseline`, the id of a run to compare with, are what people write on it.
     """
 
     __tablename__ = "runs"
@@ -51,6 +51,9 @@ class Run(Base):
     retention: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     scalar_names: Mapped[dict[str, Any] | None] = mapped_column(JsonColumn)
     rules_version: Mapped[int | None]
+    tags: Mapped[list[str]] = mapped_column(JsonColumn, default=list, server_default="[]")
+    note: Mapped[str | None]
+    baseline: Mapped[str | None]
 
     @property
     def model_kind(self) -> ModelKind | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from foreshock import json_values, pixel_columns
+from foreshock.json_values import json_value
 
 Json = dict[str, Any]
 """A Plotly trace, shape or layout: Plotly's own vocabulary, written straight to JSON."""
@@ -59,13 +59,13 @@ class Figure:
 
     def to_json(self) -> Json:
         return {
-            **({"columns": json_values.json_value(dict(self.columns))} if self.columns else {}),
+            **({"columns": json_value(dict(self.columns))} if self.columns else {}),
             "title": self.title,
             "caption": self.caption,
             "summary": self.summary,
             "height": self.height,
-            "data": json_values.json_value(list(self.traces)),
-            "layout": json_values.json_value(self.layout),
+            "data": json_value(list(self.traces)),
+            "layout": json_value(self.layout),
         }
 
 
@@ -132,114 +132,19 @@ def scientific(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
-GAP = 0.09
-ROW_HEIGHT = 130
+def spark_paths(curves: Mapping[str, Sequence[tuple[int, float]]], *, logarithmic: bool = False) -> dict[str, str]:
+    """Return the path of each curve of (place, value) in a box of 60 × 24, all on one scale; none for one point alone.
 
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One row: a curve, its name, and lines at the warning and critical thresholds."""
-
-    name: str
-    curve: Curve
-    warning_above: float | None = None
-    critical_above: float | None = None
-    logarithmic: bool = False
-    up_to: float | None = None
-
-
-def panels_figure(title: str, caption: str, panels: Sequence[Panel], *, why_missing: str) -> Figure | Missing:
-    """Return panels with a shared step axis. Panels without a value are left out and named in the caption."""
-    shown = [panel for panel in panels if panel.curve]
-    absent = [panel.name for panel in panels if not panel.curve]
-    if not shown:
-        return Missing(title, why_missing)
-    layout: Json = {
-        "xaxis": step_axis(anchor=_axis("y", len(shown))),
-        "shapes": [],
-        "annotations": [],
-        "showlegend": False,
-    }
-    height = (1 - GAP * (len(shown) - 1)) / len(shown)
-    traces = []
-    for row, panel in enumerate(shown, start=1):
-        top = 1 - (row - 1) * (height + GAP)
-        layout[_axis("yaxis", row)] = _vertical_axis(panel, (max(top - height, 0.0), top))
-        layout["annotations"].append(_name(panel, top))
-        layout["shapes"].extend(_thresholds(panel, row))
-        colour = SERIES[(row - 1) % len(SERIES)]
-        traces.append(line(panel.curve, panel.name, colour, yaxis=_axis("y", row), hovertemplate="%{y:.4g}"))
-    caption = f"{caption} Not logged by this run: {', '.join(absent)}." if absent else caption
-    return Figure(title, caption, _summary(shown), traces, layout, height=90 + ROW_HEIGHT * len(shown))
-
-
-def _axis(letter: str, row: int) -> str:
-    return letter if row == 1 else f"{letter}{row}"
-
-
-def _vertical_axis(panel: Panel, domain: tuple[float, float]) -> Json:
-    axis: Json = {"domain": list(domain), "nticks": 5, "exponentformat": "e"}
-    positive = [value for _, value in panel.curve.points() if value > 0]
-    if panel.logarithmic and positive:
-        return {**axis, "type": "log", "exponentformat": "power"}
-    if panel.up_to is not None:
-        return {**axis, "range": [0, panel.up_to * 1.05]}
-    return axis
-
-
-def _name(panel: Panel, top: float) -> Json:
-    return {
-        "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": top, "yanchor": "bottom",
-        "text": panel.name, "showarrow": False, "font": {"size": 12.5},
-    }  # fmt: skip
-
-
-def _thresholds(panel: Panel, row: int) -> list[Json]:
-    values = [value for _, value in panel.curve.points()]
-    levels = ((panel.warning_above, WARNING), (panel.critical_above, CRITICAL))
-    return [
-        {
-            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": _axis("y", row), "y0": level, "y1": level,
-            "line": {"color": colour, "width": 1, "dash": "dash"},
-        }
-        for level, colour in levels
-        # A line far above the curve would flatten it; the caption names the level.
-        if level is not None and max(values) >= level / 5
-    ]  # fmt: skip
-
-
-def _summary(panels: Sequence[Panel]) -> str:
-    sentences = []
-    for panel in panels:
-        points = panel.curve.points()
-        (first_step, first), (last_step, last) = points[0], points[-1]
-        sentences.append(
-            f"{panel.name}: {scientific(first)} at step {first_step}, {scientific(last)} at step {last_step}."
-        )
-    return " ".join(sentences)
-
-
-WIDTH, HEIGHT = 160, 36
-_MARGIN = 2.0
-
-
-def sparkline(curve: Curve, *, logarithmic: bool = False) -> str:
-    """Return the path of a curve in a box of WIDTH × HEIGHT; empty without two points to join.
-
-    Each column of pixels shows the least and the largest of its values. With `logarithmic`, values of 0 and below are
-    left out.
+    With `logarithmic`, values of 0 and below are left out.
     """
-    points = [(step, value) for step, value in curve.points() if value > 0 or not logarithmic]
-    if len(points) < 2:
-        return ""
-    first, span = points[0][0], points[-1][0] - points[0][0]
-
-    def column(step: int) -> int:
-        return round((step - first) / span * WIDTH)
-
-    heights = [(step, math.log10(value) if logarithmic else value) for step, value in points]
-    drawn = pixel_columns.drawn_points(heights, column)
-    low, high = min(height for _, height in drawn), max(height for _, height in drawn)
-    # A constant is a line in the middle.
-    shares = [(column(step), (height - low) / (high - low) if high > low else 0.5) for step, height in drawn]
-    return "M" + "L".join(f"{x} {_MARGIN + (1 - y) * (HEIGHT - 2 * _MARGIN):.1f}" for x, y in shares)
+    heights = {
+        name: [(x, math.log10(y) if logarithmic else y) for x, y in curve if y > 0 or not logarithmic]
+        for name, curve in curves.items()
+    }
+    every = [y for curve in heights.values() for _, y in curve]
+    low, span = min(every, default=0.0), max(every, default=0.0) - min(every, default=0.0)
+    return {
+        name: "M" + "L".join(f"{x} {22 - 20 * ((y - low) / span if span else 0.5):.1f}" for x, y in curve)
+        for name, curve in heights.items()
+        if len(curve) > 1
+    }

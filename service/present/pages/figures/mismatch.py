@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from foreshock import comparisons, scorers
 from foreshock.model_kind import ModelKind
@@ -13,6 +12,7 @@ from foreshock_service.present.pages.figures.drawing import (
     HEALTHY,
     HEALTHY_BAND,
     SERIES,
+    SERIES_BAND,
     WARNING,
     WARNING_BAND,
     Curve,
@@ -23,6 +23,7 @@ from foreshock_service.present.pages.figures.drawing import (
     scientific,
     step_axis,
 )
+from foreshock_service.present.pages.figures.overview import MOST_COLUMNS, columns_of
 
 MISMATCH_TITLE = "Mismatch per token (k3)"
 
@@ -30,9 +31,6 @@ LOWEST_SHOWN = 3e-6
 # The critical band is shown up to three times its threshold, even if no value lies there.
 SHOWN_OF_CRITICAL = 3
 MANY_DECADES = 1e7
-# Longer curves are shown as they are, thin, and as their running median.
-SMOOTHED_ABOVE = 60
-MEDIAN_WINDOW = 9
 
 # The same comparison has the same colour and dash on every page.
 # A link has the colour of the scorer that it ends at, and the whole has that of its first scorer.
@@ -103,21 +101,19 @@ def _traces(name: str, curve: Curve) -> list[Json]:
     hidden: Json = {"visible": "legendonly"} if comparisons.split_comparison(name)[0] == scorers.REFERENCE else {}
     # A log axis cannot show 0: the caption counts those steps.
     visible = Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
-    if len(visible.points()) <= SMOOTHED_ABOVE:
+    if len(visible.points()) <= MOST_COLUMNS:
         return [line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
-    each = line(visible, name, colour, line={"width": 1}, hovertemplate="%{y:.2e}", opacity=0.4)
-    smooth = line(
-        running_median(visible), name, colour, line={"dash": dash}, hoverinfo="skip", legendgroup=name, meta="smooth"
+    steps, means, low, high = columns_of(visible)
+    edge = {"type": "scatter", "mode": "lines", "x": steps, "line": {"width": 0}, "hoverinfo": "skip", **hidden}
+    edge |= {"showlegend": False, "legendgroup": name}
+    mean = line(
+        Curve([int(step) for step in steps], means), name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}"
     )
-    return [{**each, "showlegend": False, "legendgroup": name}, smooth]
-
-
-def running_median(curve: Curve) -> Curve:
-    """Return the median of `MEDIAN_WINDOW` neighbouring points, centred; fewer at the ends."""
-    points = curve.points()
-    reach = MEDIAN_WINDOW // 2
-    smooth = [median(value for _, value in points[max(at - reach, 0) : at + reach + 1]) for at in range(len(points))]
-    return Curve([step for step, _ in points], smooth)
+    return [
+        {**edge, "name": f"{name}, least", "y": low},
+        {**edge, "name": f"{name}, largest", "y": high, "fill": "tonexty", "fillcolor": SERIES_BAND},
+        {**mean, "legendgroup": name, **hidden},
+    ]
 
 
 def _bands(edges: Sequence[float]) -> list[Json]:
@@ -153,8 +149,8 @@ def _caption(curves: Mapping[str, Curve], model_kind: ModelKind | None) -> str:
         "between other scores it is the size of a link, no KL. "
         f"{ranges_note('k3_kl', model_kind)}"
     )
-    smoothed = any(len(curve.points()) > SMOOTHED_ABOVE for curve in curves.values())
-    lines = [f"Thin: every step; thick: running median of {MEDIAN_WINDOW} steps."] if smoothed else []
+    is_long = any(len(curve.points()) > MOST_COLUMNS for curve in curves.values())
+    lines = ["Lines: the mean of neighbouring steps; bands: their range."] if is_long else []
     return " ".join([bands, *lines, *(f"{zero}." for zero in zeros)])
 
 

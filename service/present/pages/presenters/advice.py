@@ -2,29 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from foreshock import model_kind, page_addresses, severity
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.schedule import HORIZON, LengthDecaySchedule, LoopPoint, scale_at
+from foreshock.page_addresses import run_page_path
+from foreshock.severity import Severity
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.trends import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.rendering import MODES, PHASES, TONES, model_kind_in_words, moment, number
+from foreshock_service.present.pages.view_models import (
+    Label,
+    RuleCard,
+    RuleForm,
+    RuleGroup,
+    RulesPage,
+    VersionRow,
+)
 from foreshock_service.watch.advice.schemas import AdviceRead
 from foreshock_service.watch.advice.service import read_advice
 from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
 
-HOLD = view_models.Action("hold", "Hold", "Freeze the scale until it is released")
-RELEASE = view_models.Action("release", "Release", "Continue the schedule from here")
-HALVE = view_models.Action("halve", "Halve now", "Halve the scale once, from the next step on")
-RAISE = view_models.Action("raise", "Raise once", "Take one halving back, from the next step on")
-APPLY = view_models.Action("apply", "Send it to the trainer", "Apply mode: trainers that ask get the advised scale")
-SHADOW = view_models.Action("shadow", "Only show it", "Shadow mode: the trainer gets 1.0, the advice is only shown")
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An operator's decision that a form offers."""
+
+    kind: str
+    text: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdvicePanel:
+    """The advice as it is served, with the actions that would change it now."""
+
+    advice: AdviceRead
+    mode: Label
+    phase: str
+    schedule: str
+    applied: str
+    actions: Sequence[Action]
+
+
+HOLD = Action("hold", "Hold", "Freeze the scale until it is released.")
+RELEASE = Action("release", "Release", "Continue the schedule from here.")
+HALVE = Action("halve", "Halve now", "Halve the scale once, from the next step on.")
+RAISE = Action("raise", "Raise once", "Take one halving back, from the next step on.")
+APPLY = Action("apply", "Send it to the trainer", "Apply mode: trainers that ask get the advised scale.")
+SHADOW = Action("shadow", "Only show it", "Shadow mode: the trainer gets 1.0, the advice is only shown.")
 
 # A plan without an end is drawn at least this many steps beyond now.
 SHORTEST_OUTLOOK = 20
@@ -79,23 +111,18 @@ def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
     return read_advice(viewing.session, viewing.principal, run_id, None)
 
 
-def advice_panel(viewing: Viewing, run: Run) -> view_models.AdvicePanel | None:
+def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
     """Return the panel; None before the first closed step."""
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
         return None
-    return view_models.AdvicePanel(
-        scale=rendering.number(advice.advised_scale),
-        mode=rendering.MODES[advice.mode],
-        shadow=advice.mode == "shadow",
-        headline=_headline(advice),
-        reason=advice.reason,
-        phase=rendering.PHASES[advice.phase],
+    applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
+    return AdvicePanel(
+        advice=advice,
+        mode=MODES[advice.mode],
+        phase=PHASES[advice.phase],
         schedule=_schedule(advice),
-        next_decay_step="none planned" if advice.next_decay_step is None else str(advice.next_decay_step),
-        observed_step=str(advice.observed_step),
-        revision=str(advice.revision),
-        applied=_effect(advice),
+        applied=effect_in_words(advice.mode, advice.revision, applied),
         # The rate of a run that has ended cannot be changed.
         actions=_actions(advice) if run.state == "running" else (),
     )
@@ -122,13 +149,6 @@ def surge_step(viewing: Viewing, run_id: str) -> int | None:
     return schedule.surge_step if schedule is not None else None
 
 
-def _headline(advice: AdviceRead) -> str:
-    advised = rendering.scale_in_words(advice.advised_scale)
-    if advice.mode == "shadow" and advice.advised_scale < 1:
-        return f"Advised: {advised}. Shadow mode: the trainer gets 1.0."
-    return f"Advised: {advised}."
-
-
 def _schedule(advice: AdviceRead) -> str:
     if advice.schedule is None:
         return "none: no length surge so far" if not advice.rule_halvings else "none; lowered by the control loop"
@@ -136,12 +156,7 @@ def _schedule(advice: AdviceRead) -> str:
     return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
 
 
-def _effect(advice: AdviceRead) -> str:
-    applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
-    return effect_in_words(advice.mode, advice.revision, applied)
-
-
-def _actions(advice: AdviceRead) -> list[view_models.Action]:
+def _actions(advice: AdviceRead) -> list[Action]:
     """Return the actions that would change something now; the service refuses the others."""
     actions = [RELEASE if advice.phase == "held" else HOLD]
     if advice.advised_scale > advice.floor:
@@ -167,29 +182,25 @@ CAUSES: Final[dict[Cause, str]] = {
 }
 
 
-def rules_page(viewing: Viewing, run_id: str) -> view_models.RulesPage:
+def rules_page(viewing: Viewing, run_id: str) -> RulesPage:
     """Return the page of the run's rules. Raises RunNotFound or RunDeleted."""
     found = rules_of_run(viewing.session, viewing.principal, run_id)
     run = found.run
     groups = {cause: [each for each in found.rules if each.rule.cause == cause] for cause in CAUSES}
-    return view_models.RulesPage(
+    return RulesPage(
         run_name=run.name or run.key,
-        run_address=page_addresses.run_page_path(run.project, run.key),
+        run_address=run_page_path(run.project, run.key),
         project=run.project,
         forms_address=f"/runs/{run.id}/rules",
         model_kind=model_kind_in_words(run),
-        groups=[
-            view_models.RuleGroup(CAUSES[cause], [_card(each) for each in rules])
-            for cause, rules in groups.items()
-            if rules
-        ],
+        groups=[RuleGroup(CAUSES[cause], [_card(each) for each in rules]) for cause, rules in groups.items() if rules],
         versions=[
-            view_models.VersionRow(each.version, each.effective_from_step, rendering.moment(each.made_at_us), each.toml)
+            VersionRow(each.version, each.effective_from_step, moment(each.made_at_us), each.toml)
             for each in reversed(found.versions)
         ],
         first_step=0 if run.last_step is None else run.last_step + 1,
         toml=found.toml,
-        severities=get_args(severity.Severity),
+        severities=get_args(Severity),
         effects=get_args(Effect),
         detectors=[
             _title(name) for name in (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
@@ -197,12 +208,12 @@ def rules_page(viewing: Viewing, run_id: str) -> view_models.RulesPage:
     )
 
 
-def _card(found: RuleOfRun) -> view_models.RuleCard:
+def _card(found: RuleOfRun) -> RuleCard:
     rule = found.rule
-    return view_models.RuleCard(
+    return RuleCard(
         name=rule.name,
         title=_title(rule.name),
-        severity=view_models.Label(rule.severity, rendering.TONES[rule.severity]),
+        severity=Label(rule.severity, TONES[rule.severity]),
         threshold=threshold_in_words(rule),
         state=_state(found),
         reads=rule.key,
@@ -212,7 +223,7 @@ def _card(found: RuleOfRun) -> view_models.RuleCard:
         what_to_do=rule.what_to_do,
         effect=EFFECTS[rule.effect],
         source=rule.source,
-        form=view_models.RuleForm(
+        form=RuleForm(
             absolute=_entered(rule.absolute),
             relative=_entered(rule.relative),
             minimum_duration="" if rule.pooled is not None else str(rule.minimum_duration),
@@ -227,10 +238,10 @@ def _card(found: RuleOfRun) -> view_models.RuleCard:
 def threshold_in_words(rule: ThresholdRule) -> str:
     """Return a rule's thresholds: `above 0.01 and above 3 × the baseline`."""
     base = "the baseline" if rule.reference is None else rule.reference
-    bounds = [rendering.number(rule.absolute)] if rule.absolute is not None else []
-    bounds += [f"{rendering.number(rule.relative)} × {base}"] if rule.relative is not None else []
+    bounds = [number(rule.absolute)] if rule.absolute is not None else []
+    bounds += [f"{number(rule.relative)} × {base}"] if rule.relative is not None else []
     if rule.direction == "away":
-        return " and ".join(f"farther than {bound} from {rendering.number(rule.ideal)}" for bound in bounds)
+        return " and ".join(f"farther than {bound} from {number(rule.ideal)}" for bound in bounds)
     return " and ".join(f"{rule.direction} {bound}" for bound in bounds)
 
 
@@ -242,13 +253,13 @@ def _evidence(rule: ThresholdRule) -> str:
     return f"{steps}, at lag 0 only" if rule.lag_zero_only else steps
 
 
-def _state(found: RuleOfRun) -> view_models.Label | None:
+def _state(found: RuleOfRun) -> Label | None:
     since = "" if found.since in (None, 0) else f" since step {found.since}"
     if not found.enabled:
-        return view_models.Label(f"off{since}", "warning")
+        return Label(f"off{since}", "warning")
     if found.default is None:
-        return view_models.Label(f"added{since}", "warning")
-    return view_models.Label(f"changed{since}", "warning") if found.rule != found.default else None
+        return Label(f"added{since}", "warning")
+    return Label(f"changed{since}", "warning") if found.rule != found.default else None
 
 
 def _title(name: str) -> str:
@@ -260,12 +271,4 @@ def _entered(value: float | None) -> str:
 
 
 def _value(value: object) -> str:
-    return rendering.number(value) if isinstance(value, float) else "none" if value is None else str(value)
-
-
-def model_kind_in_words(run: Run) -> str:
-    """Return the kind of the run's model and where it comes from."""
-    if run.model_kind is None:
-        return "unknown, judged as a dense model"
-    source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
-    return f"{model_kind.MODEL_KIND_NAMES[run.model_kind]} ({source})"
+    return number(value) if isinstance(value, float) else "none" if value is None else str(value)

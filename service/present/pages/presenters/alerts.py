@@ -1,20 +1,19 @@
 """Alerts, announced changes and their marks in curves."""
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from foreshock import changes, page_addresses
-from foreshock.api import runs, watch
-from foreshock.diagnosis.wording import plural
-from foreshock.severity import SEVERITIES, severity_rank
+from foreshock.api.runs import ChangeRecord, DifferenceRecord
+from foreshock.api.watch import AlertRecord, AlertState
+from foreshock.changes import ChangeKind
+from foreshock.severity import SEVERITIES
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
-from foreshock_service.present.pages import rendering, step_models, view_models
-from foreshock_service.present.pages.figures.trends import Band, Mark
+from foreshock_service.present.pages.figures.overview import Mark
 from foreshock_service.present.pages.presenters.advice import Scale, advice_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
+from foreshock_service.present.pages.step_models import AlertsPage
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.runs.changes import newest_changes
 from foreshock_service.runs.steps import arrival_times
@@ -55,7 +54,7 @@ def axes_of_run(viewing: Viewing, run: Run) -> dict[str, Any]:
 MOST_CHANGES = 200
 _MOST_DIFFERENCES = 3
 _LONGEST_VALUE = 40
-_NAMES: dict[changes.ChangeKind, str] = {
+_NAMES: dict[ChangeKind, str] = {
     "length_cap": "length cap",
     "curriculum": "curriculum",
     "data_mixture": "data mixture",
@@ -63,7 +62,7 @@ _NAMES: dict[changes.ChangeKind, str] = {
 }
 
 
-def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
+def changes_of(viewing: Viewing, run_id: str) -> list[Mark]:
     """Return the newest changes of a run, by step."""
     return [
         Mark(change.step, change_in_words(change)) for change in newest_changes(viewing.session, run_id, MOST_CHANGES)
@@ -72,10 +71,10 @@ def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
 
 def changes_in_words(viewing: Viewing, run_id: str) -> list[str]:
     """Return a sentence for each of the newest changes, the newest first."""
-    return [f"step {mark.step}, {mark.text}" for mark in reversed(marks_of(viewing, run_id))]
+    return [f"step {mark.step}, {mark.text}" for mark in reversed(changes_of(viewing, run_id))]
 
 
-def change_in_words(change: runs.ChangeRecord) -> str:
+def change_in_words(change: ChangeRecord) -> str:
     """Return what changed, in a few words."""
     if change.kind == "setup":
         named = [_difference(each) for each in change.differences[:_MOST_DIFFERENCES]]
@@ -87,7 +86,7 @@ def change_in_words(change: runs.ChangeRecord) -> str:
     return text if change.note is None else f"{text} ({change.note})"
 
 
-def _difference(difference: runs.DifferenceRecord) -> str:
+def _difference(difference: DifferenceRecord) -> str:
     before, after = (" and ".join(_value(each) for each in side) for side in (difference.before, difference.after))
     return f"{difference.name} {before} → {after}"
 
@@ -98,73 +97,20 @@ def _value(value: object) -> str:
 
 
 MOST_ALERTS = 50
-PLOTS: Mapping[str, str] = {
-    "mismatch": "mismatch", "sampling": "mismatch", "length": "length", "gradient": "signals", "policy": "signals",
-    "reward": "signals",
-}  # fmt: skip
-"""The plot of the run's page that shows what the alerts of a cause are about."""
 
 
-def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
-    """Return the open and acknowledged alerts of the run: the most severe first, then those of the newest steps."""
-    states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
+def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRecord]:
+    """Return the newest open and acknowledged alerts of the run, what happened first before the others."""
+    states: tuple[AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
-    return sorted(found, key=lambda each: severity_rank(each.severity))
-
-
-def alert_groups(run_id: str, run_address: str, alerts: Sequence[watch.AlertRecord]) -> list[view_models.AlertGroup]:
-    """Return the alerts of each cause as one line, in the order of `alerts`; the run's page is at `run_address`."""
-    groups: dict[str, list[watch.AlertRecord]] = {}
-    for alert in alerts:
-        groups.setdefault(_cause_of(alert), []).append(alert)
-    return [
-        view_models.AlertGroup(
-            severity=of_cause[0].severity,
-            tone=rendering.TONES[of_cause[0].severity],
-            summary=_summary(cause, of_cause),
-            plot=PLOTS.get(cause, ""),
-            cards=[_card(run_id, run_address, each) for each in of_cause],
-        )
-        for cause, of_cause in groups.items()
-    ]
-
-
-def _cause_of(alert: watch.AlertRecord) -> str:
-    """Return the cause that the alert's rule is about; empty for those on the delivery of data."""
-    known = "reward" if alert.rule.startswith("reward") else "length" if alert.rule.startswith("length") else ""
-    return str(alert.evidence.get("cause", known))
-
-
-def _summary(cause: str, alerts: Sequence[watch.AlertRecord]) -> str:
-    about = f"{cause}: " if cause else ""
-    others = f", and {plural(len(alerts) - 1, 'more alert')}" if len(alerts) > 1 else ""
-    return f"{about}{_name(alerts[0])}{others}, since step {min(each.step for each in alerts)}"
-
-
-def _name(alert: watch.AlertRecord) -> str:
-    return alert.rule.replace("_", " ")
-
-
-def _card(run_id: str, run_address: str, alert: watch.AlertRecord) -> view_models.AlertCard:
-    return view_models.AlertCard(
-        address=f"/runs/{run_id}/alerts/{alert.id}",
-        rule=_name(alert),
-        severity=alert.severity,
-        tone=rendering.TONES[alert.severity],
-        state=alert.state,
-        step=alert.step,
-        step_address=f"{run_address}/steps/{alert.step}",
-        measured=f"{rendering.number(alert.value)}, threshold {rendering.number(alert.threshold)}",
-        why=alert.why,
-        what_to_do=alert.what_to_do,
-    )
+    return sorted(found, key=lambda each: (each.step, each.rule))
 
 
 ALERTS_ON_A_PAGE = 25
-STATES: tuple[watch.AlertState, ...] = get_args(watch.AlertState)
+STATES: tuple[AlertState, ...] = get_args(AlertState)
 
 
-def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> step_models.AlertsPage:
+def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> AlertsPage:
     """Return one page of alerts; an empty or unknown state or severity is no restriction. Raises InvalidCursor."""
     chosen = AlertFilter(
         viewing.principal.projects(None),
@@ -174,8 +120,8 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
     found = list_alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
     # The state is named even if it is empty: without it the page shows the open alerts.
     following = urlencode({"state": state, "severity": severity, "cursor": found.next_cursor or ""})
-    return step_models.AlertsPage(
-        rows=[_row(alert) for alert in found.items],
+    return AlertsPage(
+        rows=found.items,
         state=state,
         severity=severity,
         states=STATES,
@@ -184,54 +130,16 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
     )
 
 
-def _row(alert: watch.AlertOfRun) -> step_models.AlertOfRunRow:
-    address = page_addresses.run_page_path(alert.project, alert.run_key)
-    return step_models.AlertOfRunRow(
-        run=alert.run_key,
-        run_address=address,
-        severity=view_models.Label(alert.severity, rendering.TONES[alert.severity]),
-        rule=alert.rule.replace("_", " "),
-        step=alert.step,
-        step_address=f"{address}/steps/{alert.step}",
-        state=alert.state,
-        why=alert.why,
-    )
-
-
-MOST_BANDS = 30
+MOST_MARKED = 200
 MOST_DECAYS = 8
-_SHOWN: tuple[watch.AlertState, ...] = ("open", "acknowledged", "resolved")
+_SHOWN: tuple[AlertState, ...] = ("open", "acknowledged", "resolved")
 
 
-def bands_of(viewing: Viewing, run: Run) -> list[Band]:
-    """Return the steps of the newest alerts, warnings and critical ones: from the alert to where its rule cleared."""
-    found = list_alerts(viewing.session, viewing.principal, run.id, _SHOWN, None, MOST_BANDS).items
-    last = run.last_step or 0
-    bands = [
-        Band(alert.step, last if alert.cleared_step is None else alert.cleared_step, alert.severity)
-        for alert in found
-        if alert.severity != "info"
-    ]
-    return disjoint(bands)
-
-
-def disjoint(bands: Sequence[Band]) -> list[Band]:
-    """Return the same steps as bands that do not overlap, in order, each with the worst severity of its steps.
-
-    Bands are drawn translucent: a dozen of them above each other would hide the curve.
-    """
-    edges = sorted({edge for band in bands for edge in (band.first, max(band.last, band.first + 1))})
-    found: list[Band] = []
-    for first, last in pairwise(edges):
-        here = [band.severity for band in bands if band.first <= first and max(band.last, band.first + 1) >= last]
-        if not here:
-            continue
-        worst = "critical" if "critical" in here else here[0]
-        if found and found[-1].last == first and found[-1].severity == worst:
-            found[-1] = Band(found[-1].first, last, worst)
-        else:
-            found.append(Band(first, last, worst))
-    return found
+def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
+    """Return the newest changes of a run and the steps of its newest alerts, warnings and critical ones."""
+    found = list_alerts(viewing.session, viewing.principal, run_id, _SHOWN, None, MOST_MARKED).items
+    alerts = [Mark(each.step, each.rule, each.severity) for each in found if each.severity != "info"]
+    return [*changes_of(viewing, run_id), *alerts]
 
 
 def named_marks(viewing: Viewing, run: Run) -> list[Mark]:

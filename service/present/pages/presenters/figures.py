@@ -1,29 +1,50 @@
 """The figures of a run and of a step: their names, order and data."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.measures.statistics import conditions, tails
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY, names_of
+from foreshock.measures.statistics.conditions import LOW_PROBABILITY
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.parameters import LARGEST_STEP
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, trends
+from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE
-from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
-from foreshock_service.present.pages.presenters.viewing import (
-    ENTROPIES,
-    GRADIENT_NORMS,
-    REWARDS,
-    Viewing,
-    curves_of,
-    first_of,
-    scalar_curves,
+from foreshock_service.present.pages.figures.drawing import CRITICAL, HEALTHY, MUTED, WARNING
+from foreshock_service.present.pages.figures.mismatch import MISMATCH_TITLE, mismatch_figure
+from foreshock_service.present.pages.figures.overview import Mark, Panel, legend_of, marked, overview_figure
+from foreshock_service.present.pages.figures.trends import LEARNING_RATE_TITLE, learning_rate_figure
+from foreshock_service.present.pages.presenters.advice import scale_curve, surge_step
+from foreshock_service.present.pages.presenters.alerts import marks_of, named_marks, standing_alerts
+from foreshock_service.present.pages.presenters.attribution import PARETO_FAR, chain_of_step, newest_chain
+from foreshock_service.present.pages.presenters.rollout import (
+    buckets_of_run,
+    buckets_of_step,
+    heat_map_of_run,
+    token_ids_of_step,
+    tokens_of_step,
 )
+from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of, scalar_curves
 
-SIGNALS_TITLE = "Training signals"
+OVERVIEW_TITLE = "The run, step by step"
+NOTHING = Curve((), ())
+_OVERVIEW: Mapping[str, str] = {
+    "Reward": REWARD_KEY,
+    "Mismatch, k3": K3,
+    "Response length": LENGTH_KEY,
+    "Entropy": f"{STEP_ROW}:entropy_mean",
+    "Gradient norm": "scalars:grad_norm",
+    "Learning rate": LEARNING_RATE_KEY,
+}
+_MEASURED = ("k3_kl", "reward_mean", "response_length_mean", "entropy_mean")
+LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
 
 
@@ -34,29 +55,50 @@ class FigureNotFound(ProblemError):
     problem_type = "figure-not-found"
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a figure of a run is asked for: some of the steps, and of all scalars one."""
+
+    from_step: int = 0
+    to_step: int = LARGEST_STEP
+    name: str = ""
+
+    def part(self, curve: Curve) -> Curve:
+        """Return the steps that are asked for."""
+        kept = [
+            point for point in zip(curve.steps, curve.values, strict=True) if self.from_step <= point[0] <= self.to_step
+        ]
+        return Curve([step for step, _ in kept], [value for _, value in kept])
+
+
 RunFigure = Callable[[Viewing, Run], Figure | Missing]
+PartFigure = Callable[[Viewing, Run, Asked], Figure | Missing]
 StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlot:
-    """A figure of a run's page. If it is `over_steps`, changes of the run are marked in it; `bands`: its alerts too."""
+    """A figure of a run's page. If it is `over_steps`, its alerts and changes are marked in it."""
 
     title: str
     make: RunFigure
-    wide: bool = False
     over_steps: bool = False
-    bands: bool = True
 
-    def draw(self, viewing: Viewing, run: Run) -> Figure | Missing:
-        """Return the figure, with the run's changes."""
+    def draw(self, viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
+        """Return the figure."""
         figure = self.make(viewing, run)
         if not self.over_steps or isinstance(figure, Missing):
             return figure
-        changed = trends.with_changes(figure, alerts.marks_of(viewing, run.id))
-        return trends.with_bands(
-            changed, alerts.bands_of(viewing, run) if self.bands else (), alerts.named_marks(viewing, run)
-        )
+        return marked(figure, marks_of(viewing, run.id), named_marks(viewing, run))
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlot:
+    """A figure of a run's page over the steps that are looked at, which marks them itself."""
+
+    title: str
+    draw: PartFigure
+    over_steps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,61 +116,120 @@ class StepPlot:
 
 def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return k3 of every comparison over steps."""
-    found = curves_of(viewing, run.id, ("k3_kl",))
+    found = curves_of(viewing, run.id, ("k3_kl",), max_points=None)
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
-    return mismatch.mismatch_figure(k3, run.model_kind)
+    return mismatch_figure(k3, run.model_kind)
 
 
-def lengths_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     """Return the response lengths over steps, with the surge on which the schedule is based."""
-    names = ("response_length_mean", "response_length_p50", "response_length_p90", "response_length_max")
-    found = curves_of(viewing, run.id, names, (STEP_ROW,)).get(STEP_ROW, {})
-    mean, median, ninetieth, longest = (found.get(name, Curve((), ())) for name in names)
-    surge = advice.surge_step(viewing, run.id)
-    return trends.length_figure(trends.LengthCurves(mean, median, ninetieth, longest, surge, run.length_cap))
+    names = {"Mean": "mean", "Median": "p50", "90th percentile": "p90", "Longest": "max"}
+    columns = [f"response_length_{each}" for each in names.values()]
+    found = curves_of(viewing, run.id, columns, (STEP_ROW,), max_points=None).get(STEP_ROW, {})
+    cap = {} if run.length_cap is None else {"cap": (float(run.length_cap), MUTED)}
+    panels = [
+        Panel(name, asked.part(found.get(column, NOTHING)), lines=cap)
+        for name, column in zip(names, columns, strict=True)
+    ]
+    surge = surge_step(viewing, run.id)
+    said = (
+        f"The surge, the first confirmed crossing of twice the smoothed baseline, was at step {surge}."
+        if surge is not None
+        else "No surge so far: the mean has not crossed twice its smoothed baseline in steep growth."
+    )
+    marks = [*marks_of(viewing, run.id), *([Mark(surge, "the surge")] if surge is not None else [])]
+    caption = (
+        f"Model-generated tokens per rollout, before any filtering. Dashed: the length cap. {said} {legend_of(marks)}"
+    )
+    missing = "No rollouts have been uploaded for a closed step yet."
+    return overview_figure(LENGTH_TITLE, caption, panels, marks, why_missing=missing)
 
 
 def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the advised scale over steps, past and planned."""
-    return trends.learning_rate_figure(advice.scale_curve(viewing, run))
+    return learning_rate_figure(scale_curve(viewing, run))
 
 
-def signals_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Return reward, entropy and gradient norm: measured from the rollouts, else as the trainer reports them."""
-    measured = curves_of(viewing, run.id, ("reward_mean", "entropy_mean"), (STEP_ROW,)).get(STEP_ROW, {})
-    reported = scalar_curves(viewing, run.id, (*GRADIENT_NORMS, *ENTROPIES, *REWARDS))
-    panels = (
-        drawing.Panel("reward", measured.get("reward_mean") or first_of(reported, REWARDS)),
-        drawing.Panel("entropy, nats per token", measured.get("entropy_mean") or first_of(reported, ENTROPIES)),
-        drawing.Panel("gradient norm", first_of(reported, GRADIENT_NORMS), logarithmic=True),
+def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
+    """Return reward, mismatch, length, entropy, gradient norm and learning rate: measured, else as they are logged."""
+    measured = curves_of(viewing, run.id, _MEASURED, (STEP_ROW, TRAINER_ROLLOUT), max_points=None)
+    names = [name for key in _OVERVIEW.values() for name in names_of([key], run.scalar_names or {})]
+    reported = scalar_curves(viewing, run.id, names, max_points=None)
+    panels = []
+    for title, key in _OVERVIEW.items():
+        comparison, _, column = key.partition(":")
+        curve = measured.get(comparison, {}).get(column) or _longest(reported, names_of([key], run.scalar_names or {}))
+        is_k3 = key == K3
+        lines = _lines_of_k3(viewing, run) if is_k3 else {}
+        panels.append(Panel(title, asked.part(curve), logarithmic=is_k3 or key == "scalars:grad_norm", lines=lines))
+    if not panels[-1].curve:
+        panels[-1] = Panel("Learning rate ×", asked.part(_advised(viewing, run)))
+    marks = marks_of(viewing, run.id)
+    known = required_range("k3_kl", run.model_kind)
+    caption = (
+        f"Over training steps. k3: nats per token, {TRAINER_ROLLOUT}; {known.healthy} is healthy, dashed: the "
+        f"thresholds and the run's own baseline. Length: tokens per response. Entropy: nats per token. Of a long run "
+        f"each place shows the mean and the range of neighbouring steps. {legend_of(marks)}"
     )
-    missing = (
-        "This run logs no reward, entropy or gradient norm. Client.log_scalars(step, {'grad_norm': …}) sends them."
+    missing = "No step is closed yet, and no scalar is one of reward, length, entropy, gradient norm and learning rate."
+    return overview_figure(OVERVIEW_TITLE, caption, panels, marks, why_missing=missing)
+
+
+def _advised(viewing: Viewing, run: Run) -> Curve:
+    """Return the advised scale at every step so far; nothing before the first closed step."""
+    found = scale_curve(viewing, run)
+    if found is None:
+        return NOTHING
+    starts = [step for step, _ in found.stairs]
+    steps = range(found.now + 1)
+    return Curve(steps, [found.stairs[bisect_right(starts, step) - 1][1] for step in steps])
+
+
+def _longest(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
+    """Return the curve with the most points of these names; an empty one if there is none."""
+    return max((curves[name] for name in names if name in curves), key=lambda each: len(each.steps), default=NOTHING)
+
+
+def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
+    """Return the thresholds, and the run's own baseline as its newest alert of k3 has it."""
+    lines = _thresholds(required_range("k3_kl", run.model_kind))
+    for alert in standing_alerts(viewing, run.id):
+        if alert.evidence.get("key") == K3 and "baseline" in alert.evidence:
+            lines["baseline"] = (alert.evidence["baseline"], HEALTHY)
+    return lines
+
+
+def scalar_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
+    """Return one of the scalars that the run logs."""
+    curve = scalar_curves(viewing, run.id, [asked.name], max_points=None).get(asked.name, NOTHING)
+    marks = marks_of(viewing, run.id)
+    panels = [Panel(asked.name, asked.part(curve))]
+    figure = overview_figure(
+        asked.name, legend_of(marks), panels, marks, why_missing="This scalar has no finite value."
     )
-    caption = "Reward and entropy of the rollouts; gradient norm as the trainer reports it."
-    return drawing.panels_figure(SIGNALS_TITLE, caption, panels, why_missing=missing)
+    return figure if isinstance(figure, Missing) else replace(figure, height=260)
 
 
-def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     """Return the tail of the ratios of trainer/rollout and the effective sample size that remains."""
     names = (
         "tail_2", "tail_asymmetry_ln2", "pareto_k", "rollout_probs_diff_mean", "low_probability_abs_d", "ess_token",
         "max_d",
     )  # fmt: skip
-    found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,)).get(TRAINER_ROLLOUT, {})
-    tail, asymmetry, shape, difference, low, ess, largest = (found.get(name, Curve((), ())) for name in names)
+    found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,), max_points=None).get(TRAINER_ROLLOUT, {})
+    tail, asymmetry, shape, difference, low, ess, largest = (asked.part(found.get(name, NOTHING)) for name in names)
     kind = run.model_kind
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
     difference_range = required_range("rollout_probs_diff_mean", kind)
     # If no ratio reaches e, a heavy shape makes intervals too short, and leaves means of ratios alone.
-    matters = any(value >= attribution.PARETO_FAR for _, value in largest.points())
+    matters = any(value >= PARETO_FAR for _, value in largest.points())
     panels = (
-        _judged("F(2): tokens off by more than a factor of 2", tail, tail_range),
-        drawing.Panel("tail asymmetry at ln 2 (above 0: π ≪ μ)", asymmetry),
-        _judged("k̂, the shape of the tail of π/μ", shape, shape_range if matters else None),
+        _judged("F(2): off by more than a factor of 2", tail, tail_range),
+        Panel("tail asymmetry at ln 2", asymmetry),
+        _judged("k̂, shape of the tail of π/μ", shape, shape_range if matters else None),
         _judged("mean |Δ probability|", difference, difference_range),
-        drawing.Panel(f"mean |d| of tokens with μ < {conditions.LOW_PROBABILITY:g}, nats", low, logarithmic=True),
-        drawing.Panel("effective sample size of the token weights", ess),
+        Panel(f"mean |d| where μ < {LOW_PROBABILITY:g}, nats", low, logarithmic=True),
+        Panel("effective sample size of tokens", ess),
     )
     means = (
         f"Ratios of this run reach e: if k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot "
@@ -137,69 +238,75 @@ def tails_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
         else "No ratio of this run reaches e, so k̂ concerns intervals only."
     )
     caption = (
-        f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Mean |Δ probability|: {difference_range.text}. "
-        f"k̂ above {tails.LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
+        f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Asymmetry above 0: π ≪ μ. "
+        f"Mean |Δ probability|: {difference_range.text}. "
+        f"k̂ above {LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
-    return drawing.panels_figure(TAILS_TITLE, caption, panels, why_missing=missing)
+    marks = marks_of(viewing, run.id)
+    return overview_figure(TAILS_TITLE, f"{caption} {legend_of(marks)}", panels, marks, why_missing=missing)
 
 
-def _judged(name: str, curve: Curve, known: HealthyRange | None) -> drawing.Panel:
+def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
     """Return a panel with the thresholds of a range; None: without."""
-    if known is None:
-        return drawing.Panel(name, curve)
-    return drawing.Panel(name, curve, warning_above=known.warning, critical_above=known.critical)
+    return Panel(name, curve, lines={} if known is None else _thresholds(known))
+
+
+def _thresholds(known: HealthyRange) -> dict[str, tuple[float, str]]:
+    levels = {"warning": (known.warning, WARNING), "critical": (known.critical, CRITICAL)}
+    return {name: (level, colour) for name, (level, colour) in levels.items() if level is not None}
 
 
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the attribution of the newest step that was replayed."""
-    return attribution_figure(attribution.newest_chain(viewing, run.id))
+    return attribution_figure(newest_chain(viewing, run.id))
 
 
 def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
     """Return the attribution of a step."""
-    return attribution_figure(attribution.chain_of_step(viewing, run.id, step, attempt))
+    return attribution_figure(chain_of_step(viewing, run.id, step, attempt))
 
 
-RUN_PLOTS: Mapping[str, RunPlot] = {
-    "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, wide=True, over_steps=True),
-    "signals": RunPlot(SIGNALS_TITLE, signals_of_run, over_steps=True),
-    "length": RunPlot(trends.LENGTH_TITLE, lengths_of_run, over_steps=True),
-    "learning-rate": RunPlot(trends.LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
+RUN_PLOTS: Mapping[str, RunPlot | PartPlot] = {
+    "overview": PartPlot(OVERVIEW_TITLE, overview_of_run),
+    "mismatch": RunPlot(MISMATCH_TITLE, mismatch_of_run, over_steps=True),
+    "length": PartPlot(LENGTH_TITLE, lengths_of_run),
+    "learning-rate": RunPlot(LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
     "attribution": RunPlot(ATTRIBUTION_TITLE, attribution_of_run),
-    "buckets": RunPlot(buckets.TITLE, rollout.buckets_of_run),
-    "heat-map": RunPlot(HEAT_MAP_TITLE, rollout.heat_map_of_run, over_steps=True, bands=False),
-    "tails": RunPlot(TAILS_TITLE, tails_of_run, over_steps=True),
+    "buckets": RunPlot(buckets.TITLE, buckets_of_run),
+    "heat-map": RunPlot(HEAT_MAP_TITLE, heat_map_of_run, over_steps=True),
+    "tails": PartPlot(TAILS_TITLE, tails_of_run),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": StepPlot(ATTRIBUTION_TITLE, attribution_of_step),
     "buckets": StepPlot(
         buckets.TITLE,
-        partial(rollout.buckets_of_step, "probability"),
+        partial(buckets_of_step, "probability"),
         choices={
             "buckets": buckets.BY["probability"].choice,
             **{f"buckets-{name}": by.choice for name, by in buckets.BY.items() if name != "probability"},
             "buckets-token-id": "token id",
         },
     ),
-    "tokens": StepPlot(TOKENS_TITLE, rollout.tokens_of_step, wide=True),
+    "tokens": StepPlot(TOKENS_TITLE, tokens_of_step, wide=True),
 }
 # Figures that replace another one when a reader selects them.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
     **{
-        f"buckets-{name}": StepPlot(by.title, partial(rollout.buckets_of_step, name))
+        f"buckets-{name}": StepPlot(by.title, partial(buckets_of_step, name))
         for name, by in buckets.BY.items()
         if name != "probability"
     },
-    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, rollout.token_ids_of_step),
+    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, token_ids_of_step),
 }
 
 
-def run_plot(name: str) -> RunPlot:
+def run_plot(name: str) -> RunPlot | PartPlot:
     """Return the plot of this name. Raises FigureNotFound."""
-    if name not in RUN_PLOTS:
-        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(RUN_PLOTS)}")
-    return RUN_PLOTS[name]
+    known = {**RUN_PLOTS, "scalar": PartPlot("A scalar", scalar_of_run)}
+    if name not in known:
+        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
+    return known[name]
 
 
 def step_plot(name: str) -> StepPlot:

@@ -1,23 +1,23 @@
 """The list of runs, the comparison of runs, and hardware."""
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from foreshock import comparisons, interval_names, page_addresses, ranges
-from foreshock.api.diagnosis import VERDICTS
+from foreshock.api.diagnosis import Verdict
 from foreshock.api.runs import RunRecord, ShownRunState
-from foreshock.learning_rate.decisions import AdviceState
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.page_addresses import run_page_path
+from foreshock.ranges import verdict_of
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.present.pages import figures, rendering, step_models, view_models
-from foreshock_service.present.pages.figures.drawing import sparkline
+from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages.figures.drawing import spark_paths
 from foreshock_service.present.pages.figures.mismatch import comparison_figure
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
-from foreshock_service.present.pages.presenters.run import TONES, pooled_in_words
+from foreshock_service.present.pages.presenters.run import pooled_in_words
 from foreshock_service.present.pages.presenters.viewing import (
     ENTROPIES,
     GRADIENT_NORMS,
@@ -27,20 +27,34 @@ from foreshock_service.present.pages.presenters.viewing import (
     first_of,
     scalar_curves,
 )
+from foreshock_service.present.pages.rendering import (
+    DASH,
+    VERDICT_TONES,
+    moment,
+    number,
+)
+from foreshock_service.present.pages.step_models import (
+    ComparedRun,
+    ComparePage,
+    ConfigurationRow,
+    DifferenceRow,
+    HardwarePage,
+)
+from foreshock_service.present.pages.view_models import Moment, Plot
 from foreshock_service.replay.probes.workers import hardware_of
-from foreshock_service.runs import diagnoses, measurements
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
-from foreshock_service.runs.measurements import POOLED_STEPS, PooledMeasure, pooled_mismatch
-from foreshock_service.runs.runs import RunFilter, get_run, list_runs
+from foreshock_service.runs.diagnoses import verdicts_of_runs
+from foreshock_service.runs.listing import QUANTITIES, newest_values, short_curves
+from foreshock_service.runs.measurements import PooledMeasure, pooled_mismatch
+from foreshock_service.runs.runs import RunFilter, every_run, get_run, list_runs, run_records
 from foreshock_service.runs.steps import incomplete_counts
 from foreshock_service.watch.advice.service import states_of_runs
-from foreshock_service.watch.alerts import open_counts
 from foreshock_service.watch.detection.states import observed_steps
 
 MOST_RUNS = 200
 
 
-def hardware_page(viewing: Viewing) -> step_models.HardwarePage:
+def hardware_page(viewing: Viewing) -> HardwarePage:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
     pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
@@ -50,36 +64,24 @@ def hardware_page(viewing: Viewing) -> step_models.HardwarePage:
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
     rows = [_configuration(*key, groups[key], pooled) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
-    return step_models.HardwarePage(
+    return HardwarePage(
         configurations=[row for _, row in sorted(rows, key=lambda each: -each[0])],
-        accelerators=[
-            step_models.HardwareRow(
-                each.accelerator, ", ".join(each.devices) or "none seen",
-                each.workers, each.queued_jobs, each.running_jobs, each.scores,
-            )
-            for each in hardware.accelerators
-        ],
+        accelerators=hardware.accelerators,
         accelerators_left_out=hardware.accelerators_left_out,
     )  # fmt: skip
 
 
 def _configuration(
     hardware: str, configuration: str, runs: list[RunRecord], pooled: dict[str, PooledMeasure]
-) -> tuple[float, step_models.ConfigurationRow]:
+) -> tuple[float, ConfigurationRow]:
     """Return the largest k3 of these runs, −1 if none is measured, and the row."""
     means = {run.id: pooled[run.id].mean for run in runs if run.id in pooled}
     worst = max(runs, key=lambda run: means.get(run.id, -1.0))
     low, high = min(means.values(), default=None), max(means.values(), default=None)
-    text = (
-        "not measured"
-        if low is None
-        else rendering.number(low)
-        if low == high
-        else f"{rendering.number(low)} to {rendering.number(high)}"
-    )
-    tone = "" if high is None else rendering.VERDICT_TONES[ranges.verdict_of("k3_kl", high, worst.model_kind)]
-    address = page_addresses.run_page_path(worst.project, worst.key)
-    row = step_models.ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
+    text = "not measured" if low is None else number(low) if low == high else f"{number(low)} to {number(high)}"
+    tone = "" if high is None else VERDICT_TONES[verdict_of("k3_kl", high, worst.model_kind)]
+    address = run_page_path(worst.project, worst.key)
+    row = ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
     return -1.0 if high is None else high, row
 
 
@@ -92,17 +94,15 @@ class Compared:
 
     title: str
     unit: str
-    comparison: str = comparisons.STEP_ROW
+    comparison: str = STEP_ROW
     column: str = ""
     scalars: tuple[str, ...] = ()
     logarithmic: bool = False
 
 
-QUANTITIES: Mapping[str, Compared] = {
+COMPARED: Mapping[str, Compared] = {
     "reward": Compared("Reward", "reward", column="reward_mean", scalars=REWARDS),
-    "k3": Compared(
-        "Mismatch per token (k3)", "k3, nats per token", comparisons.TRAINER_ROLLOUT, "k3_kl", logarithmic=True
-    ),
+    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", TRAINER_ROLLOUT, "k3_kl", logarithmic=True),
     "length": Compared("Response length", "tokens per response", column="response_length_mean"),
     "entropy": Compared("Entropy", "nats per token", column="entropy_mean", scalars=ENTROPIES),
     "gradient-norm": Compared("Gradient norm", "gradient norm", scalars=GRADIENT_NORMS, logarithmic=True),
@@ -117,47 +117,43 @@ def chosen_runs(viewing: Viewing, run_ids: Sequence[str]) -> list[Run]:
     return [get_run(viewing.session, viewing.principal, run_id) for run_id in unique]
 
 
-def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> step_models.ComparePage:
+def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
     """Return the page of these runs."""
     runs = chosen_runs(viewing, run_ids)
     query = urlencode([("run", run.id) for run in runs])
     rows = _rows(viewing, runs)
-    return step_models.ComparePage(
+    return ComparePage(
         runs=[
-            step_models.ComparedRun(run.name or run.key, page_addresses.run_page_path(run.project, run.key), at % 6 + 1)
+            ComparedRun(run.name or run.key, run_page_path(run.project, run.key), at % 6 + 1)
             for at, run in enumerate(runs)
         ],
         figures=[
-            view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
-            for name, each in QUANTITIES.items()
+            Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
+            for name, each in COMPARED.items()
         ],
         different=[row for row in rows if len(set(row.values)) > 1],
         equal=[row for row in rows if len(set(row.values)) == 1],
     )
 
 
-def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figures.Figure | figures.Missing:
+def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> Figure | Missing:
     """Return the curves of a quantity, a line for each run. Raises FigureNotFound."""
-    if name not in QUANTITIES:
-        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(QUANTITIES)}")
-    asked = QUANTITIES[name]
+    if name not in COMPARED:
+        raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(COMPARED)}")
+    asked = COMPARED[name]
     curves = [(run.name or run.key, _curve(viewing, run.id, asked)) for run in chosen_runs(viewing, run_ids)]
     return comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
 
 
-def _curve(viewing: Viewing, run_id: str, asked: Compared) -> figures.Curve:
+def _curve(viewing: Viewing, run_id: str, asked: Compared) -> Curve:
     if asked.column:
         found = curves_of(viewing, run_id, (asked.column,), (asked.comparison,)).get(asked.comparison, {})
         if found.get(asked.column):
             return found[asked.column]
-    return (
-        first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars)
-        if asked.scalars
-        else figures.Curve((), ())
-    )
+    return first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars) if asked.scalars else Curve((), ())
 
 
-def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[step_models.DifferenceRow]:
+def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[DifferenceRow]:
     """Return the settings, then the fields of the newest attempt's fingerprint, in every run."""
     pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
     settings = [
@@ -173,9 +169,9 @@ def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[step_models.DifferenceR
     return [*_table(settings), *_table(fingerprints)]
 
 
-def _table(columns: Sequence[Mapping[str, Any]]) -> list[step_models.DifferenceRow]:
+def _table(columns: Sequence[Mapping[str, Any]]) -> list[DifferenceRow]:
     names = dict.fromkeys(name for column in columns for name in column)
-    return [step_models.DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
+    return [DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
 
 
 def _fingerprint(viewing: Viewing, run_id: str) -> dict[str, Any]:
@@ -198,120 +194,167 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _text(value: object) -> str:
     if value is None:
-        return rendering.DASH
-    return rendering.number(value) if isinstance(value, float) else str(value)
+        return DASH
+    return number(value) if isinstance(value, float) else str(value)
 
 
-RUNS_ON_A_PAGE = 25
+RUNS_ON_A_PAGE = 50
 STATES: tuple[ShownRunState, ...] = ("running", "stale", "finished", "failed")
-REWARD_STEPS = 300
-"""The newest steps whose reward is drawn in the list."""
+VERDICTS: tuple[Verdict, ...] = ("critical", "warning", "unknown", "healthy")
+"""The worst first."""
+SORTS = ("verdict", "name", "reward", "k3", "step", "age", "scale")
+GROUPS = ("project", "model", "tag")
 
 
 @dataclass(frozen=True, slots=True)
 class RunsQuery:
-    """What a visitor asks the list for; empty: no restriction."""
+    """What a visitor asks the list for; empty: no restriction. `sort` with a leading "-" is the other way round."""
 
     search: str = ""
     project: str = ""
     model: str = ""
+    tag: str = ""
     state: str = ""
     verdict: str = ""
-    cursor: str | None = None
+    sort: str = ""
+    group: str = ""
+    page: int = 1
 
-    def filter(self, projects: tuple[str, ...]) -> RunFilter:
-        """Return the filter, within the projects that the visitor may see."""
-        states = tuple(each for each in STATES if each == self.state)
-        chosen = (*projects, self.project) if self.project else projects
-        verdict = next((each for each in VERDICTS if each == self.verdict), None)
-        return RunFilter(chosen, model=self.model or None, states=states, search=self.search or None, verdict=verdict)
+    @property
+    def is_filtered(self) -> bool:
+        return any((self.search, self.project, self.model, self.tag, self.state, self.verdict))
 
-    def address(self, cursor: str) -> str:
-        """Return the address of the next page of the same query."""
-        asked = {
-            "search": self.search, "project": self.project, "model": self.model, "state": self.state,
-            "verdict": self.verdict,
-        }  # fmt: skip
-        return f"/?{urlencode({name: value for name, value in (*asked.items(), ('cursor', cursor)) if value})}"
+    def address(self, **changes: str | int) -> str:
+        """Return the address of the list with these changes, on its first page unless one is named."""
+        asked = {**asdict(self), "page": 1, **changes}
+        given = {name: value for name, value in asked.items() if value and (name, value) != ("page", 1)}
+        return f"/?{urlencode(given)}" if given else "/"
+
+    def matches(self, run: Run, verdict: str) -> bool:
+        """Return whether a run is asked for."""
+        return (
+            self.search.casefold() in f"{run.name or ''}\n{run.key}".casefold()
+            and self.project in ("", run.project)
+            and self.model in ("", run.model)
+            and (not self.tag or self.tag in run.tags)
+            and self.state in ("", run.state)
+            and self.verdict in ("", verdict)
+        )
+
+    def group_of(self, run: Run) -> str:
+        """Return the name of the run's group; empty without groups."""
+        if self.group == "tag":
+            return run.tags[0] if run.tags else "no tag"
+        return str(getattr(run, self.group) or "not declared") if self.group else ""
 
 
-def runs_page(viewing: Viewing, query: RunsQuery) -> step_models.RunsPage:
-    """Return one page of the runs that the visitor may see, newest first. Raises InvalidCursor."""
-    projects = viewing.principal.projects(None)
-    chosen = query.filter(projects)
-    found = list_runs(viewing.session, chosen, query.cursor, RUNS_ON_A_PAGE)
-    run_ids = [run.id for run in found.items]
-    mismatch = pooled_mismatch(viewing.session, run_ids)
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A row of the list; `newest` and `paths` are by quantity."""
+
+    run: RunRecord
+    active_at: Moment | None
+    newest: Mapping[str, float]
+    paths: Mapping[str, str]
+    scale: float | None
+    incomplete: int
+    group: str
+    is_first_of_group: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    """One page of the list; `projects`, `models` and `tags` are what can be chosen."""
+
+    query: RunsQuery
+    rows: Sequence[ListedRun]
+    total: int
+    pages: int
+    in_group: Mapping[str, int]
+    projects: Sequence[str]
+    models: Sequence[str]
+    tags: Sequence[str]
+
+
+def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
+    """Return one page of the runs that the visitor may see: the worst first, unless another order is asked for."""
+    session, visible = viewing.session, every_run(viewing.session, viewing.principal.projects(None))
+    verdicts = verdicts_of_runs(session, [run.id for run in visible])
+    chosen = [run for run in visible if query.matches(run, verdicts[run.id].verdict)]
+    # The worst first, then the newest; every other order keeps this one among equals.
+    chosen.sort(key=lambda run: (VERDICTS.index(verdicts[run.id].verdict), -_active_at(run), run.id))
+    name = query.sort.removeprefix("-")
+    if name in SORTS[1:]:
+        values = _sorted_by(viewing, name, chosen)
+        known = [run for run in chosen if values.get(run.id) is not None]
+        unknown = [run for run in chosen if values.get(run.id) is None]
+        # Text rises, numbers fall: what is looked for comes first.
+        chosen = sorted(known, key=lambda run: values[run.id], reverse=(name == "name") == query.sort.startswith("-"))
+        chosen += unknown
+    elif query.sort == "-verdict":
+        chosen.reverse()
+    in_group = Counter(query.group_of(run) for run in chosen)
+    if query.group in GROUPS:
+        order = {group: place for place, group in enumerate(in_group)}
+        chosen.sort(key=lambda run: order[query.group_of(run)])
+    pages = max(1, -(-len(chosen) // RUNS_ON_A_PAGE))
+    first = (min(query.page, pages) - 1) * RUNS_ON_A_PAGE
+    return RunsPage(
+        query=replace(query, page=min(query.page, pages)),
+        rows=_rows_of(viewing, query, chosen[first : first + RUNS_ON_A_PAGE]),
+        total=len(chosen),
+        pages=pages,
+        in_group=in_group,
+        projects=sorted({run.project for run in visible}),
+        models=sorted({run.model for run in visible if run.model}),
+        tags=sorted({tag for run in visible for tag in run.tags}),
+    )
+
+
+def _active_at(run: Run) -> int:
+    return max(run.last_shard_at_us or 0, run.seen_at_us or 0, run.created_at_us)
+
+
+def _sorted_by(viewing: Viewing, name: str, runs: Sequence[Run]) -> Mapping[str, Any]:
+    """Return by run what it is sorted by; a run without it comes last."""
+    if name in QUANTITIES:
+        return newest_values(viewing.session, [run.id for run in runs])[name]
+    if name == "scale":
+        return _scales(viewing, runs)
+    if name == "step":
+        return {run.id: run.last_step for run in runs}
+    return {run.id: _active_at(run) if name == "age" else (run.name or run.key).casefold() for run in runs}
+
+
+def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
+    """Return the scale that the advice has for the next step; nothing before the first closed step."""
+    run_ids = [run.id for run in runs]
     observed = observed_steps(viewing.session, run_ids)
-    states = states_of_runs(viewing.session, run_ids)
-    alerts = open_counts(viewing.session, run_ids)
-    incomplete = incomplete_counts(viewing.session, run_ids)
-    rewards = measurements.newest_steps(viewing.session, run_ids, comparisons.STEP_ROW, ("reward_mean",), REWARD_STEPS)
-    return step_models.RunsPage(
-        runs=[
-            _row(
-                run,
-                mismatch.get(run.id),
-                _advice(run, states[run.id], observed.get(run.id)),
-                alerts[run.id],
-                incomplete.get(run.id, 0),
-                _values(rewards.get(run.id, ())),
-            )
-            for run in found.items
-        ],
-        filter=step_models.RunsFilter(
-            query.search, query.project, query.model, query.state, chosen.verdict or "", STATES, VERDICTS
-        ),
-        filtered=chosen != RunFilter(projects),
-        next_address=query.address(found.next_cursor) if found.next_cursor else None,
-        live=query.cursor is None,
-    )
+    states = states_of_runs(viewing.session, list(observed))
+    return {run_id: states[run_id].scale(step + 1) for run_id, step in observed.items()}
 
 
-def _values(steps: Sequence[measurements.MeasuredStep]) -> figures.Curve:
-    known = {step.key.step: value for step in steps if (value := step.values["reward_mean"]) is not None}
-    return figures.Curve(list(known), list(known.values()))
-
-
-def _row(
-    run: RunRecord,
-    mismatch: PooledMeasure | None,
-    advice: str | None,
-    alerts: Counter[str],
-    incomplete: int,
-    reward: figures.Curve,
-) -> step_models.RunRow:
-    said = run.diagnosis or diagnoses.NOTHING_YET
-    newest = [value for _, value in reward.points()[-POOLED_STEPS:]]
-    # The caption of the table says what the range is.
-    mean, _, interval = (pooled_in_words(mismatch) or "").partition(f" ({interval_names.RANGE}")
-    steps = "1 step incomplete" if incomplete == 1 else f"{incomplete} steps incomplete"
-    return step_models.RunRow(
-        id=run.id,
-        name=run.name or run.key,
-        address=page_addresses.run_page_path(run.project, run.key),
-        project=run.project,
-        state=rendering.label_of(run.state, rendering.RUN_STATES),
-        model=run.model,
-        trainer=run.trainer,
-        engine=run.engine,
-        last_step=run.last_step,
-        mismatch=mean or None,
-        interval=interval.removesuffix(")"),
-        reward=rendering.number(statistics.median(newest)) if newest else None,
-        reward_path=sparkline(reward),
-        incomplete=view_models.Label(steps, "warning") if incomplete else None,
-        advice=advice,
-        verdict=view_models.Label(said.verdict, TONES[said.verdict]),
-        headline=said.headline,
-        alerts=rendering.alerts_label(alerts),
-        started=rendering.moment(run.created_at_us),
-    )
-
-
-def _advice(run: RunRecord, state: AdviceState, observed_step: int | None) -> str | None:
-    """Return the scale that the advice has for the next step; None before the first closed step."""
-    if observed_step is None:
-        return None
-    shadow = ", shadow" if run.advice_mode == "shadow" else ""
-    return f"× {rendering.number(state.scale(observed_step + 1))}{shadow}"
+def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[ListedRun]:
+    run_ids = [run.id for run in runs]
+    observed = observed_steps(viewing.session, run_ids)
+    versions = {run.id: (step, run.tokens) for run in runs if (step := run.last_step or observed.get(run.id))}
+    curves = short_curves(viewing.session, versions)
+    paths = {
+        name: spark_paths({run: of[name].points for run, of in curves.items() if name in of}, logarithmic=name == "k3")
+        for name in QUANTITIES
+    }
+    scales, incomplete = _scales(viewing, runs), incomplete_counts(viewing.session, run_ids)
+    groups = [query.group_of(run) for run in runs]
+    return [
+        ListedRun(
+            run=record,
+            active_at=moment(_active_at(run)),
+            newest={name: curve.newest for name, curve in curves.get(run.id, {}).items()},
+            paths={name: of_runs[run.id] for name, of_runs in paths.items() if run.id in of_runs},
+            scale=scales.get(run.id),
+            incomplete=incomplete.get(run.id, 0),
+            group=groups[at],
+            is_first_of_group=bool(query.group) and (at == 0 or groups[at] != groups[at - 1]),
+        )
+        for at, (run, record) in enumerate(zip(runs, run_records(viewing.session, runs), strict=True))
+    ]

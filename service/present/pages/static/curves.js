@@ -64,7 +64,6 @@ function smoothTraces(data) {
     const isLine = trace.type === "scatter" && trace.mode?.includes("lines") && trace.line?.shape !== "hv" && trace.line?.width !== 0 && !trace.fill;
     if (!isLine) { drawn.push(trace); continue; }
     const whole = { ...trace, opacity: 1, showlegend: trace.legendgroup ? true : trace.showlegend, line: { ...trace.line, width: 2 } };
-    if (state.smooth < 2) { drawn.push(whole); continue; }
     drawn.push({ ...trace, opacity: 0.35, showlegend: false, line: { ...trace.line, width: 1 }, mode: "lines" });
     drawn.push({ ...whole, mode: "lines", y: smoothed(trace.y, state.smooth), hoverinfo: "skip", hovertemplate: undefined });
   }
@@ -83,14 +82,17 @@ export function arranged({ data, layout }) {
   const traces = smoothTraces(data).map((trace) => ({
     ...trace, customdata: trace.x, ...(axis() ? { x: trace.x.map(place), ...placedWidths(trace) } : {}),
   }));
-  const placed = (shape) => (shape.xref === "x" ? { ...shape, ...("x" in shape ? { x: place(shape.x) } : { x0: place(shape.x0), x1: place(shape.x1) }) } : shape);
+  const placed = (shape) => (/^x\d*$/.test(shape.xref) ? { ...shape, ...("x" in shape ? { x: place(shape.x) } : { x0: place(shape.x0), x1: place(shape.x1) }) } : shape);
   const changed = { ...layout, shapes: layout.shapes?.map(placed), annotations: layout.annotations?.map(placed), uirevision: `${state.x} ${state.log}` };
-  changed.xaxis = { ...layout.xaxis };
-  if (axis()) {
-    changed.xaxis = { ...changed.xaxis, title: { text: TITLES[state.x] }, tickformat: "", rangemode: "normal" };
-    if (layout.xaxis?.range) changed.xaxis.range = layout.xaxis.range.map(place);
+  for (const key of Object.keys(changed)) {
+    if (!/^xaxis\d*$/.test(key)) continue;
+    changed[key] = { ...changed[key] };
+    if (axis()) {
+      changed[key] = { ...changed[key], tickformat: "", rangemode: "normal", ...(changed.panels ? {} : { title: { text: TITLES[state.x] } }) };
+      if (layout[key].range) changed[key].range = layout[key].range.map(place);
+    }
+    if (state.from !== null) changed[key].range = [place(state.from), place(state.to)];
   }
-  if (state.from !== null) changed.xaxis.range = [place(state.from), place(state.to)];
   for (const key of Object.keys(changed)) {
     // An axis with its own range, such as a share, stays as it is.
     if (!state.log || !/^yaxis\d*$/.test(key) || changed[key].type === "log" || changed[key].range) continue;
@@ -101,7 +103,10 @@ export function arranged({ data, layout }) {
   return { data: traces, layout: changed };
 }
 
-let linking = false;
+let linking = false, refetch = () => {}, waiting = 0;
+
+/** Asks for the curves of the steps that are looked at, once the reader has stopped. */
+function lookCloser() { clearTimeout(waiting); waiting = setTimeout(refetch, 250); }
 
 /** Links a drawn figure with the others: a zoom moves all, a click on a point opens its step. */
 export function link(element) {
@@ -112,6 +117,7 @@ export function link(element) {
     else return;
     keep();
     zoomAll(element);
+    lookCloser();
   });
   element.on("plotly_click", (event) => {
     const step = event.points[0]?.customdata;
@@ -141,9 +147,10 @@ export async function loadAxes() {
   if (!axes[state.x]) state.x = "step";
 }
 
-/** Shows the controls, and calls `redraw` whenever one is used. */
-export function showControls(redraw) {
+/** Shows the controls, calls `redraw` whenever one is used, and `ask` after a zoom. */
+export function showControls(redraw, ask) {
   if (!form) return;
+  refetch = ask;
   form.hidden = false;
   form.elements.x.value = state.x;
   form.elements.smooth.value = state.smooth ? String(state.smooth) : "";
@@ -163,5 +170,5 @@ export function showControls(redraw) {
     keep();
     await redraw();
   });
-  form.querySelector("[data-unzoom]").addEventListener("click", () => { state.from = null; state.to = null; keep(); zoomAll(); });
+  form.querySelector("[data-unzoom]").addEventListener("click", () => { state.from = null; state.to = null; keep(); zoomAll(); lookCloser(); });
 }

@@ -1,8 +1,10 @@
 // Draws every element with data-figure: fetches its specification, puts the theme's colours in, hands it to Plotly.
 
-import { arranged, link, loadAxes, showControls } from "./curves.js";
-import { isFolded, textOf } from "./folding.js";
+import { arranged, link, loadAxes, showControls, state as looked } from "./curves.js";
 import { save } from "./save.js";
+
+/** Whether an element is in a part that is not opened yet. */
+export function isFolded(element) { return element.closest("details:not([open])") !== null; }
 
 const ROLE = /^var\((--[a-z0-9-]+)\)$/;
 const drawn = new WeakMap(); // element → {etag, specification}
@@ -21,9 +23,18 @@ function loadPlotly() {
   return loaded;
 }
 
-function colours() {
-  const style = getComputedStyle(document.documentElement);
-  return (role) => style.getPropertyValue(role).trim();
+/** Returns what gives a role's colour in the theme of now, as the browser computes it. */
+export function colours() {
+  const probe = document.body.appendChild(document.createElement("i")), found = new Map();
+  const colour = (role) => {
+    if (!found.has(role)) {
+      probe.style.color = `var(${role})`;
+      found.set(role, getComputedStyle(probe).color);
+    }
+    return found.get(role);
+  };
+  queueMicrotask(() => probe.remove());
+  return colour;
 }
 
 /** A copy of `value` in which every "var(--role)" is the colour that the style sheet gives that role now. */
@@ -65,6 +76,22 @@ function completeLayout(given, height, colour) {
   return layout;
 }
 
+const PANEL = 196, GAP_X = 0.055;
+
+/** Places the panels of small multiples: three columns, two or one, as the width allows; returns the height. */
+function placePanels(layout, width) {
+  const columns = Math.min(layout.panels, width >= 900 ? 3 : width >= 540 ? 2 : 1), rows = Math.ceil(layout.panels / columns);
+  const height = rows * (PANEL + 52) + 8, wide = (1 - GAP_X * (columns - 1)) / columns, high = PANEL / height;
+  for (let at = 0; at < layout.panels; at++) {
+    const axis = at ? String(at + 1) : "", left = (at % columns) * (wide + GAP_X), top = 1 - (Math.floor(at / columns) * (PANEL + 52) + 20) / height;
+    layout[`xaxis${axis}`].domain = [left, left + wide];
+    layout[`yaxis${axis}`].domain = [Math.max(top - high, 0), top];
+  }
+  layout.margin = { l: 44, r: 8, t: 0, b: 0 };
+  layout.hovermode = "x";
+  return height;
+}
+
 function showText(element, text) {
   window.Plotly?.purge(element);
   const paragraph = document.createElement("p");
@@ -78,7 +105,7 @@ function showText(element, text) {
 }
 
 async function draw(element, specification) {
-  const caption = element.parentElement.querySelector("figcaption");
+  const caption = element.closest("figure").querySelector("figcaption");
   if (specification.missing) {
     if (caption) caption.hidden = true;
     showText(element, specification.missing);
@@ -92,7 +119,8 @@ async function draw(element, specification) {
   const isCurve = "overSteps" in element.dataset;
   const given = { data: specification.data, layout: specification.layout };
   const { data, layout } = withColours(isCurve ? arranged(given) : given, colour);
-  element.style.minHeight = `${specification.height}px`;
+  const height = specification.layout.panels ? Math.max(placePanels(layout, element.clientWidth), specification.height) : specification.height;
+  element.style.minHeight = `${height}px`;
   // For a screen reader the drawing is an image with a label.
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", `${specification.title}. ${specification.summary}`);
@@ -100,21 +128,24 @@ async function draw(element, specification) {
     caption.hidden = !specification.caption;
     caption.querySelector(".words").textContent = specification.caption;
   }
-  await window.Plotly.react(element, data, completeLayout(layout, specification.height, colour), {
+  await window.Plotly.react(element, data, completeLayout(layout, height, colour), {
     displayModeBar: false, responsive: true,
   });
   if (element.dataset.linked) return;
   element.dataset.linked = "yes";
   if (isCurve) link(element);
-  const buttons = element.parentElement.querySelector(".save");
+  const buttons = element.closest("figure").querySelector(".save");
   if (buttons) buttons.hidden = false;
 }
 
 /** Requests and draws one figure; does nothing if the server has the same one. */
 async function refreshFigure(element) {
   const address = element.dataset.figure;
-  // "no-cache": the browser asks with the entity tag that it has, and gets the body from its own cache on a 304.
-  const response = await fetch(address, { cache: "no-cache", credentials: "same-origin" });
+  // Zoomed: the curves of these steps, in more detail. "no-cache": the browser asks with the entity tag that it has,
+  // and gets the body from its own cache on a 304.
+  const part = "overSteps" in element.dataset && looked.from !== null
+    ? `${address.includes("?") ? "&" : "?"}from_step=${Math.max(0, Math.floor(looked.from))}&to_step=${Math.max(0, Math.ceil(looked.to))}` : "";
+  const response = await fetch(address + part, { cache: "no-cache", credentials: "same-origin" });
   if (!response.ok) throw new Error(`${response.status} for ${address}`);
   const specification = await response.json();
   await readyToDraw;
@@ -155,10 +186,10 @@ export async function showFigure(element, address) {
   }
   const specification = drawn.get(element)?.specification;
   const heading = element.closest("section")?.querySelector("h2");
-  if (specification && heading && element.dataset.figure === address) textOf(heading).textContent = specification.title;
+  if (specification && heading && element.dataset.figure === address) heading.textContent = specification.title;
 }
 
-const axesLoaded = loadAxes().then(() => showControls(redrawCurves));
+const axesLoaded = loadAxes().then(() => showControls(redrawCurves, () => refreshFigures()));
 const readyToDraw = Promise.all([axesLoaded, loadPlotly()]);
 readyToDraw.catch(() => {}); // Every figure says that it could not be loaded.
 document.addEventListener("click", (event) => {
@@ -168,7 +199,7 @@ document.addEventListener("click", (event) => {
   if (state && !state.specification.missing) save(element, state.specification, button.dataset.save);
 });
 
-/** Refreshes every figure of the page, or of a card of it, that is not folded away; one that fails shows a text, and does not stop the others. */
+/** Refreshes every figure of the page, or of a part of it, that is not folded away; one that fails shows a text, and does not stop the others. */
 export async function refreshFigures(within = document) {
   const elements = [...within.querySelectorAll("[data-figure]")].filter((each) => !isFolded(each));
   const results = await Promise.allSettled(elements.map(refreshFigure));
@@ -181,9 +212,14 @@ export async function refreshFigures(within = document) {
   return failures;
 }
 
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+function recolour() {
   for (const element of document.querySelectorAll("[data-figure]")) {
     const state = drawn.get(element);
     if (state) draw(element, state.specification);
   }
-});
+}
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+document.addEventListener("themechange", recolour);
+
+let resized = 0;
+window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(recolour, 200); });

@@ -1,7 +1,6 @@
 // Draws the page's figures. While a run is live and the page is visible, it refreshes both, with backoff on errors.
 
-import { refreshFigures, showFigure } from "./figures.js";
-import { foldCards, isFolded, unfoldedHtml } from "./folding.js";
+import { isFolded, refreshFigures, showFigure } from "./figures.js";
 
 const SLOWEST_SECONDS = 120;
 
@@ -19,12 +18,15 @@ function replaceParts(fresh) {
   for (const part of document.querySelectorAll("[data-part]")) {
     const newer = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
     if (newer) keepOpened(part, newer);
-    if (newer && newer.innerHTML !== unfoldedHtml(part) && !part.contains(document.activeElement)) {
+    if (newer && newer.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) {
       part.replaceChildren(...document.importNode(newer, true).childNodes);
       changed = true;
     }
   }
-  if (changed) foldCards();
+  if (changed) {
+    tellAges();
+    document.dispatchEvent(new Event("replaced"));
+  }
   return changed;
 }
 
@@ -35,6 +37,18 @@ async function refreshPage() {
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
   if (replaceParts(fresh)) await fillFragments();
   return fresh.body.dataset.live === "yes";
+}
+
+const AGES = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+/** Writes how long ago the moments of a list were. */
+function tellAges() {
+  for (const time of document.querySelectorAll(".age time")) {
+    const seconds = Math.max((Date.now() - Date.parse(time.dateTime)) / 1000, 1);
+    const [size, unit] = AGES.find(([size]) => seconds >= size);
+    time.title ||= time.textContent;
+    time.textContent = `${Math.floor(seconds / size)} ${unit}`;
+  }
 }
 
 function announce(text) {
@@ -76,14 +90,29 @@ async function fillFragments(within = document) {
   }
 }
 
-for (const chooser of document.querySelectorAll("select[data-chooser]")) {
-  const element = chooser.closest("section").querySelector("[data-figure]");
-  chooser.addEventListener("change", () => showFigure(element, chooser.value));
-}
-
-document.addEventListener("unfolded", async ({ detail: card }) => {
-  await Promise.allSettled([refreshFigures(card), fillFragments(card)]);
+document.addEventListener("change", ({ target }) => {
+  if (target.matches("select[data-chooser]")) showFigure(target.closest("section").querySelector("[data-figure]"), target.value);
 });
-await Promise.all([refreshFigures(), fillFragments()]);
-document.body.dataset.drawn = "yes";
+
+/** Draws and fetches what is in view within a part of the page. */
+async function show(within) {
+  document.body.dataset.drawn = "no";
+  await fillFragments(within);
+  await refreshFigures(within);
+  document.body.dataset.drawn = "yes";
+}
+// Of a part that is opened for the first time; its figures stay fresh with the page.
+document.addEventListener("toggle", ({ target }) => { if (target.open && target.querySelector("[data-figure], [data-fragment]")) show(target); }, true);
+
+/** Opens the part that the address names, such as #figure-attribution. */
+function openNamed() {
+  const named = document.getElementById(location.hash.slice(1));
+  const part = named?.closest("details");
+  if (part) part.open = true;
+  named?.scrollIntoView();
+}
+window.addEventListener("hashchange", openNamed);
+openNamed();
+tellAges();
+await show(document);
 if (document.body.dataset.live === "yes") keepFresh(Number(document.body.dataset.refreshSeconds));

@@ -40,7 +40,7 @@ export async function save(element, specification, kind) {
     return;
   }
   // Plotly draws on what the page has behind the plot, which a picture lacks.
-  const background = getComputedStyle(document.documentElement).getPropertyValue("--card").trim();
+  const background = getComputedStyle(element.closest(".card") ?? document.body).backgroundColor;
   const figure = { data: element.data, layout: { ...element.layout, paper_bgcolor: background }, config: {} };
   const svg = await window.Plotly.toImage(figure, { format: "svg", width: element.clientWidth, height: specification.height });
   const source = decodeURIComponent(svg.replace(/^data:image\/svg\+xml,/, ""));

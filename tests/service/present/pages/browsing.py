@@ -64,12 +64,21 @@ class Visit:
         if wrong:
             self.faults.append(words)
 
-    def open(self, site_url: str, path: str) -> Page:
-        """Load the page and wait until its figures are drawn."""
+    def open(self, site_url: str, path: str, *, unfold: bool = False) -> Page:
+        """Load the page and wait until its figures are drawn; `unfold`: those of every part that opens, too."""
         self.origin = site_url
         self.go(site_url + path)
         self.page.wait_for_selector("body[data-drawn=yes]")
+        if unfold:
+            self.unfold()
         return self.page
+
+    def unfold(self) -> None:
+        """Open every part of the page, one after the other, as a reader does."""
+        for part in self.page.locator("details.card:not([open])").element_handles():
+            part.evaluate("part => { part.open = true; }")
+            self.page.wait_for_timeout(50)
+            self.page.wait_for_selector("body[data-drawn=yes]")
 
     def open_live(self, site_url: str, path: str, seconds: int) -> Page:
         """Open a page that refreshes itself every `seconds`; here it does so twice a second."""

@@ -26,7 +26,7 @@ def drawn_traces(page: Page, plot: str) -> int:
 
 
 def test_every_plot_of_a_run_is_drawn(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     for name in RUN_PLOTS:
         figure = page.locator(f'[data-figure$="/{name}.json"]')
         if name == "attribution":
@@ -38,26 +38,26 @@ def test_every_plot_of_a_run_is_drawn(visit: Visit, site: Site) -> None:
 
 
 def test_the_waterfall_of_a_replayed_run_is_drawn(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.replayed.address)
+    page = visit.open(site.url, site.replayed.address, unfold=True)
     assert drawn_traces(page, "attribution") >= 1
     assert page.locator('[data-figure$="/attribution.json"] svg.main-svg g.bars path').count() == 3
     assert "engine against trainer numerics" in page.locator('[data-figure$="/attribution.json"]').inner_text()
-    assert page.get_by_role("region", name="Probes").get_by_text("done").count() == 1
+    assert page.locator("#probes").get_by_text("done").count() == 1
     visit.assert_clean()
 
 
 def test_the_curve_of_the_mismatch_has_a_point_for_every_step(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     points = page.locator('[data-figure$="/mismatch.json"] svg.main-svg g.trace path.point')
     assert points.count() == 12
     assert page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e._fullLayout.yaxis.type") == "log"
 
 
 def test_plots_have_a_label_for_screen_readers(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     label = page.locator('[role=img][data-figure$="/mismatch.json"]').get_attribute("aria-label")
     assert re.match(r"Mismatch per token \(k3\)\. trainer/rollout: [\d.]+e-5 at step 12, between", str(label))
-    caption = page.locator('section:has([data-figure$="/mismatch.json"]) figcaption')
+    caption = page.locator('figure:has([data-figure$="/mismatch.json"]) figcaption')
     caption.locator("summary").click()
     assert "healthy" not in caption.inner_text()
     assert "warning > 1e-3" in caption.inner_text()
@@ -68,14 +68,16 @@ def test_plots_have_a_label_for_screen_readers(visit: Visit, site: Site) -> None
 def test_plots_use_the_colours_of_the_theme(visit: Visit, site: Site, scheme: str) -> None:
     visit.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page = visit.open(site.url, site.run.address)
-    wanted = page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--series-1').trim()")
-    used = page.locator('[data-figure$="/mismatch.json"]').evaluate("e => e.data[0].line.color")
-    assert used == wanted == ("#5aa9ff" if scheme == "dark" else "#0b66c2")
-    assert "var(" not in page.locator('[data-figure$="/mismatch.json"]').inner_html()
-    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
-    page.wait_for_function(
-        "old => document.querySelector('[data-figure$=\"/mismatch.json\"]').data[0].line.color !== old", arg=used
-    )
+    used = page.locator('[data-figure$="/overview.json"]').evaluate("e => e.data[0].line.color")
+    assert used == ("rgb(90, 169, 255)" if scheme == "dark" else "rgb(11, 102, 194)")
+    assert "var(" not in page.locator('[data-figure$="/overview.json"]').inner_html()
+    changed = "old => document.querySelector('[data-figure$=\"/overview.json\"]').data[0].line.color !== old"
+    page.get_by_role("button", name="Light or dark").click()
+    page.wait_for_function(changed, arg=used)
+    assert page.reload() is not None
+    page.wait_for_selector("body[data-drawn=yes]")
+    assert page.evaluate("document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")
+    page.evaluate("localStorage.clear()")
     visit.assert_clean()
 
 
@@ -140,8 +142,8 @@ def test_page_of_a_running_run_refreshes_itself(visit: Visit, site: Site) -> Non
     page = visit.open_live(site.url, run.address, seconds=5)
     page.evaluate("window.still = 'the same page'")
     send_run(site.http, "live", "a live run", steps=3)
-    page.wait_for_function("() => document.querySelector('[data-part=tiles]').innerText.includes('newest step 3')")
-    plot = '[data-figure$="/mismatch.json"]'
+    page.wait_for_function("() => /step\\s*3/.test(document.querySelector('[data-part=head]').innerText)")
+    plot = '[data-figure$="/overview.json"]'
     page.wait_for_function(f"() => document.querySelector('{plot}').data[0].x.length === 3")
     assert page.evaluate("window.still") == "the same page"
     site.http.patch(f"/v1/runs/{run.id}", json={"state": "finished"}).raise_for_status()
@@ -152,13 +154,14 @@ def test_page_of_a_running_run_refreshes_itself(visit: Visit, site: Site) -> Non
 def test_open_details_stay_open_during_a_refresh(visit: Visit, site: Site) -> None:
     run = send_run(site.http, "opened", "an opened run", steps=1)
     page = visit.open_live(site.url, f"{run.address}/steps/1", seconds=10)
+    page.locator("#measures > summary").click()
     page.locator("summary", has_text="Distribution and tails of d").click()
     # The part that holds the focus is left alone: the reader goes on to something else.
     page.evaluate("document.activeElement.blur()")
     replay(site.http, run, step=1)
     page.wait_for_function("() => document.querySelector('[data-part=numbers]').innerText.includes('vllm.prefill')")
     opened = page.locator("details[open] > summary")
-    assert opened.all_inner_texts() == ["Distribution and tails of d"]
+    assert opened.all_inner_texts() == ["Measures", "Distribution and tails of d"]
     assert page.get_by_role("region", name="Distribution and tails of d").is_visible()
     # What was fetched after the page is fetched again with it.
     page.get_by_role("region", name="Worst tokens").get_by_role("columnheader", name="vllm.prefill").first.wait_for()
@@ -170,7 +173,9 @@ def test_an_operators_form_works_without_a_script(browser: Browser, site: Site) 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(site.url + run.address)
-    page.get_by_role("button", name="Hold").click()
+    page.locator("summary", has_text="Hold").click()
+    page.get_by_label("Reason").first.fill("a test")
+    page.get_by_role("button", name="Hold: yes").click()
     assert page.url == site.url + run.address
     assert "held by an operator" in page.locator("[data-part=advice]").inner_text()
     context.close()

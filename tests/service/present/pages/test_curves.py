@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from foreshock_service.present.pages.figures import Curve, Figure
-from foreshock_service.present.pages.figures.trends import Band, Mark, with_bands
+from foreshock_service.present.pages.figures import Curve
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import STEPS, Site, send_run
 
@@ -34,12 +33,12 @@ def zoom(page: Page, low: float, high: float) -> None:
 
 @browsed
 def test_zoom_moves_all_curves_and_survives_a_reload(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     zoom(page, 3, 7.5)
     assert range_of(page, LENGTH) == [3, 7.5]
     assert "from=3" in page.url
     assert "to=7.5" in page.url
-    page = visit.open(site.url, page.url.removeprefix(site.url))
+    page = visit.open(site.url, page.url.removeprefix(site.url), unfold=True)
     assert range_of(page, MISMATCH) == range_of(page, LENGTH) == [3, 7.5]
     page.get_by_role("button", name="Whole run").click()
     page.wait_for_function(f"() => document.querySelector('{LENGTH}')._fullLayout.xaxis.range[1] >= {STEPS}")
@@ -51,6 +50,7 @@ def test_zoom_moves_all_curves_and_survives_a_reload(visit: Visit, site: Site) -
 def test_zoom_survives_the_refresh_of_a_live_run(visit: Visit, site: Site) -> None:
     send_run(site.http, "zoomed", steps=4)
     page = visit.open_live(site.url, "/runs/default/zoomed", seconds=5)
+    visit.unfold()
     zoom(page, 1.5, 3.5)
     send_run(site.http, "zoomed", steps=5)
     page.wait_for_function(f"() => document.querySelector('{MISMATCH}').data[0].x.length === 5")
@@ -59,7 +59,7 @@ def test_zoom_survives_the_refresh_of_a_live_run(visit: Visit, site: Site) -> No
 
 @browsed
 def test_axis_smoothing_and_scale_are_chosen_and_kept_in_the_address(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     page.locator("#curves").get_by_label("Over").select_option("hours")
     page.wait_for_function(f"() => document.querySelector('{LENGTH}')._fullLayout.xaxis.title.text.startsWith('hours')")
     first, last = page.locator(MISMATCH).evaluate("e => [e.data[0].x[0], e.data[0].x.at(-1)]")
@@ -67,12 +67,12 @@ def test_axis_smoothing_and_scale_are_chosen_and_kept_in_the_address(visit: Visi
     assert 0 < last < 1, "the steps arrived within seconds"
     page.get_by_label("log scale").check()
     page.wait_for_function(f"() => document.querySelector('{LENGTH}')._fullLayout.yaxis.type === 'log'")
-    page.locator("#curves").get_by_label("Smooth").select_option("5 steps")
+    page.locator("#curves").get_by_label("Smooth").select_option("5 points")
     page.wait_for_function(f"() => document.querySelector('{MISMATCH}').data.length === 2")
     assert "x=time" in page.url
     assert "smooth=5" in page.url
     assert "log=1" in page.url
-    page = visit.open(site.url, page.url.removeprefix(site.url))
+    page = visit.open(site.url, page.url.removeprefix(site.url), unfold=True)
     assert page.locator(LENGTH).evaluate("e => e._fullLayout.yaxis.type") == "log"
     assert page.locator("#curves").get_by_label("Over").input_value() == "time"
     visit.assert_clean()
@@ -80,14 +80,14 @@ def test_axis_smoothing_and_scale_are_chosen_and_kept_in_the_address(visit: Visi
 
 @browsed
 def test_axis_that_is_not_logged_leaves_the_curves_over_steps(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, f"{site.run.address}?x=lr")
+    page = visit.open(site.url, f"{site.run.address}?x=lr", unfold=True)
     assert page.locator("#curves").get_by_label("Over").input_value() == "step"
     assert page.locator(MISMATCH).evaluate("e => e.data[0].x[0]") == 1
 
 
 @browsed
 def test_click_on_a_point_opens_its_step(visit: Visit, site: Site) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     box = page.locator(f"{MISMATCH} g.trace path.point").nth(4).bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -96,7 +96,7 @@ def test_click_on_a_point_opens_its_step(visit: Visit, site: Site) -> None:
 
 @browsed
 def test_plot_and_its_data_are_saved(visit: Visit, site: Site, tmp_path: Path) -> None:
-    page = visit.open(site.url, site.run.address)
+    page = visit.open(site.url, site.run.address, unfold=True)
     with page.expect_download() as saved:
         page.get_by_role("button", name="Data of Mismatch per token").click()
     assert saved.value.suggested_filename == "mismatch-per-token-k3.csv"
@@ -110,15 +110,6 @@ def test_plot_and_its_data_are_saved(visit: Visit, site: Site, tmp_path: Path) -
     assert (tmp_path / "plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (tmp_path / "plot.png").stat().st_size > 5_000
     visit.assert_clean()
-
-
-def test_alerts_are_bands_and_marks_have_names() -> None:
-    figure = Figure("t", "Caption.", "", [{"x": [1]}])
-    marked = with_bands(figure, [Band(5, 9, "critical")], [Mark(3, "attempt 2")])
-    assert [(shape["x0"], shape["x1"]) for shape in marked.layout["shapes"]] == [(5, 9), (3, 3)]
-    assert marked.layout["annotations"][0]["text"] == "attempt 2"
-    assert marked.caption == "Caption. Shaded: steps with an open alert."
-    assert with_bands(figure, [], []) is figure
 
 
 def test_axes_have_time_of_every_step_and_the_sum_of_learning_rates(site: Site) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,21 +20,18 @@ from foreshock_service.present.pages.figures.buckets import (
     bucket_figure,
     token_id_figure,
 )
-from foreshock_service.present.pages.figures.drawing import Panel, panels_figure, scientific
-from foreshock_service.present.pages.figures.mismatch import (
-    MEDIAN_WINDOW,
-    mismatch_figure,
-    running_median,
-)
-from foreshock_service.present.pages.figures.trends import (
-    MOST_MARKS,
-    LengthCurves,
+from foreshock_service.present.pages.figures.drawing import scientific
+from foreshock_service.present.pages.figures.mismatch import mismatch_figure
+from foreshock_service.present.pages.figures.overview import (
+    MOST_CHANGES,
+    MOST_COLUMNS,
     Mark,
-    ScaleCurve,
-    learning_rate_figure,
-    length_figure,
-    with_changes,
+    Panel,
+    columns_of,
+    marked,
+    overview_figure,
 )
+from foreshock_service.present.pages.figures.trends import ScaleCurve, learning_rate_figure
 
 EMPTY = Curve((), ())
 
@@ -90,14 +86,15 @@ class TestMismatch:
         assert "trainer/rollout is exactly 0 at 1 of 3 steps" in figure.caption
         assert "vllm.prefill/rollout is exactly 0 at 2 of 2 steps" in figure.caption
 
-    def test_long_curve_is_shown_with_its_running_median(self) -> None:
-        values = [1e-5] * 100
-        values[50] = 1e-3
-        figure = drawn(mismatch_figure({"trainer/rollout": Curve(range(100), values)}))
-        each, smooth = figure.traces
-        assert each["y"][50] == 1e-3
-        assert smooth["y"][50] == 1e-5
-        assert f"running median of {MEDIAN_WINDOW} steps" in figure.caption
+    def test_long_curve_is_shown_as_mean_and_range(self) -> None:
+        values = [1e-5] * 10_000
+        values[5_000] = 1e-3
+        figure = drawn(mismatch_figure({"trainer/rollout": Curve(range(10_000), values)}))
+        least, largest, mean = figure.traces
+        assert (min(least["y"]), max(largest["y"])) == (1e-5, 1e-3)
+        assert 1e-5 < max(mean["y"]) < 1e-3
+        assert len(mean["y"]) <= MOST_COLUMNS
+        assert "bands: their range" in figure.caption
 
     def test_a_comparison_keeps_its_colour_whatever_else_is_there(self) -> None:
         alone = drawn(mismatch_figure({"torch.trainer/vllm.prefill": Curve([1], [1e-5])}))
@@ -111,33 +108,13 @@ class TestMismatch:
         figure = drawn(mismatch_figure({"trainer/rollout": Curve([1, 2, 3], [4e-5, 1e-5, 2e-5])}))
         assert figure.summary == "trainer/rollout: 2e-5 at step 3, between 1e-5 and 4e-5 over 3 steps."
 
-    @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
-    def test_a_running_median_stays_between_the_extremes(self, values: list[float]) -> None:
-        smooth = running_median(Curve(range(len(values)), values))
-        assert len(smooth.values) == len(values)
-        assert all(min(values) <= value <= max(values) for value in smooth.values if value is not None)
-
-
-class TestLengths:
-    CURVE = Curve([1, 2, 3], [10.0, 12.0, 30.0])
-
-    def test_the_band_the_mean_the_longest_and_the_surge_are_drawn(self) -> None:
-        longest = Curve([1, 2, 3], [40.0, 41.0, 64.0])
-        curves = LengthCurves(self.CURVE, self.CURVE, longest, longest, surge_step=3, length_cap=64)
-        figure = drawn(length_figure(curves))
-        assert trace_named(figure, "mean")["y"] == [10.0, 12.0, 30.0]
-        assert trace_named(figure, "median to 90th percentile")["fill"] == "tonexty"
-        assert [shape["x0"] for shape in figure.layout["shapes"] if shape["yref"] == "paper"] == [3]
-        texts = [annotation["text"] for annotation in figure.layout["annotations"]]
-        assert texts == ["surge at 3", "length cap 64"]
-
-    def test_cap_far_above_the_curve_is_not_drawn(self) -> None:
-        figure = drawn(length_figure(LengthCurves(self.CURVE, EMPTY, EMPTY, EMPTY, length_cap=32768)))
-        assert figure.layout["shapes"] == []
-        assert "No surge so far" in figure.caption
-
-    def test_without_rollouts_there_is_a_text(self) -> None:
-        assert isinstance(length_figure(LengthCurves(EMPTY, EMPTY, EMPTY, EMPTY)), Missing)
+    @given(st.lists(st.floats(-1, 1), min_size=1, max_size=1000), st.integers(1, 50))
+    def test_columns_keep_the_extremes_and_the_mean_lies_between(self, values: list[float], stride: int) -> None:
+        steps, means, low, high = columns_of(Curve(range(0, stride * len(values), stride), values))
+        assert len(steps) == len(means) <= max(MOST_COLUMNS, 1)
+        assert (min(low), max(high)) == (min(values), max(values))
+        assert all(a - 1e-12 <= mean <= b + 1e-12 for a, mean, b in zip(low, means, high, strict=True))
+        assert list(steps) == sorted(set(steps))
 
 
 class TestLearningRate:
@@ -159,34 +136,6 @@ class TestLearningRate:
 
     def test_without_advice_there_is_a_text(self) -> None:
         assert isinstance(learning_rate_figure(None), Missing)
-
-
-class TestPanels:
-    def test_a_panel_without_values_is_left_out_and_named(self) -> None:
-        panels = [Panel("reward", Curve([1, 2], [0.1, 0.2])), Panel("entropy", Curve([1], [None]))]
-        figure = drawn(panels_figure("Signals", "As logged.", panels, why_missing="none"))
-        assert [trace["name"] for trace in figure.traces] == ["reward"]
-        assert figure.caption == "As logged. Not logged by this run: entropy."
-
-    def test_without_any_panel_there_is_a_text(self) -> None:
-        figure = panels_figure("Signals", "", [Panel("reward", EMPTY)], why_missing="This run logs nothing.")
-        assert figure == Missing("Signals", "This run logs nothing.")
-
-    def test_rows_do_not_overlap_and_share_the_step_axis(self) -> None:
-        panels = [Panel(str(number), Curve([1, 2], [1.0, 2.0])) for number in range(4)]
-        figure = drawn(panels_figure("Signals", "", panels, why_missing=""))
-        axes = ["yaxis", "yaxis2", "yaxis3", "yaxis4"]
-        domains = sorted(tuple(figure.layout[axis]["domain"]) for axis in axes)
-        assert domains[0][0] == pytest.approx(0.0)
-        assert domains[-1][1] == 1.0
-        assert all(below[1] < above[0] for below, above in pairwise(domains))
-        assert figure.layout["xaxis"]["anchor"] == "y4"
-
-    @pytest.mark.parametrize(("largest", "shown"), [(0.15, [0.01, 0.1]), (0.005, [0.01]), (0.0001, [])])
-    def test_a_threshold_is_drawn_where_the_curve_comes_near_it(self, largest: float, shown: list[float]) -> None:
-        panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), warning_above=0.01, critical_above=0.1)
-        figure = drawn(panels_figure("Tails", "", [panel], why_missing=""))
-        assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
 
 
 class TestBuckets:
@@ -327,12 +276,42 @@ def test_non_finite_values_never_reach_the_browser(value: float) -> None:
 class TestChanges:
     def test_each_of_the_newest_changes_is_a_line_and_the_caption_says_what_changed(self) -> None:
         figure = Figure("k3", "Caption.", "summary", [], {"shapes": [{"type": "rect"}]})
-        marks = [Mark(step, f"engine.dtype {step} → {step + 1}") for step in range(MOST_MARKS + 2)]
-        found = drawn(with_changes(figure, marks))
-        assert [shape.get("x0") for shape in found.layout["shapes"]] == [None, *range(2, MOST_MARKS + 2)]
+        marks = [Mark(step, f"engine.dtype {step} → {step + 1}") for step in range(MOST_CHANGES + 2)]
+        found = drawn(marked(figure, marks, []))
+        assert [shape.get("x0") for shape in found.layout["shapes"]] == [None, *range(2, MOST_CHANGES + 2)]
         assert found.caption.startswith("Caption. Dotted: changes at step 49, engine.dtype 49 → 50; ")
-        assert found.caption.endswith("; and 49 earlier ones.")
 
-    def test_a_run_without_changes_has_the_figure_as_it_was(self) -> None:
-        figure = Figure("k3", "Caption.", "summary", [])
-        assert with_changes(figure, []) is figure
+    def test_alerts_are_marks_on_the_axis_the_gravest_above_the_others(self) -> None:
+        marks = [Mark(5, "rise", "critical"), Mark(5, "rise", "warning"), Mark(9, "rise", "warning")]
+        found = drawn(marked(Figure("k3", "Caption.", "", []), marks, [Mark(3, "attempt 2")]))
+        ticks = [shape for shape in found.layout["shapes"] if shape.get("y1") != 1]
+        colours = {tick["x0"]: tick["line"]["color"] for tick in ticks}
+        assert colours == {5: "var(--critical)", 9: "var(--warning)"}
+        assert found.layout["annotations"][0]["text"] == "attempt 2"
+        assert found.caption == "Caption. Marks on the axis: alerts."
+
+
+class TestOverview:
+    def test_panels_share_the_steps_and_say_their_newest_value(self) -> None:
+        panels = [
+            Panel("Reward", Curve([1, 2], [0.1, 0.25])), Panel("Entropy", EMPTY),
+            Panel("k3", Curve([1, 2], [1e-5, 0.0]), logarithmic=True, lines={"warning": (1e-4, "var(--warning)")}),
+        ]  # fmt: skip
+        figure = drawn(overview_figure("All", "Caption.", panels, [Mark(2, "x", "critical")], why_missing=""))
+        assert figure.layout["panels"] == 2
+        assert figure.layout["xaxis2"]["matches"] == "x"
+        assert [each["text"] for each in figure.layout["annotations"]] == ["Reward  <b>0.25</b>", "k3  <b>0</b>"]
+        assert figure.caption == "Caption. Not logged: Entropy."
+        assert "Reward: 0.25 at step 2, between 0.1 (step 1) and 0.25 (step 2)." in figure.summary
+        assert figure.traces[-1]["y"] == [1e-5], "a log axis cannot show 0"
+
+    @pytest.mark.parametrize(("largest", "shown"), [(0.15, [0.01, 0.1]), (0.005, [0.01]), (0.0001, [])])
+    def test_a_threshold_is_drawn_where_the_curve_comes_near_it(self, largest: float, shown: list[float]) -> None:
+        lines = {"warning": (0.01, "var(--warning)"), "critical": (0.1, "var(--critical)")}
+        panel = Panel("F(2)", Curve([1, 2], [0.0, largest]), lines=lines)
+        figure = drawn(overview_figure("Tails", "", [panel], [], why_missing=""))
+        assert [shape["y0"] for shape in figure.layout["shapes"]] == shown
+
+    def test_nothing_to_show_is_said(self) -> None:
+        found = overview_figure("All", "", [Panel("Reward", EMPTY)], [], why_missing="No step is closed yet.")
+        assert isinstance(found, Missing)

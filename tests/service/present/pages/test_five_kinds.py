@@ -1,4 +1,4 @@
-"""Five kinds of run are shown right, also before any script runs: the verdict, and the tiles of the first screen."""
+"""Five kinds of run are shown right, also before any script runs: the verdict of the first screen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 from playwright.sync_api import Browser
 
 from foreshock.ranges import required_range
-from foreshock_service.present.pages.figures.trends import Band
-from foreshock_service.present.pages.presenters.alerts import disjoint
 from tests.service.present.pages.conftest import Fleet
 from tests.service.present.pages.fleet import KINDS, SILENT_FROM, SILENT_RANK
 
@@ -44,10 +42,11 @@ def test_page_has_the_sentence_of_the_api(fleet: Fleet, name: str) -> None:
 
 def test_mixture_of_experts_is_judged_by_its_own_range(fleet: Fleet) -> None:
     page = fleet.http.get(fleet.address("experts")).text
+    overview = fleet.http.get(f"/pages/runs/{fleet.ids['experts']}/figures/overview.json").json()
     k3 = statistics.median(list(fleet.measured("experts", "trainer/rollout", "k3_kl").values())[-10:])
     dense, experts = required_range("k3_kl", "dense"), required_range("k3_kl", "moe")
     assert (dense.verdict(k3), experts.verdict(k3)) == ("warning", "healthy")
-    assert f"healthy {experts.healthy}" in page
+    assert f"{experts.healthy} is healthy" in overview["caption"]
     assert "No open alert" in page
 
 
@@ -59,8 +58,7 @@ def test_list_marks_what_is_ill_and_nothing_else(fleet: Fleet) -> None:
         assert fleet.get(name, "diagnosis")["headline"] in html.unescape(text)
     assert "steps incomplete" in texts["incomplete"]
     for name in ("learning", "experts"):
-        assert "badge warning" not in texts[name]
-        assert "badge critical" not in texts[name]
+        assert 'class="dot healthy' in texts[name]
 
 
 @pytest.mark.slow
@@ -75,13 +73,3 @@ def test_verdict_is_on_the_first_screen_without_javascript(fleet: Fleet, browser
     assert box is not None
     assert box["y"] + box["height"] < 844
     context.close()
-
-
-def test_bands_of_alerts_do_not_cover_each_other() -> None:
-    bands = [Band(5, 20, "warning"), Band(8, 20, "warning"), Band(10, 12, "critical"), Band(30, 30, "warning")]
-    assert disjoint(bands) == [
-        Band(5, 10, "warning"),
-        Band(10, 12, "critical"),
-        Band(12, 20, "warning"),
-        Band(30, 31, "warning"),
-    ]

@@ -25,7 +25,7 @@ PLOTS_OF_A_RUN = {
     "learning-rate": "multiplies",
     "buckets": "trainer/rollout at step 12",
     "heat-map": "mean |d| of the tokens of each bucket",
-    "signals": "gradient norm",
+    "overview": "each place shows the mean",
     "tails": "F(2)",
 }
 
@@ -40,23 +40,21 @@ def test_the_list_shows_runs_with_their_mismatch_and_their_advice(site: Site) ->
     page = site.http.get("/").raise_for_status().text
     assert f'href="{site.run.address}"' in page
     assert site.run.name in page
-    assert re.search(
-        r'data-column="k3" class="number">[\d.]+e-5<br class="minor"><span class="interval[^>]+>[\d.]+e-5 to [\d.e-]+<',
-        page,
-    )
-    assert "× 1, shadow" in page
+    row = page[page.index(site.run.id) :].partition("</tr>")[0]
+    assert re.search(r'data-column="k3"><svg.*?</svg><span>[\d.]+e-5<', row)
+    assert re.search(r'data-column="rate">1<span class="muted" title="shadow mode', row)
 
 
 def test_list_of_runs_is_paged(http: httpx.Client) -> None:
-    for number in range(27):
+    for number in range(52):
         http.post("/v1/runs", json={"key": f"run {number:02}"}).raise_for_status()
     first = http.get("/").text
-    (older,) = re.findall(r'href="(/\?cursor=[^"]+)"', first)
-    second = http.get(older).raise_for_status().text
-    names = re.findall(r">(run \d\d)</a>", first), re.findall(r">(run \d\d)</a>", second)
-    assert (len(names[0]), len(names[1])) == (25, 2)
+    (following,) = re.findall(r'href="([^"]+)" rel="next"', first)
+    second = http.get(following).raise_for_status().text
+    names = re.findall(r"<bdi>(run \d\d)<", first), re.findall(r"<bdi>(run \d\d)<", second)
+    assert (len(names[0]), len(names[1])) == (50, 2)
     assert not set(names[0]) & set(names[1])
-    assert "?cursor=" not in second
+    assert 'rel="next"' not in second
 
 
 def test_run_page_has_its_description_advice_and_every_plot(site: Site) -> None:
@@ -68,11 +66,12 @@ def test_run_page_has_its_description_advice_and_every_plot(site: Site) -> None:
         "running",
         "Newest closed step",
         "shadow mode: the trainer gets 1.0",
+        "Every logged scalar",
     ):
         assert text in page, text
     addresses = re.findall(r'data-figure="([^"]+)"', page)
     assert addresses == [f"/pages/runs/{site.run.id}/figures/{name}.json" for name in RUN_PLOTS]
-    assert "No probe yet" in page
+    assert "No probe yet" in site.http.get(f"/pages/runs/{site.run.id}/probes").text
 
 
 @pytest.mark.parametrize(("name", "caption"), PLOTS_OF_A_RUN.items())
@@ -114,7 +113,7 @@ def test_page_of_a_replayed_run_has_the_attribution(site: Site) -> None:
 
 
 def test_probes_are_listed_with_their_state_their_scorers_and_their_worker(site: Site) -> None:
-    page = site.http.get(site.replayed.address).text
+    page = site.http.get(f"/pages/runs/{site.replayed.id}/probes").text
     assert "torch.float32, torch.trainer, vllm.prefill" in page
     assert '<span class="badge good">done</span>' in page
     assert '<td data-column="Worker">w1</td>' in page
@@ -142,7 +141,7 @@ def test_a_step_shows_measures_neighbours_and_worst_tokens(site: Site) -> None:
     assert re.findall(r'data-figure="[^"]+/([a-z-]+)\.json"', page) == list(STEP_PLOTS)
     assert "This step was not replayed" in page
     assert 'id="tokens-title"' in page
-    corrections, tokens_address = re.findall(r'data-fragment="([^"]+)"', page)
+    tokens_address, corrections = re.findall(r'data-fragment="([^"]+)"', page)
     assert corrections.endswith("/corrections")
     tokens = site.http.get(tokens_address).raise_for_status().text
     worst, _, rollouts = tokens.partition("Worst rollouts")
@@ -160,7 +159,7 @@ def test_the_first_and_the_last_step_have_one_neighbour(site: Site) -> None:
     [
         ("/runs/run_nowhere", 404, "there is no run run_nowhere"),
         ("/runs/{run}/steps/99", 404, "the run has no rollouts of step 99"),
-        ("/?cursor=nonsense", 422, "the cursor is not from this list: start without a cursor"),
+        ("/alerts?cursor=nonsense", 422, "the cursor is not from this list: start without a cursor"),
     ],
 )
 def test_an_error_of_a_page_is_a_page(site: Site, path: str, status: int, words: str) -> None:
@@ -168,6 +167,17 @@ def test_an_error_of_a_page_is_a_page(site: Site, path: str, status: int, words:
     assert answer.status_code == status
     assert answer.headers["content-type"].startswith("text/html")
     assert words in answer.text
+
+
+def test_unknown_address_is_a_page_for_a_browser_and_a_problem_for_others(site: Site) -> None:
+    for address in ("/nowhere", "/runs", "/static/nothing.js"):
+        page = site.http.get(address, headers={"Accept": "text/html,*/*"})
+        assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "There is no such page" in page.text
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert site.http.get(address).headers["content-type"] == "application/problem+json"
+    answer = site.http.get("/v1/nowhere", headers={"Accept": "text/html,*/*"})
+    assert answer.headers["content-type"] == "application/problem+json"
 
 
 def test_an_error_of_a_figure_is_a_problem(site: Site) -> None:
@@ -284,20 +294,26 @@ class TestForms:
         assert (answer.status_code, answer.headers["location"]) == (303, run.address)
         page = http.get(run.address).text
         assert '<span class="badge">acknowledged</span>' in page
-        http.post(f"{form}/resolve", data={"csrf_token": token_of(page)})
+        assert http.post(f"{form}/resolve", data={"csrf_token": token_of(page)}).status_code == 422, "why?"
+        reason = {"csrf_token": token_of(page), "reason": "a known step"}
+        http.post(f"{form}/resolve", data=reason)
+        audit = http.get("/v1/audit", params={"limit": 1}).raise_for_status().json()["items"]
+        assert audit[0]["after"] == {"state": "resolved", "reason": "a known step"}
         assert f"{form}/resolve" not in http.get(run.address).text
 
     def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:
         page = http.get(own_run.address).text
         for kind, phase in (("hold", "held by an operator"), ("release", "warming")):
-            answer = http.post(f"{own_run.forms}/advice", data={"kind": kind, "csrf_token": token_of(page)})
+            answer = http.post(
+                f"{own_run.forms}/advice", data={"kind": kind, "reason": "a test", "csrf_token": token_of(page)}
+            )
             assert (answer.status_code, answer.headers["location"]) == (303, own_run.address)
             page = http.get(own_run.address).text
             assert phase in page
 
     def test_operator_form_switches_to_apply_mode(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
-        http.post(f"{own_run.forms}/advice", data={"kind": "apply", "csrf_token": token})
+        http.post(f"{own_run.forms}/advice", data={"kind": "apply", "reason": "ready", "csrf_token": token})
         assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
         page = http.get(own_run.address).text
         assert "apply mode: sent to trainers that ask" in page
@@ -310,13 +326,13 @@ class TestForms:
 
     def test_decision_that_changes_nothing_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
-        answer = http.post(f"{own_run.forms}/advice", data={"kind": "release", "csrf_token": token})
+        answer = http.post(f"{own_run.forms}/advice", data={"kind": "release", "reason": "a test", "csrf_token": token})
         assert answer.status_code == 409
         assert "not held" in answer.text
 
     @pytest.mark.parametrize("token", ["", "0" * 64])
     def test_form_without_its_token_is_refused(self, http: httpx.Client, own_run: SentRun, token: str) -> None:
-        answer = http.post(f"{own_run.forms}/advice", data={"kind": "hold", "csrf_token": token})
+        answer = http.post(f"{own_run.forms}/advice", data={"kind": "hold", "reason": "a test", "csrf_token": token})
         assert answer.status_code == 403
         assert http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["phase"] != "held"
 
@@ -364,7 +380,9 @@ class TestSessions:
         page = http.get(f"/runs/{run}").raise_for_status().text
         assert "Sign out" in page
         assert f'action="/runs/{run}/advice"' not in page
-        answer = http.post(f"/runs/{run}/advice", data={"kind": "hold", "csrf_token": token_of(page)})
+        answer = http.post(
+            f"/runs/{run}/advice", data={"kind": "hold", "reason": "a test", "csrf_token": token_of(page)}
+        )
         assert answer.status_code == 403
         assert "lacks the scope" in answer.text
 
@@ -434,4 +452,19 @@ def test_run_page_and_its_curves_tell_of_changes(http: httpx.Client) -> None:
         figure = http.get(f"/pages/runs/{sender.run}/figures/{name}.json").raise_for_status().json()
         if "missing" not in figure:
             lines = [each for each in figure["layout"].get("shapes", []) if each.get("line", {}).get("dash") == "dot"]
-            assert [each["x0"] for each in lines] == ([1, 2] if plot.over_steps else [])
+            assert {each["x0"] for each in lines} == ({1, 2} if plot.over_steps else set())
+
+
+def test_tags_note_and_baseline_are_set_on_the_page_and_shown_in_the_list(http: httpx.Client, own_run: SentRun) -> None:
+    other = send_run(http, "other", steps=1)
+    token = token_of(http.get(own_run.address).text)
+    form = {"tags": "ablation, ablation, lr", "note": " <b>why</b> ", "baseline": "other", "csrf_token": token}
+    http.post(f"{own_run.forms}/notes", data=form)
+    run = http.get(f"/v1/runs/{own_run.id}").json()
+    assert (run["tags"], run["note"], run["baseline"]) == (["ablation", "lr"], "<b>why</b>", other.id)
+    page = http.get(own_run.address).text
+    assert "&lt;b&gt;why&lt;/b&gt;" in page
+    assert f"/compare?run={own_run.id}&amp;run={other.id}" in page
+    names = re.findall(r"<bdi>([^<]+)</bdi>", http.get("/", params={"tag": "lr"}).text)
+    assert names == [own_run.name]
+    assert http.post(f"{own_run.forms}/notes", data=form | {"baseline": "nowhere"}).status_code == 404

@@ -1,0 +1,188 @@
+"""Small multiples of a run over one step axis, and curves of long runs as mean and range."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foreshock_service.present.pages.figures.drawing import (
+    CRITICAL,
+    INK,
+    MUTED,
+    SERIES,
+    SERIES_BAND,
+    WARNING,
+    Curve,
+    Figure,
+    Json,
+    Missing,
+    line,
+    scientific,
+    vertical_marker,
+)
+
+MOST_COLUMNS = 280
+"""Pixel columns of a panel: a longer curve shows of each column the mean and the range."""
+MOST_CHANGES = 50
+_TONES = {"critical": CRITICAL, "warning": WARNING}
+_TICK = 0.07
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A curve with its name, and horizontal lines by name: thresholds, a baseline."""
+
+    name: str
+    curve: Curve
+    logarithmic: bool = False
+    lines: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    """By name: the value and the colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A step at which something happened, and what, in a few words; `severity` of an alert, else empty."""
+
+    step: int
+    text: str
+    severity: str = ""
+
+
+def columns_of(curve: Curve) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Return step, mean, least and largest of each pixel column; a short curve has a column for each step."""
+    points = curve.points()
+    steps, values = (np.array([point[part] for point in points], dtype=float) for part in (0, 1))
+    if len(points) <= MOST_COLUMNS:
+        return steps.tolist(), values.tolist(), values.tolist(), values.tolist()
+    span = steps[-1] - steps[0] + 1
+    starts = np.unique(((steps - steps[0]) * MOST_COLUMNS // span).astype(int), return_index=True)[1]
+    counts = np.diff(np.append(starts, steps.size))
+    means = np.add.reduceat(values, starts) / counts
+    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    return steps[starts + counts // 2].tolist(), means.tolist(), low.tolist(), high.tolist()
+
+
+def overview_figure(
+    title: str, caption: str, panels: Sequence[Panel], marks: Sequence[Mark], *, why_missing: str
+) -> Figure | Missing:
+    """Return a panel for each curve that has a value; the page places them. Every panel shows the same steps."""
+    shown = [panel for panel in panels if panel.curve]
+    if not shown:
+        return Missing(title, why_missing)
+    traces: list[Json] = []
+    layout: Json = {"shapes": [], "annotations": [], "showlegend": False, "panels": len(shown)}
+    for number, panel in enumerate(shown, start=1):
+        axis = "" if number == 1 else str(number)
+        # Plain axes: the panels share the step axis, whose title is in the caption.
+        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "rangemode": "normal", "tickformat": "d", "nticks": 6} | (
+            {"matches": "x"} if axis else {}
+        )
+        layout[f"yaxis{axis}"] = {"anchor": f"x{axis}", "nticks": 4, "exponentformat": "e"} | (
+            _log_axis(panel.curve) if panel.logarithmic else {}
+        )
+        traces += _traces(panel, axis)
+        layout["annotations"].append(_name(panel, axis))
+        layout["shapes"] += [*_lines(panel, axis), *shapes_of(marks, axis)]
+    absent = [panel.name for panel in panels if not panel.curve]
+    words = [caption, f"Not logged: {', '.join(absent)}." if absent else ""]
+    return Figure(title, " ".join(filter(None, words)), _summary(shown), traces, layout, height=150)
+
+
+def _log_axis(curve: Curve) -> Json:
+    positive = [value for _, value in curve.points() if value > 0]
+    if not positive:
+        return {}
+    # Labels at 1, 2 and 5 of each decade, or at each decade.
+    return {"type": "log", "dtick": "D2" if max(positive) < 30 * min(positive) else 1}
+
+
+def _traces(panel: Panel, axis: str) -> list[Json]:
+    """Return the mean, above a band of the range if the curve is long."""
+    steps, means, low, high = columns_of(panel.curve)
+    if panel.logarithmic:
+        kept = [at for at, mean in enumerate(means) if mean > 0]
+        steps, means, low, high = ([each[at] for at in kept] for each in (steps, means, low, high))
+        low = [least if least > 0 else mean for least, mean in zip(low, means, strict=True)]
+    on = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
+    mean = line(Curve([int(step) for step in steps], means), panel.name, SERIES[0], hovertemplate="%{y:.4g}", **on)
+    mean["line"]["width"] = 1.6
+    if low == high:
+        return [mean]
+    edge = {"type": "scatter", "mode": "lines", "x": mean["x"], "line": {"width": 0}, "hoverinfo": "skip", **on}
+    return [
+        {**edge, "name": f"{panel.name}, least", "y": low},
+        {**edge, "name": f"{panel.name}, largest", "y": high, "fill": "tonexty", "fillcolor": SERIES_BAND},
+        mean,
+    ]
+
+
+def _name(panel: Panel, axis: str) -> Json:
+    newest = panel.curve.points()[-1][1]
+    return {
+        "xref": f"x{axis} domain", "x": 0, "xanchor": "left", "yref": f"y{axis} domain", "y": 1.0, "yanchor": "bottom",
+        "text": f"{panel.name}  <b>{scientific(newest)}</b>", "showarrow": False, "font": {"size": 12, "color": INK},
+    }  # fmt: skip
+
+
+def _lines(panel: Panel, axis: str) -> list[Json]:
+    largest = max(value for _, value in panel.curve.points())
+    return [
+        {
+            "type": "line", "layer": "below", "xref": f"x{axis} domain", "x0": 0, "x1": 1, "yref": f"y{axis}",
+            "y0": level, "y1": level, "line": {"color": colour, "width": 1, "dash": "dash"}, "name": name,
+        }
+        for name, (level, colour) in panel.lines.items()
+        # A threshold far above the curve would flatten it; the caption names it.
+        if largest >= level / (30 if panel.logarithmic else 5)
+    ]  # fmt: skip
+
+
+def shapes_of(marks: Sequence[Mark], axis: str = "") -> list[Json]:
+    """Return a short mark on the axis for each alert, a dotted line for every other mark."""
+    alerts = {mark.step: mark for mark in sorted(marks, key=lambda each: each.severity == "critical") if mark.severity}
+    others = [mark for mark in marks if not mark.severity][-MOST_CHANGES:]
+    return [
+        {
+            "type": "line", "layer": "above" if mark.severity else "below", "xref": f"x{axis}",
+            "x0": mark.step, "x1": mark.step, "yref": f"y{axis} domain", "y0": 0, "y1": _TICK if mark.severity else 1,
+            "line": {"color": _TONES.get(mark.severity, MUTED), "width": 3} if mark.severity
+            else {"color": MUTED, "width": 1.2, "dash": "dot"},
+        }
+        for mark in (*alerts.values(), *others)
+    ]  # fmt: skip
+
+
+def marked(figure: Figure, marks: Sequence[Mark], named: Sequence[Mark]) -> Figure:
+    """Return a figure over steps with marks, and with a dashed line and its name at each of `named`."""
+    layout = {
+        **figure.layout,
+        "shapes": [*figure.layout.get("shapes", []), *shapes_of(marks)],
+        "annotations": list(figure.layout.get("annotations", [])),
+    }
+    for at, mark in enumerate(named):
+        # At three heights: the names of steps that lie close together would cover each other.
+        shape, label = vertical_marker(mark.step, mark.text, MUTED, row=0.08 + 0.08 * (at % 3))
+        layout["shapes"].append(shape)
+        layout["annotations"].append(label)
+    caption = f"{figure.caption} {legend_of(marks)}".strip()
+    return Figure(figure.title, caption, figure.summary, figure.traces, layout, figure.height, figure.columns)
+
+
+def legend_of(marks: Sequence[Mark]) -> str:
+    """Return what the marks of a figure mean."""
+    changes = [mark for mark in marks if not mark.severity]
+    named = "; ".join(f"step {mark.step}, {mark.text}" for mark in changes[-3:])
+    words = ["Marks on the axis: alerts."] if len(changes) < len(marks) else []
+    return " ".join([*words, f"Dotted: changes at {named}."] if changes else words)
+
+
+def _summary(panels: Sequence[Panel]) -> str:
+    sentences = []
+    for panel in panels:
+        points = panel.curve.points()
+        low, high = min(points, key=lambda each: each[1]), max(points, key=lambda each: each[1])
+        sentences.append(
+            f"{panel.name}: {scientific(points[-1][1])} at step {points[-1][0]}, between {scientific(low[1])} "
+            f"(step {low[0]}) and {scientific(high[1])} (step {high[0]})."
+        )
+    return " ".join(sentences)

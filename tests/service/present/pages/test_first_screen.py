@@ -1,0 +1,86 @@
+"""The first screen of a run shows what was measured, and operators' actions only where they mean something."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
+from tests.service.present.pages.conftest import SentRun, Site, send_run
+
+
+def summary_of(http: httpx.Client, run: SentRun) -> str:
+    """Return what the small multiples say to a reader who does not see them."""
+    found = http.get(f"/pages/runs/{run.id}/figures/overview.json").raise_for_status().json()
+    return str(found.get("summary") or found["missing"])
+
+
+def test_small_multiples_have_the_newest_values_and_the_extremes_of_all_steps(site: Site) -> None:
+    query = {"comparison": "rollout", "measure": ["response_length_mean", "reward_mean"]}
+    columns = site.http.get(f"/v1/runs/{site.run.id}/measurements", params=query).json()["columns"]
+    summary = summary_of(site.http, site.run)
+    for name, values in (("Response length", columns["response_length_mean"]), ("Reward", columns["reward_mean"])):
+        low, high = min(values), max(values)
+        assert f"{name}: {scientific(values[-1])} at step 12, between {scientific(low)} (step " in summary
+        assert f"and {scientific(high)} (step {columns['step'][values.index(high)]})" in summary
+    assert "Mismatch, k3: " in summary
+    assert "Learning rate ×: 1 at step 12" in summary
+
+
+def test_run_without_a_step_says_so(http: httpx.Client) -> None:
+    run = send_run(http, "empty", steps=0)
+    assert summary_of(http, run).startswith("No step is closed yet, and no scalar is one of reward, ")
+    assert "none yet" in http.get(run.address).text
+
+
+def test_reward_that_only_the_trainer_reports_is_shown(http: httpx.Client) -> None:
+    run = send_run(http, "reporting", steps=0)
+    for step, reward in ((1, 0.25), (2, 0.75)):
+        values = {"values": {"train/reward": reward, "custom/mine": 3.5}}
+        http.put(f"/v1/runs/{run.id}/steps/{step}/scalars", json=values).raise_for_status()
+    assert "Reward: 0.75 at step 2, between 0.25 (step 1) and 0.75 (step 2)." in summary_of(http, run)
+
+
+def test_every_logged_scalar_is_reachable(http: httpx.Client) -> None:
+    run = send_run(http, "custom", steps=1)
+    http.put(f"/v1/runs/{run.id}/steps/1/scalars", json={"values": {"custom/a&b": 3.5}}).raise_for_status()
+    chooser = http.get(f"/pages/runs/{run.id}/scalars").raise_for_status().text
+    addresses = dict(re.findall(r'<option value="([^"]+)">([^<]+)</option>', chooser))
+    assert set(addresses.values()) == {"custom/a&amp;b", "grad_norm"}
+    (address,) = [each for each, name in addresses.items() if name.startswith("custom")]
+    assert http.get(address).json()["data"][0]["y"] == [3.5]
+
+
+def test_part_of_the_steps_is_drawn_in_more_detail(http: httpx.Client) -> None:
+    run = send_run(http, "long", steps=0)
+    for step in range(1, 601):
+        values = {"values": {"reward": step / 600}}
+        http.put(f"/v1/runs/{run.id}/steps/{step}/scalars", json=values).raise_for_status()
+    address = f"/pages/runs/{run.id}/figures/overview.json"
+    names = [trace["name"] for trace in http.get(address).json()["data"] if trace["name"].startswith("Reward")]
+    assert names == ["Reward, least", "Reward, largest", "Reward"]
+    part, *_ = http.get(address, params={"from_step": 101, "to_step": 110}).json()["data"]
+    assert (part["name"], part["x"]) == ("Reward", list(range(101, 111)))
+
+
+def test_run_that_has_ended_offers_no_action_on_its_learning_rate(http: httpx.Client) -> None:
+    run = send_run(http, "ended", steps=2)
+    assert 'name="kind" value="hold"' in http.get(run.address).text
+    http.patch(f"/v1/runs/{run.id}", json={"state": "finished"}).raise_for_status()
+    assert 'name="kind"' not in http.get(run.address).text
+
+
+def test_sparklines_share_one_scale_and_need_two_points() -> None:
+    paths = spark_paths({"low": [(0, 0.0), (59, 1.0)], "high": [(0, 3.0), (59, 4.0)], "one": [(3, 1.0)]})
+    assert paths == {"low": "M0 22.0L59 17.0", "high": "M0 7.0L59 2.0"}
+    assert spark_paths({"k3": [(0, 0.0), (1, 1e-5)]}, logarithmic=True) == {}
+
+
+@given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=50), st.booleans())
+def test_sparkline_stays_inside_its_box(values: list[float], logarithmic: bool) -> None:
+    path = spark_paths({"": list(enumerate(values))}, logarithmic=logarithmic).get("", "")
+    for _, y in re.findall(r"([\d.]+) (-?[\d.]+)", path):
+        assert 0 <= float(y) <= 24
