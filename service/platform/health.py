@@ -22,6 +22,7 @@ from sqlalchemy import Select, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
 from foreshock.api.service import (
     BacklogRecord,
     DatabaseRecord,
@@ -324,14 +325,12 @@ async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | 
 def _jobs(figures: ServiceFigures) -> tuple[ServiceJobRecord, ...]:
     records = sorted(figures.job_records.items())
     return tuple(
-        ServiceJobRecord(
+        from_attributes(
+            ServiceJobRecord,
+            record,
             name=name,
             holder=jobs.process_name(),
             is_running=record.started_at_us is not None and record.finished_at_us is None,
-            runs=record.runs,
-            started_at_us=record.started_at_us,
-            finished_at_us=record.finished_at_us,
-            error=record.error,
         )
         for name, record in records
     )

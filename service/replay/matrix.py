@@ -171,14 +171,12 @@ def _cell_read(
 ) -> MatrixCellRecord:
     seconds = measured.seconds_per_token.get(cell.id) if measured is not None else None
     found = _measures_of(measured, reference.id if reference is not None else "", cell.id)
-    return MatrixCellRecord(
+    return from_attributes(
+        MatrixCellRecord,
+        cell,
         probe=cell.id,
-        scorer=cell.scorer,
-        options=cell.options,
         changed=changed,
-        hardware=cell.hardware,
         state=JobState(cell.job.state).value,
-        reason=cell.reason,
         against_reference=_mismatch(found, scorers.REFERENCE, cell.scorer) if found is not None else None,
         seconds_per_token=json_values.number_or_nan(seconds),
     )
@@ -190,13 +188,7 @@ def _measures_of(measured: MeasuredCells | None, target: str, behaviour: str) ->
 
 
 def _mismatch(found: CellMeasures, target: str, behaviour: str) -> MismatchRecord:
-    return MismatchRecord(
-        comparison=comparisons.comparison_name(target, behaviour),
-        k3_kl=found.k3_kl,
-        low=found.low,
-        high=found.high,
-        mean_abs_d=found.mean_abs_d,
-    )
+    return from_attributes(MismatchRecord, found, comparison=comparisons.comparison_name(target, behaviour))
 
 
 def _pair_reads(

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, aliased
 
 from foreshock import page_addresses, retry, severity
 from foreshock.api.diagnosis import RunVerdict
-from foreshock.severity import severity_rank
+from foreshock.api.records import from_attributes
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Alert, Notification, Run, new_identifier
@@ -170,22 +170,12 @@ def _settle(session: Session, target: NotificationTarget, sent: Notification, fa
 
 
 def _message(row: Notification, alert: Alert, run: Run, said: RunVerdict, page_root: str) -> Message:
-    return Message(
+    return from_attributes(
+        Message,
+        alert,
         id=row.id,
         change=row.change,
         alert_id=alert.id,
-        rule=alert.rule,
-        severity=next(each for each in severity.SEVERITIES if each == alert.severity),
-        state=alert.state,
-        attempt=alert.attempt,
-        step=alert.step,
-        cleared_step=alert.cleared_step,
-        value=alert.value,
-        threshold=alert.threshold,
-        why=alert.why,
-        what_to_do=alert.what_to_do,
-        opened_at_us=alert.opened_at_us,
-        changed_at_us=alert.changed_at_us,
         run_id=run.id,
         run_key=run.key,
         project=run.project,
@@ -239,7 +229,7 @@ def is_told_by_episode(session: Session, target: str, alert: Alert) -> bool:
     )
     return any(
         (other.evidence.get("cause"), other.evidence.get("episode")) == episode
-        and severity_rank(other.severity) <= severity_rank(alert.severity)
+        and severity.severity_rank(other.severity) <= severity.severity_rank(alert.severity)
         for other in session.scalars(told)
     )
 
