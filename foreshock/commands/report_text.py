@@ -32,7 +32,7 @@ from foreshock.commands.text import (
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.learning_rate.advice import effect_in_words
-from foreshock.measures.estimators.reliability import effective_of_all, interval_warning
+from foreshock.measures.estimators.bootstrap import effective_of_all, interval_warning
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.model_kind import MODEL_KIND_NAMES, UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import required_range

@@ -6,10 +6,9 @@ evidence of shards merges, and the merged evidence is checked like that of one b
 
 from __future__ import annotations
 
-from foreshock.lint.catalogue import CHECKS
 from foreshock.lint.checks import run_checks
 from foreshock.lint.evidence import LintEvidence, collect_evidence
-from foreshock.lint.report import CheckResult, Example, LintReport, LintWarning
+from foreshock.lint.report import CHECKS, CheckResult, Example, LintReport, LintWarning
 from foreshock.model_kind import ModelKind
 from foreshock.rollouts.batch import RolloutBatch
 

@@ -14,16 +14,14 @@ import numpy as np
 
 from foreshock.lint.after_id import check_after_id
 from foreshock.lint.alignment import check_log_base, check_shift, check_temperatures, check_trainer_temperature
-from foreshock.lint.catalogue import CHECKS
-from foreshock.lint.duplicates import check_duplicates
 from foreshock.lint.evidence import LintEvidence
-from foreshock.lint.learning_signal import check_responses, check_reward_spread
 from foreshock.lint.missing_log_probs import check_masked_values, check_missing_engine, check_missing_trainer
 from foreshock.lint.pairs import check_clipping, check_identical, check_k3_per_entropy, check_mean_ratio
 from foreshock.lint.places import check_evenness, check_places
-from foreshock.lint.report import CheckResult, Clean, Finding, LintReport, LintWarning, NotChecked, Outcome
+from foreshock.lint.report import CHECKS, CheckResult, Clean, Finding, LintReport, LintWarning, NotChecked, Outcome
 from foreshock.lint.sampling import check_declaration, check_sampling
 from foreshock.lint.values import check_finite, check_rounding, check_signs, columns_without_log_probs
+from foreshock.lint.whole_rollouts import check_duplicates, check_responses, check_reward_spread
 from foreshock.model_kind import ModelKind
 from foreshock.severity import severity_rank
 

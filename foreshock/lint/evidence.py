@@ -26,14 +26,13 @@ from foreshock.lint.counting import (
     keys_of_texts,
     no_rewards,
 )
-from foreshock.lint.duplicates import RolloutHashes, hash_rollouts
-from foreshock.lint.learning_signal import count_learning_signal
 from foreshock.lint.missing_log_probs import MissingByTokenId, count_masked_values, missing_by_token_id
 from foreshock.lint.pairs import count_pairs
 from foreshock.lint.places import PlaceSums, sum_places
 from foreshock.lint.report import Example
 from foreshock.lint.sampling import count_sampling_parameters, sum_surprisals
 from foreshock.lint.values import count_rounding, count_values
+from foreshock.lint.whole_rollouts import RolloutHashes, count_learning_signal, hash_rollouts
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch

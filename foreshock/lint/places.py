@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums, keys_of_texts
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
-from foreshock.measures.statistics.derived_columns import lag_of_tokens, truncated_rollouts
+from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.rollouts.arrays import take_rows

@@ -8,8 +8,7 @@ from foreshock.measures.estimators.attribution import Attribution, Link, attribu
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.registry import MEASURES, Measure, measure_named
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.measures.statistics.bucket_sums import BucketTable
-from foreshock.measures.statistics.conditions import BUCKET_EDGES, CONDITIONS, Condition
+from foreshock.measures.statistics.conditions import BUCKET_EDGES, CONDITIONS, BucketTable, Condition
 from foreshock.measures.statistics.token_ids import TokenIdTable
 from foreshock.measures.step_statistics import StepStatistics
 

@@ -12,10 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.errors import StatisticsError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.inputs import token_inputs
+from foreshock.measures.inputs import lag_of_tokens, token_inputs
 from foreshock.measures.passes import sum_rollouts
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.measures.statistics.derived_columns import lag_of_tokens
 from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts.arrays import as_array
 from foreshock.rollouts.batch import RolloutBatch

@@ -21,11 +21,9 @@ from foreshock.measures.inputs import token_inputs
 from foreshock.measures.passes import sum_rollouts
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
-from foreshock.measures.statistics.comparison_blob import read_comparison, store_comparison
-from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
+from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums, read_comparison, store_comparison
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
-from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
-from foreshock.measures.statistics.sequences import sequence_sums
+from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums, sequence_sums
 from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest
 
 _CLUSTER_PLACES = np.array([TOKEN_SUMS.index(name) for name in CLUSTER_COLUMNS])

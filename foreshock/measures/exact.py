@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from foreshock.measures.estimators.bootstrap import nonnegative_intervals
+from foreshock.measures.estimators.bootstrap import effective_number, nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
 from foreshock.measures.estimators.token import k3_kl
-from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.inputs import check_size, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
 from foreshock.rollouts.scores import ExactBatch

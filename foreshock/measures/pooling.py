@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, nonnegative_intervals
-from foreshock.measures.estimators.uneven_groups import effective_number
+from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, effective_number, nonnegative_intervals
 from foreshock.measures.rollout_summaries import RolloutSummaries
 
 Float64 = NDArray[np.float64]

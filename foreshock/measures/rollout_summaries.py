@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from foreshock.errors import StatisticsError
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval, clustered_interval
+from foreshock.measures.inputs import generated_means, truncated_rollouts, turns_of_rollouts
 from foreshock.measures.registry import BOOTSTRAPPED
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock.measures.statistics.derived_columns import generated_means, truncated_rollouts, turns_of_rollouts
 from foreshock.measures.statistics.rollout_sums import RolloutSums
 from foreshock.rollouts.batch import RolloutBatch
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts, turns_of_rollouts
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, two_product
-from foreshock.measures.statistics.derived_columns import lag_of_tokens, truncated_rollouts, turns_of_rollouts
 from foreshock.measures.statistics.histograms import LENGTH_GRID, LengthStatistics
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs

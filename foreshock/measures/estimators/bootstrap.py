@@ -14,24 +14,35 @@ infinite upper ends for few groups.
 
 If prompts differ in scale, few groups often miss the large ones: with 8 groups and a log-standard deviation of |d| of
 0.8 the bootstrap-t covers about 80 %. `nonnegative_intervals` widens the upper end from the spread of the groups and
-covers about 93 % there; these are the ranges that Foreshock reports.
+covers about 93 % there; these are the ranges that Foreshock reports. The spread of the *logarithms* of the group means
+still shows that larger groups exist. For log-normal group means with the log-variance s², the log of the mean has the
+error √(s²/G + s⁴/(2(G − 1))) (Cox's method). `high_from_spread` uses this error around the sample mean, so that the end
+converges to the mean for any distribution of the groups.
+
+What limits the range of k3: too few prompt groups, or tokens so rare that most batches lack them. k3 ≈ d²/2 has a
+finite variance if the shape k of the tail of |d| is below ¼; estimates k̂ scatter by about 0.05. The effective number
+of groups is reported and is no criterion: with uneven prompts, a batch with a low number holds one of the large groups,
+and a batch that looks even lacks them.
 
 Sources: Efron, "Nonparametric standard errors and confidence intervals" (1981); Hall, "The Bootstrap and Edgeworth
-Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller (2008), for clusters.
+Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller (2008), for clusters; Zhou and Gao,
+"Confidence intervals for the log-normal mean" (1997), for Cox's method; Carter, Schnepel and Steigerwald, "Asymptotic
+behavior of a t-test robust to cluster heterogeneity" (2017), and Kish (1965), for effective numbers of clusters.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
-from foreshock.measures.estimators.uneven_groups import high_from_spread
+from foreshock.interval_names import RANGE
+from foreshock.measures.estimators.intervals import Interval, student_t_quantile, sums_of_clusters
+from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -113,7 +124,7 @@ def nonnegative_intervals(
     """Return the intervals (nominally 95 %) of K means of terms that are never negative, such as k3, χ² and TV.
 
     The arguments are those of `bootstrap_intervals`. The upper end is that of the bootstrap-t, or of
-    `uneven_groups.high_from_spread` if that is higher; the lower end is at least 0.
+    `high_from_spread` if that is higher; the lower end is at least 0.
     """
     of_clusters, sizes = sums_of_clusters(sums, tokens, clusters)
     ends: list[float] = high_from_spread(of_clusters, sizes).tolist()
@@ -204,3 +215,79 @@ def _quantiles(values: Float64) -> tuple[Float64, Float64]:
         lower, upper = ranked[math.floor(place)], ranked[math.ceil(place)]
         found.append(np.where(lower == upper, lower, lower + (place - math.floor(place)) * (upper - lower)))
     return found[0], found[1]
+
+
+# A group mean below this fraction of the mean counts as this fraction: only the spread of the large groups matters, and
+# a group without any mismatch has no logarithm.
+_LEAST_GROUP_MEAN = 0.01
+
+
+def effective_number(total: float, square_sum: float) -> float:
+    """Return (Σ S_g)²/Σ S_g² from `total` = Σ S_g and `square_sum` = Σ S_g², S_g ≥ 0 the sums of G groups.
+
+    G if all groups contribute the same, 1 if one contributes everything; NaN if no group contributes anything or a sum
+    is not finite.
+    """
+    if not 0.0 < square_sum < math.inf or not 0.0 < total < math.inf:
+        return math.nan
+    root = total / math.sqrt(square_sum)
+    return root * root
+
+
+def high_from_spread(sums: Float64, tokens: Float64) -> Float64:
+    """Return the upper 97.5 % ends of Σ sums / Σ tokens, [K], from the sums [G, K] ≥ 0 and the tokens [G] of G groups.
+
+    The error of the logarithm is the larger of the clustered relative error and Cox's, with G replaced by (Σ T)²/Σ T²
+    if groups differ in their numbers of tokens; the quantile is Student's with G − 1 degrees of freedom. NaN below two
+    groups and if the mean is 0 or not finite.
+    """
+    groups = int(tokens.size)
+    if groups < 2:
+        return np.full(sums.shape[1], math.nan)
+    with np.errstate(all="ignore"):
+        total = tokens.sum()
+        means = sums.sum(axis=0) / total
+        squares = np.square(sums / means - tokens[:, None]).sum(axis=0)
+        clustered = squares * groups / (groups - 1) / total**2
+        logs = np.log(np.maximum(sums / tokens[:, None] / means, _LEAST_GROUP_MEAN))
+        spread = logs.var(axis=0, ddof=1)
+        count = total**2 / np.square(tokens).sum()
+        of_spread = spread / count + np.square(spread) / (2.0 * max(count - 1.0, 1.0))
+        error = np.sqrt(np.maximum(clustered, of_spread))
+        high: Float64 = means * np.exp(student_t_quantile(0.975, groups - 1) * error)
+    return np.where(np.isfinite(high) & (means > 0.0), high, math.nan)
+
+
+Values = Mapping[str, float | None]
+
+
+def interval_warning(values: Values) -> str | None:
+    """Return what makes the range of k3 too short or impossible as a sentence; None if nothing is known to.
+
+    `values` are measures by column: `prompt_groups`, `pareto_k` and `pareto_k_inverse`.
+    """
+    groups = _value(values, "prompt_groups")
+    known = [shape for name in ("pareto_k", "pareto_k_inverse") if not math.isnan(shape := _value(values, name))]
+    shape = max(known, default=math.nan)
+    if groups < LEAST_CLUSTERS:
+        return (
+            f"{groups:.0f} prompt group{'' if groups == 1 else 's'}: a range of k3 needs {LEAST_CLUSTERS}. "
+            "Use more prompts per step."
+        )
+    if math.isnan(groups) or not shape > LARGEST_TAIL_SHAPE:
+        return None
+    return (
+        f"The tail of d has the shape k̂ = {shape:.2f}, above {LARGEST_TAIL_SHAPE:g}: tokens too rare for this batch "
+        f"may carry much of k3, and its mean may lie far above the {RANGE}."
+    )
+
+
+def effective_of_all(values: Values) -> str:
+    """Return the effective number of prompt groups and their number, such as "5.2 of 8"; "–" if not measured."""
+    effective, groups = _value(values, "effective_groups"), _value(values, "prompt_groups")
+    return "–" if math.isnan(effective) or math.isnan(groups) else f"{effective:.1f} of {groups:.0f}"
+
+
+def _value(values: Values, name: str) -> float:
+    value = values.get(name)
+    return math.nan if value is None else float(value)

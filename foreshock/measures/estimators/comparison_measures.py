@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 
+from foreshock.measures.estimators.bootstrap import effective_number
 from foreshock.measures.estimators.intervals import token_mean_interval
 from foreshock.measures.estimators.pareto import pareto_shape
-from foreshock.measures.estimators.uneven_groups import effective_number
 from foreshock.measures.registry import BOOTSTRAPPED, K3_BY_LAG, TOKENS_BY_LAG, WITH_INTERVAL
 from foreshock.measures.statistics.comparison_sums import ComparisonSums
 from foreshock.measures.statistics.compensated_sums import LogWeights
 from foreshock.measures.statistics.conditions import BUCKET_EDGES, LAG_BUCKETS, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
-from foreshock.measures.statistics.sequences import SEQUENCE_MEANS
+from foreshock.measures.statistics.rollout_sums import SEQUENCE_MEANS
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
 __all__ = ["comparison_measures"]

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.statistics.bucket_sums import BucketSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
-from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.conditions import CONDITIONS, BucketSums
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID, BitGrid
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, sums_beyond

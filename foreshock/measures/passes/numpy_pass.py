@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from foreshock.measures.estimators import token
 from foreshock.measures.inputs import TokenInputs
-from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS, BucketSums
 from foreshock.measures.statistics.compensated_sums import (
     CompensatedSums,
     LogWeights,
@@ -24,7 +23,13 @@ from foreshock.measures.statistics.compensated_sums import (
     sums_by_bucket,
     sums_by_run,
 )
-from foreshock.measures.statistics.conditions import CONDITIONS, position_buckets, probability_buckets
+from foreshock.measures.statistics.conditions import (
+    BUCKET_SUMS,
+    CONDITIONS,
+    BucketSums,
+    position_buckets,
+    probability_buckets,
+)
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.rollout_sums import DPPO_PROBABILITY_GAP, TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.tails import (

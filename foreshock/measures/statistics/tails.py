@@ -33,7 +33,7 @@ TAIL_ASYMMETRY_LEVELS: dict[str, float] = {"ln2": math.log(2), "ln5": math.log(5
 # The number of largest d, and of largest −d, kept for the fit of the generalised Pareto distribution.
 LARGEST_VALUES = 1024
 # Above this k̂ the range of k3 is too short: Student's t with 3 degrees of freedom (k = ⅓) exceeds it in 90 to 100 %
-# of batches, with 5 (k = ⅕) in few; see estimators/reliability.py.
+# of batches, with 5 (k = ⅕) in few; see estimators/bootstrap.py.
 LARGEST_TAIL_SHAPE = 0.3
 
 

@@ -10,7 +10,7 @@ from foreshock.corrections import Evaluation, Threshold
 from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
 from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import OLD_METHOD
-from foreshock.measures.estimators.reliability import effective_of_all
+from foreshock.measures.estimators.bootstrap import effective_of_all
 from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from foreshock import json_values, page_addresses, scorers
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.statistics.bucket_sums import BucketTable
+from foreshock.measures.statistics.conditions import BucketTable
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import TokensGone, TokensPurged
 from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets

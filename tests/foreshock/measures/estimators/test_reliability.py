@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreshock.measures.comparison_statistics import ComparisonStatistics
-from foreshock.measures.estimators.reliability import (
+from foreshock.measures.estimators.bootstrap import (
     effective_of_all,
     interval_warning,
 )

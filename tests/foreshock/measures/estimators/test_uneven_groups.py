@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS, bootstrap_intervals, nonnegative_intervals
+from foreshock.measures.estimators.bootstrap import (
+    LEAST_CLUSTERS,
+    bootstrap_intervals,
+    effective_number,
+    high_from_spread,
+    nonnegative_intervals,
+)
 from foreshock.measures.estimators.intervals import clustered_interval, student_t_quantile
-from foreshock.measures.estimators.uneven_groups import effective_number, high_from_spread
 
 
 def of_groups(sums: list[float]) -> float:

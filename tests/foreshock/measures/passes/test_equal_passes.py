@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes.compiled import prepare, sum_rollouts_compiled
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy
-from foreshock.measures.statistics.bucket_sums import BUCKET_SUMS
 from foreshock.measures.statistics.compensated_sums import LogWeights
-from foreshock.measures.statistics.conditions import CONDITIONS
+from foreshock.measures.statistics.conditions import BUCKET_SUMS, CONDITIONS
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums
 from foreshock.measures.statistics.tails import TAIL_LEVELS
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS

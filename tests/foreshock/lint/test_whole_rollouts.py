@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreshock.lint import collect_evidence
-from foreshock.lint.duplicates import RolloutHashes
+from foreshock.lint.whole_rollouts import RolloutHashes
 from foreshock.rollouts import RolloutBatch
 
 
