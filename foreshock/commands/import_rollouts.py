@@ -41,6 +41,7 @@ from foreshock.rollouts.parquet import decode_rollouts
 
 _SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
 _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
+_METRICS_ONLY = "; a log with metrics only is read by `foreshock backtest`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
         checkpoints += _checkpoints(path / "checkpoints")
     shards = _numbered(files, step)
     if not shards:
-        raise ConfigurationError("no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet")
+        raise ConfigurationError(
+            f"no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet{_METRICS_ONLY}"
+        )
     return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
 
 
@@ -128,7 +131,7 @@ def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
         match = _SHARD_NAME.fullmatch(path.name)
         if match is None and step is None:
             raise ConfigurationError(
-                f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step"
+                f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step{_METRICS_ONLY}"
             )
         number = int(match["step"]) if match is not None else int(step or 0)
         shard = int(match["shard"] or 0) if match is not None else 0

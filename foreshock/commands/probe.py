@@ -35,6 +35,8 @@ _TRAINER_REPLAY = noise_floor_scorers("trainer")[0]
 _KINDS_WITH_FLAG = [kind for kind in PROBE_KINDS.values() if kind.document]
 _CANCEL, _MATRIX, _PROBE_IDS = "cancel", "matrix", "probe_"
 _FINAL = frozenset({"done", "failed", "skipped"})
+_WORKER_SECONDS = 5.0
+"""For a worker that was started just before."""
 
 
 class ProbeCommand:
@@ -181,11 +183,16 @@ def _found(attribution: AttributionRecord) -> list[str]:
 
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.max_candidates is not None and not arguments.weights_search:
-        raise ConfigurationError("--max-candidates is an option of --weights-search")
     kind = _kind(arguments)
-    if kind is WEIGHTS:
-        return _search_request(arguments)
+    options: dict[str, str | None] = {}
+    if arguments.trainer_autocast is not None:
+        options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
+    if arguments.trainer_master_dtype is not None:
+        options["master_dtype"] = arguments.trainer_master_dtype
+    if arguments.max_candidates is not None and kind is not WEIGHTS:
+        raise ConfigurationError("--max-candidates is an option of --weights-search")
+    if options and kind is WEIGHTS:
+        raise ConfigurationError("--weights-search replays the engine; --trainer-… are for other probes")
     scorers = []
     for word in arguments.scorer or (() if kind.default_scorers else default_scorers()):
         name, variant = split_score_name(word)
@@ -194,11 +201,6 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
                 f"--scorer must be NAME or NAME@VARIANT, such as {default_scorers()[0]}, got {word!r}"
             )
         scorers.append({"scorer": name, "variant": variant})
-    options: dict[str, str | None] = {}
-    if arguments.trainer_autocast is not None:
-        options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
-    if arguments.trainer_master_dtype is not None:
-        options["master_dtype"] = arguments.trainer_master_dtype
     body = {
         "step": arguments.step,
         "scorers": scorers,
@@ -208,32 +210,19 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "environment": arguments.environment,
         "priority": arguments.priority,
         "max_rollouts": arguments.max_rollouts,
+        "max_candidates": arguments.max_candidates,
         "options": {_TRAINER_REPLAY: options} if options else None,
     }
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _search_request(arguments: argparse.Namespace) -> dict[str, Any]:
-    if arguments.exact or arguments.trainer_autocast is not None or arguments.trainer_master_dtype is not None:
-        raise ConfigurationError("--weights-search replays the engine; --exact and --trainer-… are for other probes")
-    body = {
-        "step": arguments.step,
-        "kind": WEIGHTS.name,
-        "scorers": [{"scorer": name} for name in arguments.scorer or ()],
-        "accelerator": arguments.accelerator,
-        "environment": arguments.environment,
-        "priority": arguments.priority,
-        "max_rollouts": arguments.max_rollouts,
-        "max_candidates": arguments.max_candidates,
-    }
-    return {name: value for name, value in body.items() if value is not None}
-
-
 def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-    """Wait for the final state and return the probe; its present state after the timeout."""
-    deadline = time.monotonic() + timeout_seconds
+    """Wait for the final state and return the probe; its present state after the timeout, or if no live worker can."""
+    begun = time.monotonic()
     shown = ""
-    while probe["state"] not in _FINAL and time.monotonic() < deadline:
+    while probe["state"] not in _FINAL and (waited := time.monotonic() - begun) < timeout_seconds:
+        if waited > _WORKER_SECONDS and _has_no_worker(probe):
+            break
         progress = "; ".join(_progress(job) for job in probe.get("jobs") or ())
         if progress != shown:
             print(f"probe {probe['id']}: {progress}", file=sys.stderr)
@@ -244,8 +233,15 @@ def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds:
         except ServiceUnavailable:
             continue
     if probe["state"] == "queued":
-        print("no worker has taken the probe yet; start one with `foreshock worker`", file=sys.stderr)
+        known = "no live worker can do it" if _has_no_worker(probe) else "no worker has taken it yet"
+        print(f"the probe stays queued: {known}; start one with `foreshock worker`", file=sys.stderr)
     return probe
+
+
+def _has_no_worker(probe: Mapping[str, Any]) -> bool:
+    """Return True if no live worker offers what any of the unfinished jobs needs."""
+    left = [job for job in probe.get("jobs") or () if job["state"] not in _FINAL]
+    return bool(left) and all(job["state"] == "queued" and job.get("reason") for job in left)
 
 
 def _progress(job: Mapping[str, Any]) -> str:

@@ -211,13 +211,13 @@ def render_screen(report: ReportData, paint: Paint) -> list[str]:
             values, logarithmic = curve.of(measure), measure == "k3_kl"
             now = recent_mean(values, curve.of("tokens")) if logarithmic else recent_median(values)
             healthy = required_range(measure, report.model_kind).text if logarithmic else ""
-            line = sparkline(values, _SPARKLINE_WIDTH, logarithmic=logarithmic).ljust(_SPARKLINE_WIDTH)
+            line = sparkline(values, _CURVE_WIDTH, logarithmic=logarithmic).ljust(_CURVE_WIDTH)
             rows.append([label, line, number(now), healthy])
     if rows:
         lines += ["", *table(["", "all steps", "now", "healthy"], rows, left=(0, 1, 3))]
     if report.advice is not None:
-        lines += ["", f"  learning rate: {_scale_in_words(report.advice)}"]
-    return [*lines, "", f"Tables of steps, tokens, probes, alerts: --full. Pages: {report.url}"]
+        lines += ["", *wrap(f"learning rate: {_scale_in_words(report.advice)}", "    ", "  ")]
+    return [*lines, "", "Tables of steps, tokens, probes and alerts: --full", f"Pages: {report.url}"]
 
 
 def _scale_in_words(reading: AdviceRecord) -> str:

@@ -140,13 +140,16 @@ def test_report_is_one_screen_unless_asked_for_more(
 ) -> None:
     assert run(imported, "report", "imported") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40
-    assert all(len(line) <= WIDTH or " since step " in line for line in lines)
+    assert len(lines) <= 40, "\n".join(lines)
+    assert not [line for line in lines if len(line) > WIDTH and " since step " not in line]
     titles = [lines.index(f"  {title}") for title in ("What happened, in order", "What to do")]
     assert titles == sorted(titles)
     assert [line.split("  ")[1] for line in lines if "▁" in line] == ["k3 per token", "reward", "mean length"]
     assert any(line.startswith("  learning rate: scale 1; mode shadow") for line in lines)
-    assert lines[-1].startswith("Tables of steps, tokens, probes, alerts: --full.")
+    assert lines[-2:] == [
+        "Tables of steps, tokens, probes and alerts: --full",
+        f"Pages: {imported.url}/runs/default/imported",
+    ]
     assert not any(line.startswith("Attribution") for line in lines)
 
 
