@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Iterator
-from typing import Any
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.api.records import to_json
+from foreshock.api.service import AuditRecord
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.text import moment, table
+from foreshock.reading import calls
+from foreshock.reading.caller import items_of
 
 
 class AuditCommand:
@@ -29,11 +30,11 @@ class AuditCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the list."""
-        filters = {"actor": arguments.actor, "action": arguments.action, "run": arguments.run}
+        asked = calls.audit(actor=arguments.actor, action=arguments.action, run_id=arguments.run)
         with connect(arguments) as connection:
-            entries = list(itertools.islice(_entries(connection, filters), arguments.limit))
+            entries = list(itertools.islice(items_of(connection, asked), arguments.limit))
         if arguments.json:
-            print(json.dumps(entries, indent=2, ensure_ascii=False))
+            print(json.dumps([to_json(entry) for entry in entries], indent=2, ensure_ascii=False))
         elif entries:
             header = ["time", "who", "what", "of", "project", "change", "request"]
             print("\n".join(table(header, [_row(entry) for entry in entries], left=range(7), indent="")))
@@ -42,24 +43,14 @@ class AuditCommand:
         return 0
 
 
-def _entries(connection: ServiceConnection, filters: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    cursor = None
-    while True:
-        page = connection.get_json("/v1/audit", {**filters, "cursor": cursor})
-        yield from page["items"]
-        cursor = page.get("next_cursor")
-        if cursor is None:
-            return
-
-
-def _row(entry: dict[str, Any]) -> list[str]:
+def _row(entry: AuditRecord) -> list[str]:
     change = " → ".join(
         ", ".join(f"{name}={value}" for name, value in values.items())
-        for values in (entry["before"], entry["after"])
+        for values in (entry.before, entry.after)
         if values
     )
-    shown = [moment(entry["at_us"]), entry["actor"], entry["action"], entry["subject"], entry["project"] or "–"]
-    return [*shown, change, entry["request_id"] or "–"]
+    shown = [moment(entry.at_us), entry.actor, entry.action, entry.subject, entry.project or "–"]
+    return [*shown, change, entry.request_id or "–"]
 
 
 command = AuditCommand()
