@@ -15,6 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreshock.api.steps import BiasRecord as BiasBound
+from foreshock.api.steps import GradientRecord as GradientNoise
+from foreshock.api.steps import HorizonRecord as HorizonBound
+from foreshock.api.steps import SequenceChi2Record as SequenceChi2
+from foreshock.api.steps import StepNoiseRecord as StepNoise
 from foreshock.corrections.sequence_level import mean, undersampling_notes
 from foreshock.errors import InvalidArgumentError
 from foreshock.measures.comparison_statistics import ComparisonStatistics
@@ -39,52 +44,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class BiasBound:
-    """The bound ‖bias of the gradient‖ ≤ B·E_μ[|ρ_seq − 1|·T·|R|], estimated from the batch for B = 1.
-
-    `per_unit` is the estimate; `low` and `high` are its range over the prompts, by the bootstrap-t. `trivial` is
-    2·T·max|R| with the mean length T: no two policies with this mean length exceed it. `sequences` counts those with a
-    reward; the fields are NaN if there are none.
-    """
-
-    per_unit: float
-    low: float
-    high: float
-    trivial: float
-    sequences: int
-    mean_length: float
-    longest: int
-    largest_reward: float
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HorizonBound:
-    """The bound 2·Δmax·T² of the bias per unit of B and |R|; NaN and `not_estimable` without an exact Δmax.
-
-    `vacuous` is True if Δmax·T ≥ 1: then the trivial bound 2·T is at least as small.
-    """
-
-    value: float
-    trivial: float
-    vacuous: bool
-    not_estimable: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceChi2:
-    """(1 + χ²)^T: E ρ_seq² extrapolated to independent tokens that all have the mean χ². It is not a bound.
-
-    `value` is infinite on overflow; `log10` is its logarithm.
-    """
-
-    value: float
-    log10: float
-    chi2_token: float
-    length: float
-
-
 def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     """Return B·E_μ[|ρ_seq − 1|·T·|R|] per unit of B, over the rollouts with a measured token and a reward.
 
@@ -93,9 +52,8 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     tokens, reward = summaries.column("n_tokens"), summaries.column("reward").astype(np.float64)
     chosen = (tokens > 0) & np.isfinite(reward)
     if not chosen.any():
-        nothing = math.nan
-        notes = ("no measured rollout has a reward",)
-        return BiasBound(nothing, nothing, nothing, nothing, 0, nothing, 0, nothing, notes)
+        nothing = dict.fromkeys(("per_unit", "low", "high", "trivial", "mean_length", "largest_reward"), math.nan)
+        return BiasBound(**nothing, sequences=0, longest=0, notes=("no measured rollout has a reward",))
     lengths, rewards = tokens[chosen].astype(np.float64), np.abs(reward[chosen])
     with np.errstate(over="ignore", invalid="ignore"):
         terms = np.where(rewards > 0.0, np.abs(np.expm1(summaries.column("sum_d")[chosen])) * lengths * rewards, 0.0)
@@ -105,15 +63,15 @@ def bias_bound(summaries: RolloutSummaries) -> BiasBound:
     per_unit, trivial = mean(terms), 2.0 * average * largest
     vacuous = ("no better than the trivial bound",) if per_unit >= trivial > 0.0 else ()
     return BiasBound(
-        per_unit,
-        interval.low,
-        interval.high,
-        trivial,
-        int(chosen.sum()),
-        average,
-        int(tokens[chosen].max()),
-        largest,
-        vacuous + undersampling_notes(summaries.column("sum_k3")[chosen]),
+        per_unit=per_unit,
+        low=interval.low,
+        high=interval.high,
+        trivial=trivial,
+        sequences=int(chosen.sum()),
+        mean_length=average,
+        longest=int(tokens[chosen].max()),
+        largest_reward=largest,
+        notes=vacuous + undersampling_notes(summaries.column("sum_k3")[chosen]),
     )
 
 
@@ -127,14 +85,11 @@ def horizon_bound(length: float, delta_max: float | None = None) -> HorizonBound
     require(length >= 0.0, f"must be a number of tokens of at least 0, got {length}", "length")
     trivial = 2.0 * length
     if delta_max is None:
-        return HorizonBound(
-            math.nan,
-            trivial,
-            False,
-            "Δmax is a supremum over states: it needs whole distributions, not log-probs of sampled tokens",
-        )
+        reason = "Δmax is a supremum over states: it needs whole distributions, not log-probs of sampled tokens"
+        return HorizonBound(value=math.nan, trivial=trivial, vacuous=False, delta_max=math.nan, not_estimable=reason)
     require(0.0 <= delta_max <= 1.0, f"a total variation must lie between 0 and 1, got {delta_max}", "delta_max")
-    return HorizonBound(2.0 * delta_max * length * length, trivial, delta_max * length >= 1.0)
+    value, vacuous = 2.0 * delta_max * length * length, delta_max * length >= 1.0
+    return HorizonBound(value=value, trivial=trivial, vacuous=vacuous, delta_max=delta_max)
 
 
 def pinsker_bound(chi2: float) -> float:
@@ -163,7 +118,7 @@ def sequence_chi2(chi2_token: float, length: float) -> SequenceChi2:
         value = math.exp(logarithm)
     except OverflowError:
         value = math.inf
-    return SequenceChi2(value, logarithm / math.log(10.0), chi2_token, length)
+    return SequenceChi2(value=value, log10=logarithm / math.log(10.0), chi2_token=chi2_token, length=length)
 
 
 def require(holds: bool, message: str, argument: str) -> None:
@@ -186,40 +141,12 @@ class GradientNorms:
     batch_prompts: float
 
 
-@dataclass(frozen=True, slots=True)
-class GradientNoise:
-    """The variance V̂ of the gradient of one prompt (trace of its covariance), and the signal ‖E g‖².
-
-    `of_batch` is V̂ / B, the variance of the batch's gradient. `batch_prompts_for_parity` = V̂ / signal is the simple
-    noise scale: the batch whose noise equals its signal; NaN if the signal is not positive. `variance` and `signal` may
-    be negative by chance and are not clamped. Source: McCandlish et al. 2018, *An Empirical Model of Large-Batch
-    Training*, appendix A.
-    """
-
-    variance: float
-    of_batch: float
-    signal: float
-    batch_prompts_for_parity: float
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StepNoise:
-    """The noise term (η²/2)·[Var + ‖Bias‖²] of the SGA lemma per unit of L, at η and at η/2 (a quarter).
-
-    With a bias of 0 it is the part of the variance.
-    """
-
-    learning_rate: float
-    at_learning_rate: float
-    at_half: float
-    bias_norm: float
-
-
 def gradient_noise(norms: GradientNorms) -> GradientNoise:
     """Return V̂ = (‖g_b‖² − ‖g_B‖²) / (1/b − 1/B) and what follows from it.
 
+    V̂ is the trace of the covariance of one prompt's gradient; the noise scale is NaN if the signal is not positive.
     Raises InvalidArgumentError for norms that are negative or whose squares are not finite, and unless 1 ≤ b < B.
+    Source: McCandlish et al. 2018, *An Empirical Model of Large-Batch Training*, appendix A.
     """
     for name in ("micro_batch", "batch"):
         norm = getattr(norms, name)
@@ -241,7 +168,9 @@ def gradient_noise(norms: GradientNorms) -> GradientNoise:
         ("V̂ is negative: by chance, or because the micro-batches are not split by prompt",) if variance < 0.0 else ()
     )
     parity = variance / signal if signal > 0.0 else math.nan
-    return GradientNoise(variance, variance / large, signal, parity, notes)
+    return GradientNoise(
+        variance=variance, of_batch=variance / large, signal=signal, batch_prompts_for_parity=parity, notes=notes
+    )
 
 
 def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) -> StepNoise:
@@ -251,9 +180,9 @@ def step_noise(learning_rate: float, variance: float, bias_norm: float = 0.0) ->
     """
     for value, argument in ((learning_rate, "learning_rate"), (bias_norm, "bias_norm")):
         require(math.isfinite(value) and value >= 0.0, f"must be finite and at least 0, got {value}", argument)
-    square = variance + bias_norm * bias_norm
-    half = 0.5 * learning_rate
-    return StepNoise(learning_rate, 0.5 * learning_rate * learning_rate * square, 0.5 * half * half * square, bias_norm)
+    square, half = variance + bias_norm * bias_norm, 0.5 * learning_rate
+    at_rate, at_half = 0.5 * learning_rate * learning_rate * square, 0.5 * half * half * square
+    return StepNoise(at_learning_rate=at_rate, at_half=at_half, bias_norm=bias_norm)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ They follow from the step's stored statistics and summaries, and from the gradie
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from sqlalchemy import select
@@ -22,7 +22,6 @@ from foreshock_service.runs import corrections, curves, events, run_endpoints
 from foreshock_service.runs.scalars import scalars_of_step
 from foreshock_service.runs.steps import with_shards
 
-Part = TypeVar("Part")
 router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
 
 
@@ -65,7 +64,6 @@ class FoundTheory:
 
     pair: corrections.MeasuredPair
     theory: Theory
-    delta_max: float | None
     learning_rate: float | None
     learning_rate_source: str | None
     gradient_missing: str | None
@@ -89,7 +87,7 @@ def theory_of_pair(
         learning_rate=rate,
         gradient_bound=gradient_bound,
     )
-    return FoundTheory(pair, theory, delta_max, rate, source, missing)
+    return FoundTheory(pair, theory, rate, source, missing)
 
 
 def _learning_rate(
@@ -135,24 +133,19 @@ def _record(found: FoundTheory) -> steps.TheoryRecord:
     """Return the theory as it is shown."""
     theory, pair = found.theory, found.pair
     too_large = (corrections.TOO_LARGE,) if math.isinf(theory.bias.per_unit) else ()
-    delta_max = records.NAN if found.delta_max is None else found.delta_max
     return steps.TheoryRecord(
         comparison=pair.comparison,
         step=pair.step,
         attempt=pair.attempt,
         coverage=pair.coverage,
-        bias=records.from_attributes(steps.BiasRecord, theory.bias, notes=(*theory.bias.notes, *too_large)),
-        horizon=records.from_attributes(steps.HorizonRecord, theory.horizon, delta_max=delta_max),
+        bias=replace(theory.bias, notes=(*theory.bias.notes, *too_large)),
+        horizon=theory.horizon,
         pinsker=steps.PinskerRecord(bound=theory.pinsker, tv_token=theory.tv_token, notes=tuple(theory.pinsker_notes)),
-        sequence_chi2=_optional(steps.SequenceChi2Record, theory.sequence_chi2, kind="independent-token extrapolation"),
-        gradient=_optional(steps.GradientRecord, theory.gradient),
+        sequence_chi2=theory.sequence_chi2,
+        gradient=theory.gradient,
         gradient_missing=found.gradient_missing,
         learning_rate=records.NAN if found.learning_rate is None else found.learning_rate,
         learning_rate_source=found.learning_rate_source,
-        step_noise=_optional(steps.StepNoiseRecord, theory.step_noise),
-        step_noise_with_bias=_optional(steps.StepNoiseRecord, theory.step_noise_with_bias),
+        step_noise=theory.step_noise,
+        step_noise_with_bias=theory.step_noise_with_bias,
     )
-
-
-def _optional(record: type[Part], value: object | None, /, **given: Any) -> Part | None:
-    return None if value is None else records.from_attributes(record, value, **given)

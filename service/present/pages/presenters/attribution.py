@@ -363,7 +363,7 @@ def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNo
     yield TheoryRow(
         "Noise of a step at η, and at η/2",
         f"{_number(step.at_learning_rate)} · L, {_number(step.at_half)} · L",
-        f"(Lη²/2)·Var with η = {_number(step.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "
+        f"(Lη²/2)·Var with η = {number(found.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "
         "the objective. The bias adds to it, and norms cannot show it.",
     )
 
