@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from foreshock.errors import InvalidRolloutsError, LimitExceededError
+from foreshock.errors import InvalidRolloutsError
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
+from foreshock.rollouts.jsonl import filled_lines
 from foreshock.rollouts.schema import DecodeLimits
 
 Kind = Literal["log_probs", "negative_log_probs", "probabilities"]
@@ -117,25 +118,15 @@ def read_lines(path: Path, limits: DecodeLimits) -> Iterator[tuple[str, dict[str
     Raises InvalidRolloutsError for a line that is cut off, is not JSON or not an object, and for a file without lines;
     LimitExceededError for a file with more bytes or lines than the limits.
     """
-    size = count = 0
+    found = False
     try:
         with path.open("rb") as file:
-            index = 0
-            while text := file.readline(limits.max_uncompressed_bytes - size + 1):
-                index += 1
-                size += len(text)
-                place = f"{path.name}, line {index}"
-                if size > limits.max_uncompressed_bytes:
-                    raise LimitExceededError(f"{path.name} has more than {limits.max_uncompressed_bytes:,} bytes")
-                if not text.strip():
-                    continue
-                count += 1
-                if count > limits.max_rollouts:
-                    raise LimitExceededError(f"{path.name} has more than {limits.max_rollouts:,} rollouts")
+            for number, text in filled_lines(file, limits, path.name):
+                found, place = True, f"{path.name}, line {number}"
                 yield place, _object(text, place)
     except OSError as error:
         raise InvalidRolloutsError(f"{path.name} cannot be read: {error}") from error
-    if not count:
+    if not found:
         raise InvalidRolloutsError(f"{path.name} is empty: expected one JSON object per line")
 
 
@@ -148,16 +139,13 @@ def required(line: dict[str, Any], field: str, place: str) -> Any:
 
 
 def _object(text: bytes, place: str) -> dict[str, Any]:
-    if not text.endswith(b"\n"):
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            raise InvalidRolloutsError(
-                f"{place}: the line is cut off: the trainer is still writing, or was stopped; wait, or remove it"
-            ) from None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
+        if not text.endswith(b"\n"):
+            raise InvalidRolloutsError(
+                f"{place}: the line is cut off: the trainer is still writing, or was stopped; wait, or remove it"
+            ) from None
         raise InvalidRolloutsError(f"{place}: expected a JSON object, got {error}") from error
     if not isinstance(value, dict):
         raise InvalidRolloutsError(f"{place}: expected a JSON object, got {type(value).__name__}")

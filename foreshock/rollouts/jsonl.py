@@ -79,19 +79,29 @@ def read_jsonl(
     return _batch(lines, step, attributes, check_values)
 
 
-def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> Iterator[dict[str, Any]]:
-    """Yield the object of each line; the size limit is checked while the file is decompressed."""
-    size = 0
-    row = -1
+def filled_lines(
+    file: IO[bytes] | gzip.GzipFile, limits: DecodeLimits, name: str = "the file"
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the number, from 1, and the bytes of each line that is not blank; limits hold while it is decompressed.
+
+    Raises LimitExceededError, which begins with `name`.
+    """
+    number = size = rollouts = 0
     while text := file.readline(limits.max_uncompressed_bytes - size + 1):
-        size += len(text)
+        number, size = number + 1, size + len(text)
         if size > limits.max_uncompressed_bytes:
-            raise LimitExceededError(f"the file has more than {limits.max_uncompressed_bytes:,} bytes")
+            raise LimitExceededError(f"{name} has more than {limits.max_uncompressed_bytes:,} bytes")
         if not text.strip():
             continue
-        row += 1
-        if row >= limits.max_rollouts:
-            raise LimitExceededError(f"the file has more than {limits.max_rollouts:,} rollouts")
+        rollouts += 1
+        if rollouts > limits.max_rollouts:
+            raise LimitExceededError(f"{name} has more than {limits.max_rollouts:,} rollouts")
+        yield number, text
+
+
+def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> Iterator[dict[str, Any]]:
+    """Yield the object of each line."""
+    for row, (_, text) in enumerate(filled_lines(file, limits)):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:

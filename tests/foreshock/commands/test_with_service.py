@@ -145,7 +145,7 @@ def test_report_is_one_screen_unless_asked_for_more(
     titles = [lines.index(f"  {title}") for title in ("What happened, in order", "What to do")]
     assert titles == sorted(titles)
     assert [line.split("  ")[1] for line in lines if "▁" in line] == ["k3 per token", "reward", "mean length"]
-    assert any(line.startswith("  learning rate: scale 1; mode shadow") for line in lines)
+    assert any(line.startswith("  learning rate: scale ") and "; mode shadow (" in line for line in lines)
     assert lines[-2:] == [
         "Tables of steps, tokens, probes and alerts: --full",
         f"Pages: {imported.url}/runs/default/imported",
