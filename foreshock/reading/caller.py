@@ -17,7 +17,7 @@ import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
@@ -29,6 +29,8 @@ from foreshock.retry import Backoff, retry, retry_async
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
+Sync = TypeVar("Sync")
+Async = TypeVar("Async")
 
 REMEMBERED_BYTES = 16 << 20
 """What a reader remembers at most; an answer of more than a quarter of it is not remembered."""
@@ -169,13 +171,13 @@ class AsyncCaller(_Settings):
 
     async def items(self, listing: Listing[Item]) -> AsyncIterator[Item]:
         """Yield the items of all pages. Raises ServiceError."""
-        page = await self.send(listing.page(None))
-        for item in page.items:
-            yield item
-        while page.next_cursor is not None:
-            page = await self.send(listing.page(page.next_cursor))
+        cursor: str | None = None
+        while True:
+            page = await self.send(listing.page(cursor))
             for item in page.items:
                 yield item
+            if (cursor := page.next_cursor) is None:
+                return
 
     async def close(self) -> None:
         """Close the connection."""
@@ -190,14 +192,11 @@ class AsyncCaller(_Settings):
         await self.close()
 
 
-class _Method(Generic[Arguments, Answer]):
+class Method(Generic[Arguments, Sync, Async]):
     """A method that sends what a function describes, with its name, parameters and documentation."""
 
-    _SENDER: ClassVar[str]
-    """The method of the caller that sends it."""
-
-    def __init__(self, request: Callable[Arguments, Any]) -> None:
-        sender = self._SENDER
+    def __init__(self, sender: str, request: Callable[Arguments, Any]) -> None:
+        """`sender` is the method of the caller that sends it."""
 
         def method(caller: Caller | AsyncCaller, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Any:
             return getattr(caller, sender)(request(*arguments, **named))
@@ -210,41 +209,24 @@ class _Method(Generic[Arguments, Answer]):
         )
         self._method = method
 
-
-class call(_Method[Arguments, Answer]):  # noqa: N801 - read as a function: `run = call(calls.run)`
-    """The method that sends a request and returns its answer."""
-
-    _SENDER = "send"
-
-    def __init__(self, request: Callable[Arguments, Request[Answer]]) -> None:
-        super().__init__(request)
-
     @overload
     def __get__(self, caller: None, kind: type) -> Callable[..., Any]: ...
     @overload
-    def __get__(self, caller: Caller, kind: type) -> Callable[Arguments, Answer]: ...
+    def __get__(self, caller: Caller, kind: type) -> Callable[Arguments, Sync]: ...
     @overload
-    def __get__(self, caller: AsyncCaller, kind: type) -> Callable[Arguments, Coroutine[Any, Any, Answer]]: ...
+    def __get__(self, caller: AsyncCaller, kind: type) -> Callable[Arguments, Async]: ...
     def __get__(self, caller: Any, kind: type) -> Any:
         return self._method.__get__(caller, kind)
 
 
-class listing(_Method[Arguments, Item]):  # noqa: N801 - as `call`
-    """The method that yields the items of a list, page after page."""
+def call(request: Callable[Arguments, Request[Answer]]) -> Method[Arguments, Answer, Coroutine[Any, Any, Answer]]:
+    """Return the method that sends a request and returns its answer."""
+    return Method("send", request)
 
-    _SENDER = "items"
 
-    def __init__(self, request: Callable[Arguments, Listing[Item]]) -> None:
-        super().__init__(request)
-
-    @overload
-    def __get__(self, caller: None, kind: type) -> Callable[..., Any]: ...
-    @overload
-    def __get__(self, caller: Caller, kind: type) -> Callable[Arguments, Iterator[Item]]: ...
-    @overload
-    def __get__(self, caller: AsyncCaller, kind: type) -> Callable[Arguments, AsyncIterator[Item]]: ...
-    def __get__(self, caller: Any, kind: type) -> Any:
-        return self._method.__get__(caller, kind)
+def listing(request: Callable[Arguments, Listing[Item]]) -> Method[Arguments, Iterator[Item], AsyncIterator[Item]]:
+    """Return the method that yields the items of a list, page after page."""
+    return Method("items", request)
 
 
 def answer_of(connection: ServiceConnection, request: Request[Answer], project: str | None = None) -> Answer:
@@ -259,11 +241,12 @@ def items_of(connection: ServiceConnection, listing: Listing[Item], project: str
 
 
 def _items(get: Callable[[Request[ItemPage[Item]]], ItemPage[Item]], listing: Listing[Item]) -> Iterator[Item]:
-    page = get(listing.page(None))
-    yield from page.items
-    while page.next_cursor is not None:
-        page = get(listing.page(page.next_cursor))
+    cursor: str | None = None
+    while True:
+        page = get(listing.page(cursor))
         yield from page.items
+        if (cursor := page.next_cursor) is None:
+            return
 
 
 def _read_answer(
