@@ -141,8 +141,10 @@ def _sources(batch: RolloutBatch, rows: Ints, builder: EvidenceBuilder) -> Ints 
         return None
     names = [batch.data_sources[row] or "" for row in rows.tolist()]
     unique = sorted(set(names))
+    if len(unique) > _MOST_SOURCES:
+        return None
     codes = dict(zip(unique, (keys_of_texts(unique) % _WIDTH).tolist(), strict=True))
-    if not len(set(codes.values())) == len(unique) <= _MOST_SOURCES:
+    if len(set(codes.values())) < len(unique):
         return None
     for name, code in codes.items():
         builder.add_example(_source_example(code), Example(name))
