@@ -1,7 +1,5 @@
 """Changes that a trainer announces within a run, after which earlier values are no baseline of later ones."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 ChangeKind = Literal["length_cap", "curriculum", "data_mixture", "other"]

@@ -1,7 +1,5 @@
 """The clock of the project: UTC in whole microseconds since 1970, the unit of every stored time."""
 
-from __future__ import annotations
-
 import time
 
 

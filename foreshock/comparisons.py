@@ -1,7 +1,5 @@
 """Names of comparisons: `target/behaviour`, an ordered pair of scorers such as `trainer/rollout` (π of μ)."""
 
-from __future__ import annotations
-
 from foreshock.errors import ConfigurationError
 
 # The comparison of the two logged scores: the trainer's log π with the engine's log μ.

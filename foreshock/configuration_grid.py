@@ -1,7 +1,5 @@
 """The configurations of a matrix: cells of a scorer and its options, and the grid that is replayed by default."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence

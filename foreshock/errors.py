@@ -19,8 +19,6 @@
 All of them keep their fields through pickle, because decoding happens in other processes.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """How to install an extra beside this Foreshock: from where it was installed itself, which need not be an index."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shlex

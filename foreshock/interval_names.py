@@ -6,8 +6,6 @@ but in 16 % of the batches of 8 prompts, and 43 % of those of 32, where one prom
 that lack the heavy prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 RANGE = "range over the prompts"

@@ -1,7 +1,5 @@
 """Floats as JSON can hold them: JSON has no NaN and no infinity, so they become null."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Public names of a package that are imported when they are first used, so that importing the package stays fast."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping

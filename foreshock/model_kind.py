@@ -1,7 +1,5 @@
 """The kind of a model, which decides its healthy ranges: declared by the run or derived from a model configuration."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

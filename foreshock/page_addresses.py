@@ -1,7 +1,5 @@
 """Addresses of a run's pages, `/runs/{project}/{key}`, and the project of a run that names none."""
 
-from __future__ import annotations
-
 from urllib.parse import quote
 
 DEFAULT_PROJECT = "default"

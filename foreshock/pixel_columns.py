@@ -1,7 +1,5 @@
 """Points of a long curve that are enough to draw it: what each column of pixels shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 

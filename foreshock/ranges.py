@@ -4,8 +4,6 @@ Ranges hold for token means at lag 0, whatever the GPU. They are references: a v
 never lowers a learning rate by itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ failed together do not come back together). A `Retry-After` of the service is a 
 to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

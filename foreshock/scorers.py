@@ -7,8 +7,6 @@ point (`foreshock.third_party_scorers`). `EXACT_PAIRS` lists the pairs of scorer
 over the whole vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ from the settings objects. Those of service and worker are read from their sourc
 SQLAlchemy, which the environment of a trainer may lack.
 """
 
-from __future__ import annotations
-
 import ast
 import logging
 import os

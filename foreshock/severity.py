@@ -1,7 +1,5 @@
 """The severities of alerts and lint warnings, and their order."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 Severity = Literal["info", "warning", "critical"]

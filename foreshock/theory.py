@@ -8,8 +8,6 @@ A step's gain is at least η(1 − Lη/2)‖∇J‖² + η(1 − Lη)⟨∇J, Bi
 Speed Kills Stability*, part 1). Norms give Var and not ⟨∇J, Bias⟩; halving η quarters the cost of Var.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

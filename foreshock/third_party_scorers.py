@@ -5,8 +5,6 @@ wherever the table is, so it must import its engine inside the function that sco
 name that is in use is refused and never raised here: a trainer imports the table too.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from collections.abc import Collection, Iterable

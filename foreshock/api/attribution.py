@@ -1,7 +1,5 @@
 """The attribution of a step: the links of its chain of scores, noise floors, environments and conclusions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

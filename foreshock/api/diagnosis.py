@@ -1,7 +1,5 @@
 """The diagnosis of a run: the one answer to "how is it", which the service stores and every surface renders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal

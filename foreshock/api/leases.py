@@ -1,7 +1,5 @@
 """Leases: a job, its weights and rollouts, as a worker gets them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Probes: their jobs, the policy of automatic ones, the hardware that they run on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Client and service may be one release apart, so `parse` ignores a field that the
 that the answer lacks its default. A new field of a record therefore needs a default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """What replays found: exact divergences, weights searches, the configuration matrix. Attributions: `attribution`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs and what belongs to them: attempts, steps, changes, checkpoints, deletions, retention, measures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

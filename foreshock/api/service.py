@@ -1,7 +1,5 @@
 """The state of the service itself, and the audit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

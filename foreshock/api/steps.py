@@ -1,7 +1,5 @@
 """Answers about one step: lint, corrections, theory, buckets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """`foreshock audit`: who changed advice, alerts, runs and keys."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

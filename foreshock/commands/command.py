@@ -1,7 +1,5 @@
 """What commands share: the parser, the options of the service, the connection."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The part of `foreshock import` that reads a framework's dumps, once or as they appear."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

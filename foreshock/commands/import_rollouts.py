@@ -7,8 +7,6 @@ Importing again changes nothing: the same files give the same bytes in the same 
   `step_NNNN_shard_K.parquet` of one step (Parquet in the schema of rollouts).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -3,8 +3,6 @@
 `foreshock probe cancel ID` cancels a probe; `foreshock probe matrix RUN --step S` replays a grid of configurations.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """`foreshock probe matrix RUN --step S`: replay the same rollouts in a grid of configurations, and compare them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

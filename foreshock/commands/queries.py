@@ -1,7 +1,5 @@
 """What commands read of a run, and what they say of a client's delivery."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """`foreshock report`: the diagnosis of a run on one screen, or with its tables, as text, JSON or one HTML page."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The parts of the report about replays of a step: the links, and a search for other weights."""
 
-from __future__ import annotations
-
 import math
 
 from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchRecord

@@ -1,7 +1,5 @@
 """The data of `foreshock report`, collected before its text is written."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The table of a comparison by layer: where in the network two scorers depart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

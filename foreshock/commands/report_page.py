@@ -1,7 +1,5 @@
 """The report as one HTML page that needs no other file, with its curves as SVG."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -1,7 +1,5 @@
 """The table of a comparison of routed experts: in which layers two scorers choose other ones, and what that costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The report as text: the mismatch by step, and the other parts."""
 
-from __future__ import annotations
-
 import math
 
 from foreshock.api.diagnosis import Diagnosis

@@ -1,7 +1,5 @@
 """`foreshock runs`: list the runs."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -3,8 +3,6 @@
 Values that the service would reject (probabilities, values above 0) are reported as findings.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`foreshock spool list|resend|drop`: the items that the service rejected, and what waits on this machine's disk."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`foreshock watch`: print a line per closed step, the diagnosis when it changes, and each new alert."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -4,8 +4,6 @@
 comparison (`token_level.py`), sequence corrections from its rollout summaries (`sequence_level.py`).
 """
 
-from __future__ import annotations
-
 from foreshock.corrections.catalogue import (
     CORRECTIONS,
     AffectedSequences,

@@ -1,7 +1,5 @@
 """Evaluate corrections of a comparison from its statistics and rollout summaries."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from foreshock.corrections.catalogue import CORRECTIONS, Correction, Evaluation, Threshold, correction_named

@@ -8,8 +8,6 @@ WEIGHT_GRID. Otherwise the level moves to that edge, by at most 3 % of |d| betwe
 two), and the cut reports the level used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

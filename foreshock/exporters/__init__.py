@@ -6,8 +6,6 @@ A thread fetches each closed step from the service and writes it as `foreshock/k
 exporter waits in, or raises into, the training thread. docs/exporters.md has the series of each step.
 """
 
-from __future__ import annotations
-
 from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues
 from foreshock.exporters.exports import NAMES, make_exporters
 from foreshock.exporters.mlflow import MlflowExporter

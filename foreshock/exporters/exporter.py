@@ -1,7 +1,5 @@
 """The interface of an exporter, and what it writes."""
 
-from __future__ import annotations
-
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

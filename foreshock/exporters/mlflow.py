@@ -1,7 +1,5 @@
 """MLflow: metrics of the trainer's active run, through a client of their own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ The SDK reads its own environment variables: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTE
 neither used nor changed.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The values of closed steps, from the service's measurements, alerts and advice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import httpx

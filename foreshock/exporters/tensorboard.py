@@ -4,8 +4,6 @@ TensorBoard reads one event file of a folder at a time, so the files are in a fo
 `foreshock` below the trainer's, which TensorBoard shows as a run beside it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """trackio: metrics of the trainer's active run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ that the trainer is writing (`commit=False`), one step per row, and the series h
 `foreshock/step`: a late step is a later row with a smaller value on that axis.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Import dumps of training frameworks: one module per format, and `FORMATS`, the table of all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from foreshock.errors import ConfigurationError

@@ -1,7 +1,5 @@
 """What an importer finds and reads: dumps of a training framework, one per step, and their JSON lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Find the dumps that a running trainer has finished, each once; the record of those that the service has."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -10,8 +10,6 @@ With `force_on_policy_ratio` NeMo-RL writes zeros for `prev_logprobs`: they are 
 (`sample_loss_mask` 0) are measured too: to leave them out would bias the measures.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

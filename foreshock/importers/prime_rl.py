@@ -10,8 +10,6 @@ Tokens whose part of the loss is distillation (`rl_weights` and `ref_kl_weights`
 are not measured, as in prime-rl's own `mismatch_kl/all/mean`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

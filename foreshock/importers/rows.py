@@ -12,8 +12,6 @@ tokens of a file:
 Anything else is refused with the first value that contradicts, unless the user states the kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ prompt ids are removed by SkyRL before it writes; prompts are told apart by `pol
 `base_action_log_probs` and `kl` concern the reference model and are not read.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

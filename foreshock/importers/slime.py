@@ -11,8 +11,6 @@ the rollouts, π and advantages from the training data. The loss mask of trainin
 the rollouts is not. `ref_log_probs` and `kl` concern the reference model and are not read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

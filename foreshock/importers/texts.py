@@ -11,8 +11,6 @@ TRL 1.16 writes `completions/completions_NNNNN.parquet` with `log_completions=Tr
 functions add, and `advantage`. The mean of each column of numbers is imported as `completions/<column>/mean`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

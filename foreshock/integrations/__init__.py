@@ -1,7 +1,5 @@
 """Connections of Foreshock to trainers, one module per framework. None is imported until it is used."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 __all__ = ["CLIP_SETTINGS", "KNOWN_VERSIONS", "clip_range"]

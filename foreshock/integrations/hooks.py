@@ -4,8 +4,6 @@ An observer sees the arguments and the result of a call after it returned. Whate
 further: training continues as if there were no observer.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.abc
 import importlib.machinery

@@ -7,8 +7,6 @@ Both run in every training process. The first call observes the framework's func
 log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rollout_id` N.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Columns of a slime batch and how slime samples; columns that context parallelism split over ranks, put together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The modules of slime, vime and miles that are observed, and this process's place among the training processes."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

@@ -9,8 +9,6 @@ Step N is the optimizer step after which TRL logs `step: N`. Rollouts are logged
 that uses them. Every process logs its own shard; process 0 reports the rest and asks for the advice.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ engine come from `_generate` (GRPO) or from the engine's `generate` (RLOO ignore
 scored batch (GRPO) or from its forward pass (RLOO keeps only their sums).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ with `FORESHOCK_URL` set, `RayPPOTrainer` is observed when it is imported (its v
 - `_update_actor`: the advised scale travels to the workers in the batch's `meta_info`, so all of them have the same.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

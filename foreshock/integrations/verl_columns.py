@@ -1,7 +1,5 @@
 """The columns of a verl batch, and how verl samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from foreshock.fingerprint import dtype_name

@@ -3,8 +3,6 @@
 Without `FORESHOCK_URL` it does nothing. Modules of verl are observed when verl imports them, and not before.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

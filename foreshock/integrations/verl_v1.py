@@ -7,8 +7,6 @@
 A step with several updates between two weight syncs (`parameter_sync_step`) is logged in as many shards.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import ModuleType
 from typing import Any

@@ -4,8 +4,6 @@
 evidence of shards merges, and the merged evidence is checked like that of one batch.
 """
 
-from __future__ import annotations
-
 from foreshock.lint.checks import run_checks
 from foreshock.lint.evidence import LintEvidence, collect_evidence
 from foreshock.lint.report import CHECKS, CheckResult, Example, LintReport, LintWarning

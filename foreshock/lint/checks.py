@@ -5,8 +5,6 @@ column, one dropped id, a rounded type) have a negligible chance of a false alar
 (surprisal, mean ratio, shift, duplicates) have a chance of FALSE_ALARM per step, and also require a minimum effect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 

@@ -3,8 +3,6 @@
 The order of the catalogue is that of the report: findings that make all other numbers meaningless come first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Measures of the mismatch between the sampling policy (μ) and the trained policy (π); `registry.py` lists them."""
 
-from __future__ import annotations
-
 from foreshock.measures.comparison import Comparison, StepMeasurement, compare, fold, measure_step
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.estimators.attribution import Attribution, Link, attribute

@@ -5,8 +5,6 @@ sampled, so that its mean still varies with the prompts and rollouts of the step
 of the same scores at the same tokens stands beside it: its interval has both kinds of noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

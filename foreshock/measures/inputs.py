@@ -1,7 +1,5 @@
 """Inputs of the measures as arrays with checked types and sizes, and columns that are derived from a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ few prompts, most steps then lack them, and the median was 8.6 times below the p
 their prompts anew, so each prompt of each step is a cluster.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

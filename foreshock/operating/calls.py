@@ -5,8 +5,6 @@ key. A parameter that is None is left out of the body, so that the service's def
 otherwise. What a trainer sends is sent by `foreshock.Client`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -9,8 +9,6 @@
 `foreshock/operating/calls.py` has the parameters and the documentation of every method.
 """
 
-from __future__ import annotations
-
 from foreshock.operating import calls
 from foreshock.reading.caller import AsyncCaller, Caller, call
 from foreshock.reading.reader import AsyncReader, Reader

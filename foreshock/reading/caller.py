@@ -10,8 +10,6 @@ In a `Caller` the method `run` returns the answer and `runs` an iterator; in an 
 iterator.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections import OrderedDict

@@ -5,8 +5,6 @@ a run's id or key, `comparison` is `target/behaviour`, such as "trainer/rollout"
 of all attempts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A request and how its answer is read, without sending it: `foreshock/reading/caller.py` sends it."""
 
-from __future__ import annotations
-
 import enum
 import json
 from collections.abc import Callable, Mapping, Sequence

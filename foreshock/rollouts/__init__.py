@@ -1,7 +1,5 @@
 """Rollouts in memory and on disk: the schema, batches, validation, the Parquet codec, and JSON lines."""
 
-from __future__ import annotations
-
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import (

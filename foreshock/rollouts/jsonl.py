@@ -6,8 +6,6 @@ the step), `step`, and any other column of the rollout table by its name; `old_l
 reading a file twice gives the same rollouts.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

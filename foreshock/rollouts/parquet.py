@@ -8,8 +8,6 @@ A body is not trusted; `parquet_files.py` opens and checks it. Every error that 
 InvalidRolloutsError.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ counted while row groups are decoded. What a page claims beyond that is bounded 
 bodies from outside in one that has a limit, and with pyarrow > 23.0.0; older releases can crash on damaged pages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence

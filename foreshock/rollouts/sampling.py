@@ -1,7 +1,5 @@
 """Samples of rollouts that keep the distribution of lengths."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -16,8 +16,6 @@ for a string; any integer type whose values are in range for an integer; float16
 float.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

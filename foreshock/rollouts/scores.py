@@ -1,7 +1,5 @@
 """Results for a set of rollouts: the log-probs of one scorer, and the exact divergences of a pair of scorers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Validate rollouts, scores and divergences beyond their types. Every error names the first row that breaks a rule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

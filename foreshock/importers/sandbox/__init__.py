@@ -1,7 +1,5 @@
 """Read pickles of training frameworks in a process that can do nothing else; see `reader.py`."""
 
-from __future__ import annotations
-
 __all__ = ["METADATA_KEY"]
 
 METADATA_KEY = b"foreshock.dump"

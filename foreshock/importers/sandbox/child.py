@@ -15,8 +15,6 @@ seccomp         on Linux x86-64: system calls other than those below fail with E
                 removed, no socket or process is made and no other process is reached, also by root
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import io

@@ -5,8 +5,6 @@ files, sockets or processes (`lock_down`). It unpickles tensors, arrays and plai
 returns a table of numbers as Arrow IPC, which is validated here. Neither torch nor the framework is needed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ negative share means that the link cancels part of the others. k3 values of link
 they are not KLs under the policy that sampled.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

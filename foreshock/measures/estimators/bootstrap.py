@@ -30,8 +30,6 @@ Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller
 behavior of a t-test robust to cluster heterogeneity" (2017), and Kish (1965), for effective numbers of clusters.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A scorer in two environments: the size of what the environment alone changes, and what it does not explain."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling" (
 weak prior towards ½.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from functools import lru_cache

@@ -9,8 +9,6 @@ Many formulas need ρ − 1 (`rho_minus_one`) or 1/ρ − 1 (`inverse_minus_one`
 computed.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

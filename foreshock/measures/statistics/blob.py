@@ -6,8 +6,6 @@ The header is {"kind", "statistics_version", "arrays": {name: [dtype, shape]}, "
 it expects; any other array or version is refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

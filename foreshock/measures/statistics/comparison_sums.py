@@ -3,8 +3,6 @@
 `comparison_statistics.py` fills, merges and stores them; `estimators/comparison_measures.py` computes the measures.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

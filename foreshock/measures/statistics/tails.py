@@ -4,8 +4,6 @@ A token is compared with a level by d itself, a float64 subtraction that is the 
 exp(d), whose last digit depends on the library. A token is above a level if d > level, and below it if d < −level.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
