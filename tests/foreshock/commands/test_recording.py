@@ -79,6 +79,9 @@ def test_file_of_another_name_needs_its_step(tmp_path: Path) -> None:
 def test_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such file or folder"):
         find_recording([tmp_path / "missing"])
+    (tmp_path / "metrics.csv").write_text("step,reward\n1,0.5\n")
+    with pytest.raises(ConfigurationError, match="metrics only is read by `foreshock backtest`"):
+        find_recording([tmp_path / "metrics.csv"])
     with pytest.raises(ConfigurationError, match="no rollouts found"):
         find_recording([tmp_path])
 

@@ -234,6 +234,14 @@ def test_repeated_probe_request_finds_the_same_probe(
     assert "probe of step 20: queued" in capsys.readouterr().out
 
 
+def test_probe_that_no_live_worker_can_do_ends_before_its_timeout(
+    imported: RunningService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foreshock.commands.probe._WORKER_SECONDS", 0.0)
+    assert run(imported, "probe", "imported", "20", "--scorer", "torch.float32", "--timeout", "500") == 1
+    assert "the probe stays queued: no live worker can do it; start one with" in capsys.readouterr().err
+
+
 def test_cancelled_probe_is_shown_with_its_reason(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "probe", "imported", "20", "--scorer", "torch.bfloat16", "--no-wait", "--json") == 0
     probe = json.loads(capsys.readouterr().out)["id"]
