@@ -195,12 +195,24 @@ def _edge(value: float) -> str:
 
 
 _SPARKLINE_WIDTH = 48
-_SENTENCES_ON_A_SCREEN = 2
+SCREEN_LINES = 40
+"""Of a usual terminal."""
 
 
 def render_screen(report: ReportData, paint: Paint) -> list[str]:
-    """Return the lines of one screen: the diagnosis, the curves that it is about, and the advice in force."""
-    lines = [*_heading(report, paint), "", *diagnosis_section(report.diagnosis, paint, _SENTENCES_ON_A_SCREEN)]
+    """Return the lines of one screen: the diagnosis, the curves that it is about, and the advice in force.
+
+    Of each part of the diagnosis as many sentences are shown as fit into SCREEN_LINES, one at least.
+    """
+    head, end = _heading(report, paint), _curves_and_advice(report)
+    for most in (3, 2, 1):
+        lines = [*head, "", *diagnosis_section(report.diagnosis, paint, most), *end]
+        if len(lines) <= SCREEN_LINES:
+            break
+    return lines
+
+
+def _curves_and_advice(report: ReportData) -> list[str]:
     shown = ((report.mismatch, "k3_kl", "k3 per token"), (report.rollouts, "reward_mean", "reward"),
              (report.rollouts, "response_length_mean", "mean length"))  # fmt: skip
     rows = []
@@ -211,8 +223,7 @@ def render_screen(report: ReportData, paint: Paint) -> list[str]:
             healthy = required_range(measure, report.model_kind).text if logarithmic else ""
             line = sparkline(values, _CURVE_WIDTH, logarithmic=logarithmic).ljust(_CURVE_WIDTH)
             rows.append([label, line, number(now), healthy])
-    if rows:
-        lines += ["", *table(["", "all steps", "now", "healthy"], rows, left=(0, 1, 3))]
+    lines = ["", *table(["", "all steps", "now", "healthy"], rows, left=(0, 1, 3))] if rows else []
     if report.advice is not None:
         lines += ["", *wrap(f"learning rate: {_scale_in_words(report.advice)}", "    ", "  ")]
     return [*lines, "", "Tables of steps, tokens, probes and alerts: --full", f"Pages: {report.url}"]

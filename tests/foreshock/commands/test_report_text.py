@@ -16,7 +16,7 @@ from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import Bucket, Curve
 from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES, ReportData, evenly_spaced
-from foreshock.commands.report_text import render, render_screen
+from foreshock.commands.report_text import SCREEN_LINES, render, render_screen
 from foreshock.commands.text import WIDTH, Paint
 from foreshock.learning_rate import Advice
 from foreshock.learning_rate.advice import Applied
@@ -99,11 +99,14 @@ def test_screen_fits_its_width_and_counts_what_it_leaves_out() -> None:
     event = DiagnosisEvent(
         step=7, onset=5, rule="mismatch_rise", severity="critical", sentence="Step 7: k3 rose.", is_open=True
     )
-    found = Diagnosis(verdict="critical", since=7, headline="Critical since step 7.", events=(event,) * 5)
-    lines = render_screen(report(diagnosis=found), Paint())
-    assert max(map(len, lines)) <= WIDTH
-    assert [line.strip() for line in lines if "k3 rose" in line] == ["· Step 7: k3 rose."] * 2
-    assert "and 3 more" in "\n".join(lines)
+    few = Diagnosis(verdict="critical", since=7, headline="Critical since step 7.", events=(event,) * 5)
+    many = dataclasses.replace(few, next_steps=("What to do about it in many words. " * 40,) * 5)
+    for found, shown in ((few, 3), (many, 1)):
+        lines = render_screen(report(diagnosis=found), Paint())
+        assert max(map(len, lines)) <= WIDTH
+        assert len(lines) <= SCREEN_LINES
+        assert [line.strip() for line in lines if "k3 rose" in line] == ["· Step 7: k3 rose."] * shown
+        assert f"and {5 - shown} more" in "\n".join(lines)
 
 
 def test_measures_are_shown_beside_their_ranges() -> None:

@@ -14,6 +14,7 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.main import main
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES
+from foreshock.commands.report_text import SCREEN_LINES
 from foreshock.commands.text import WIDTH
 from foreshock.digests import weights_digest
 from foreshock.measures.comparison import measure_step
@@ -140,7 +141,7 @@ def test_report_is_one_screen_unless_asked_for_more(
 ) -> None:
     assert run(imported, "report", "imported") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 40, "\n".join(lines)
+    assert len(lines) <= SCREEN_LINES
     assert not [line for line in lines if len(line) > WIDTH and " since step " not in line]
     titles = [lines.index(f"  {title}") for title in ("What happened, in order", "What to do")]
     assert titles == sorted(titles)
