@@ -1,0 +1,84 @@
+"""Forms of the pages: they ask for a reason, need the token of their session, and do what the API does."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+from tests.service.present.pages.conftest import SentRun, send_run
+from tests.service.present.pages.test_pages import token_of
+
+
+class TestForms:
+    def test_alert_is_acknowledged_and_resolved_by_form(self, http: httpx.Client) -> None:
+        run = send_run(http, "bad", steps=20, noise=0.4)
+        page = http.get(run.address).text
+        assert "What to do:" in page
+        (form, *_) = re.findall(rf'action="({run.forms}/alerts/\w+)/acknowledge"', page)
+        answer = http.post(f"{form}/acknowledge", data={"csrf_token": token_of(page)})
+        assert (answer.status_code, answer.headers["location"]) == (303, run.address)
+        page = http.get(run.address).text
+        assert '<span class="badge">acknowledged</span>' in page
+        assert http.post(f"{form}/resolve", data={"csrf_token": token_of(page)}).status_code == 422, "why?"
+        reason = {"csrf_token": token_of(page), "reason": "a known step"}
+        http.post(f"{form}/resolve", data=reason)
+        audit = http.get("/v1/audit", params={"limit": 1}).raise_for_status().json()["items"]
+        assert audit[0]["after"] == {"state": "resolved", "reason": "a known step"}
+        assert f"{form}/resolve" not in http.get(run.address).text
+
+    def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:
+        page = http.get(own_run.address).text
+        for kind, phase in (("hold", "held by an operator"), ("release", "warming")):
+            answer = http.post(
+                f"{own_run.forms}/advice", data={"kind": kind, "reason": "a test", "csrf_token": token_of(page)}
+            )
+            assert (answer.status_code, answer.headers["location"]) == (303, own_run.address)
+            page = http.get(own_run.address).text
+            assert phase in page
+
+    def test_operator_form_switches_to_apply_mode(self, http: httpx.Client, own_run: SentRun) -> None:
+        token = token_of(http.get(own_run.address).text)
+        http.post(f"{own_run.forms}/advice", data={"kind": "apply", "reason": "ready", "csrf_token": token})
+        assert http.get(f"/v1/runs/{own_run.id}").json()["advice_mode"] == "apply"
+        page = http.get(own_run.address).text
+        assert "apply mode: sent to trainers that ask" in page
+        assert "not acknowledged" in page
+        acknowledged = {"revision": 1, "step": 3, "applied_lr": 2e-7, "applied_scale": 0.5}
+        http.post(f"/v1/runs/{own_run.id}/lr-advice/ack", json=acknowledged).raise_for_status()
+        page = http.get(own_run.address).text
+        assert "applied 0.5 at step 3 (learning rate 2e-07)" in page
+        assert "not acknowledged" not in page
+
+    def test_decision_that_changes_nothing_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
+        token = token_of(http.get(own_run.address).text)
+        answer = http.post(f"{own_run.forms}/advice", data={"kind": "release", "reason": "a test", "csrf_token": token})
+        assert answer.status_code == 409
+        assert "not held" in answer.text
+
+    @pytest.mark.parametrize("token", ["", "0" * 64])
+    def test_form_without_its_token_is_refused(self, http: httpx.Client, own_run: SentRun, token: str) -> None:
+        answer = http.post(f"{own_run.forms}/advice", data={"kind": "hold", "reason": "a test", "csrf_token": token})
+        assert answer.status_code == 403
+        assert http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["phase"] != "held"
+
+    def test_a_form_of_another_site_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
+        data = {"kind": "hold", "csrf_token": token_of(http.get(own_run.address).text)}
+        answer = http.post(f"{own_run.forms}/advice", data=data, headers={"Origin": "https://evil.example"})
+        assert answer.status_code == 403
+
+
+def test_tags_note_and_baseline_are_set_on_the_page_and_shown_in_the_list(http: httpx.Client, own_run: SentRun) -> None:
+    other = send_run(http, "other", steps=1)
+    token = token_of(http.get(own_run.address).text)
+    form = {"tags": "ablation, ablation, lr", "note": " <b>why</b> ", "baseline": "other", "csrf_token": token}
+    http.post(f"{own_run.forms}/notes", data=form)
+    run = http.get(f"/v1/runs/{own_run.id}").json()
+    assert (run["tags"], run["note"], run["baseline"]) == (["ablation", "lr"], "<b>why</b>", other.id)
+    page = http.get(own_run.address).text
+    assert "&lt;b&gt;why&lt;/b&gt;" in page
+    assert f"/compare?run={own_run.id}&amp;run={other.id}" in page
+    names = re.findall(r"<bdi>([^<]+)</bdi>", http.get("/", params={"tag": "lr"}).text)
+    assert names == [own_run.name]
+    assert http.post(f"{own_run.forms}/notes", data=form | {"baseline": "nowhere"}).status_code == 404
