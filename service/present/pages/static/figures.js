@@ -76,7 +76,7 @@ function completeLayout(given, height, colour) {
   return layout;
 }
 
-const PANEL = 196, GAP_X = 0.055;
+const PANEL = 200, GAP_X = 0.055;
 
 /** Places the panels of small multiples: three columns, two or one, as the width allows; returns the height. */
 function placePanels(layout, width) {
