@@ -11,7 +11,13 @@ from foreshock.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from foreshock.learning_rate.advice import Advice, AdviceAlert
-    from foreshock.learning_rate.apply import applied_learning_rates, apply_scale, base_learning_rates, restore_base
+    from foreshock.learning_rate.apply import (
+        applied_learning_rates,
+        applied_scales,
+        apply_scale,
+        base_learning_rates,
+        restore_base,
+    )
     from foreshock.learning_rate.feed import AdviceFeed
     from foreshock.learning_rate.torch_scheduler import ForeshockLR
 
@@ -21,6 +27,7 @@ __all__ = [
     "AdviceFeed",
     "ForeshockLR",
     "applied_learning_rates",
+    "applied_scales",
     "apply_scale",
     "base_learning_rates",
     "restore_base",
@@ -36,6 +43,7 @@ __getattr__ = lazy_names(
         "AdviceFeed": "foreshock.learning_rate.feed",
         "ForeshockLR": "foreshock.learning_rate.torch_scheduler",
         "applied_learning_rates": _APPLY,
+        "applied_scales": _APPLY,
         "apply_scale": _APPLY,
         "base_learning_rates": _APPLY,
         "restore_base": _APPLY,

@@ -8,11 +8,12 @@ There are three cases:
 3. There is no scheduler.
 
 Each param group therefore stores the base rate and the scaled rate written over it (three plain floats, which every
-checkpoint format can hold). With torch optimizers the scaled `lr` is in the group only from `apply_scale` to the end of
-`optimizer.step()`: hooks write it before each further step (gradient accumulation, PPO mini-batches) and restore the
-base rate after it, for the scheduler. An optimizer without hooks keeps the scaled `lr`, which is correct in cases 1 and
-3. In case 2, or if a gradient scaler skips `optimizer.step()`, call `restore_base` before the scheduler's step, or use
-`ForeshockLR`, which does that.
+checkpoint format can hold). With torch optimizers the scaled `lr` is in the group only during `optimizer.step()`: hooks
+write it before each step and restore the base rate after it, so that a scheduler never sees it, also if a gradient
+scaler skips the step. `applied_learning_rates` returns what the next step uses. Two kinds of optimizers keep the scaled
+`lr` from `apply_scale` on, which is correct in cases 1 and 3: those without hooks, and those whose `lr` is a tensor,
+which a captured or compiled step may read without running hooks. In case 2 call `restore_base` before the scheduler's
+step, or use `ForeshockLR`, which does that.
 
 Param groups are any mapping with an "lr" that is a float or a tensor of one number; torch is never imported.
 """
@@ -20,11 +21,12 @@ Param groups are any mapping with an "lr" that is a float or a tensor of one num
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Protocol
 
-__all__ = ["applied_learning_rates", "apply_scale", "base_learning_rates", "restore_base"]
+__all__ = ["applied_learning_rates", "applied_scales", "apply_scale", "base_learning_rates", "restore_base"]
 
 BASE_KEY = "foreshock_base_lr"
 WRITTEN_KEY = "foreshock_written_lr"
@@ -58,7 +60,10 @@ def apply_scale(optimizer: HasParamGroups, scale: float) -> None:
     if not math.isfinite(scale) or scale < 0:
         raise ValueError(f"scale must be a finite number >= 0, got {scale!r}")
     write_scale(optimizer, scale)
-    _register_step_hooks(optimizer)
+    if _register_step_hooks(optimizer):
+        for index, group in enumerate(optimizer.param_groups):
+            if isinstance(group["lr"], float):
+                _restore(optimizer, index, group)
 
 
 def write_scale(optimizer: HasParamGroups, scale: float) -> None:
@@ -86,6 +91,11 @@ def applied_learning_rates(optimizer: HasParamGroups) -> list[float]:
     """Return the learning rate of each param group in the next `optimizer.step()`: base times scale; for logging."""
     bases = base_learning_rates(optimizer)
     return [base * group.get(SCALE_KEY, 1.0) for base, group in zip(bases, optimizer.param_groups, strict=True)]
+
+
+def applied_scales(optimizer: HasParamGroups) -> list[float]:
+    """Return the scale in the next `optimizer.step()` of each param group, as this rank has it."""
+    return [float(group.get(SCALE_KEY, 1.0)) for group in optimizer.param_groups]
 
 
 _written_objects: weakref.WeakKeyDictionary[Any, dict[int, float]] = weakref.WeakKeyDictionary()
@@ -149,24 +159,29 @@ def _written_by(optimizer: HasParamGroups) -> dict[int, float]:
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _register_step_hooks(optimizer: HasParamGroups) -> None:
-    """Register the hooks once, on the optimizer or on the torch optimizer it wraps, if it has hooks."""
+def _register_step_hooks(optimizer: HasParamGroups) -> bool:
+    """Register the hooks once, on the optimizer or on the torch optimizer it wraps, if it has hooks.
+
+    Return True if its steps are sure to run them on the same param groups.
+    """
     candidate: Any = optimizer
     for _ in range(4):
         if candidate is None:
-            return
+            return False
         try:
-            if candidate in _hooked:
-                return
-            candidate.register_step_pre_hook(_before_step)
-            candidate.register_step_post_hook(_after_step)
-            _hooked.add(candidate)
-            return
+            if candidate not in _hooked:
+                candidate.register_step_pre_hook(_before_step)
+                candidate.register_step_post_hook(_after_step)
+                _hooked.add(candidate)
+            # torch marks the `step` of a class that runs hooks.
+            is_sure = getattr(type(candidate).step, "hooked", False)
+            return is_sure and all(map(operator.is_, optimizer.param_groups, candidate.param_groups))
         except (AttributeError, TypeError):
             try:
                 candidate = getattr(candidate, "optimizer", None)
             except AssertionError:  # Megatron's chain of several optimizers, as a mixture of experts has.
-                return
+                return False
+    return False
 
 
 def _before_step(optimizer: Any, _arguments: Any, _keywords: Any) -> None:

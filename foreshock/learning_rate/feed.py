@@ -148,7 +148,10 @@ class AdviceFeed:
             self._take(Advice.from_json(state["advice"]))
 
     def close(self) -> None:
-        """Stop polling; `scale` continues with the newest answer."""
+        """Send the acknowledgements that wait, for up to two seconds, and stop polling.
+
+        `scale` continues with the newest answer.
+        """
         self._stop.set()
         self._acknowledgement_added.set()
         deadline = time.monotonic() + _MAX_CLOSE_SECONDS
@@ -247,16 +250,19 @@ class AdviceFeed:
     def _acknowledge_until_stopped(self) -> None:
         backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         with contextlib.closing(self._new_connection()) as connection:
-            while not self._stop.is_set():
+            while self._acknowledgements or not self._stop.is_set():
                 self._acknowledgement_added.wait()
-                self._acknowledgement_added.clear()
-                while self._acknowledgements and not self._stop.is_set():
+                if not self._stop.is_set():
+                    self._acknowledgement_added.clear()
+                while self._acknowledgements:
                     body = acknowledgement_body(*self._acknowledgements[0])
                     try:
                         connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
                     except ServiceError as error:
                         self._log.warning("acknowledge", f"reporting the applied learning rate failed: {error}")
                         if isinstance(error, ServiceUnavailable):
+                            if self._stop.is_set():
+                                return
                             self._stop.wait(backoff.next_delay(error.retry_after_seconds))
                             continue
                     backoff.reset()

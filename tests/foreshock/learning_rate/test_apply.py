@@ -27,7 +27,13 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from foreshock.learning_rate import applied_learning_rates, apply_scale, base_learning_rates, restore_base
+from foreshock.learning_rate import (
+    applied_learning_rates,
+    applied_scales,
+    apply_scale,
+    base_learning_rates,
+    restore_base,
+)
 
 
 class PlainOptimizer:
@@ -150,11 +156,12 @@ def test_rate_after_any_torch_scheduler_is_base_times_scale(name: str, groups: i
     plain_scheduler, scaled_scheduler = SCHEDULERS[name](plain), SCHEDULERS[name](scaled)
     for step in range(12):
         apply_scale(scaled, scale_at(step))
-        assert rates(scaled) == pytest.approx([rate * scale_at(step) for rate in rates(plain)], rel=1e-12)
-        assert applied_learning_rates(scaled) == rates(scaled)
-        for optimizer, scheduler in ((plain, plain_scheduler), (scaled, scaled_scheduler)):
-            optimizer.step()
-            scheduler.step()
+        expected = [rate * scale_at(step) for rate in rates(plain)]
+        assert applied_learning_rates(scaled) == pytest.approx(expected, rel=1e-12)
+        assert rates_in_step(scaled) == pytest.approx(expected, rel=1e-12)
+        plain.step()
+        plain_scheduler.step()
+        scaled_scheduler.step()
 
 
 def test_rate_after_plateau_scheduler_is_base_times_scale() -> None:
@@ -162,14 +169,63 @@ def test_rate_after_plateau_scheduler_is_base_times_scale() -> None:
     schedulers = [ReduceLROnPlateau(optimizer, patience=1) for optimizer in (plain, scaled)]
     for step in range(10):
         apply_scale(scaled, scale_at(step))
-        assert rates(scaled) == pytest.approx([rates(plain)[0] * scale_at(step)], rel=1e-12)
-        for optimizer, scheduler in zip((plain, scaled), schedulers, strict=True):
-            optimizer.step()
+        assert rates_in_step(scaled) == pytest.approx([rates(plain)[0] * scale_at(step)], rel=1e-12)
+        plain.step()
+        for scheduler in schedulers:
             scheduler.step(1.0)
 
 
 def rates(optimizer: Any) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def rates_in_step(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return the learning rates that a step of the optimizer reads."""
+    found: list[list[float]] = []
+    handle = optimizer.register_step_pre_hook(lambda of, *_: found.append(rates(of)))
+    optimizer.step()
+    handle.remove()
+    return found[0]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_skipped_optimizer_step_does_not_compound() -> None:
+    # A gradient scaler skips the optimizer's step; the scheduler multiplies the rate in the group.
+    plain, scaled = sgd(1.0), sgd(1.0)
+    schedulers = [ExponentialLR(optimizer, 0.9) for optimizer in (plain, scaled)]
+    for step in range(8):
+        apply_scale(scaled, 0.5)
+        assert base_learning_rates(scaled) == pytest.approx(rates(plain), rel=1e-12)
+        for optimizer, scheduler in zip((plain, scaled), schedulers, strict=True):
+            if step % 2:
+                optimizer.step()
+            scheduler.step()
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_load_apply_and_scheduler_step_does_not_compound() -> None:
+    first = sgd(1.0)
+    scheduler = ExponentialLR(first, 0.9)
+    apply_scale(first, 0.5)
+    first.step()
+    scheduler.step()
+    resumed = sgd(1.0)
+    later = ExponentialLR(resumed, 0.9)
+    resumed.load_state_dict(first.state_dict())
+    later.load_state_dict(scheduler.state_dict())
+    apply_scale(resumed, 0.5)
+    later.step()
+    apply_scale(resumed, 0.5)
+    assert applied_learning_rates(resumed) == pytest.approx([0.5 * 0.81])
+
+
+def test_each_rank_can_be_asked_what_it_applied() -> None:
+    optimizer = sgd(1.0, groups=2)
+    assert applied_scales(optimizer) == [1.0, 1.0]
+    apply_scale(optimizer, 0.25)
+    assert applied_scales(optimizer) == [0.25, 0.25]
+    optimizer.step()
+    assert applied_scales(optimizer) == [0.25, 0.25]
 
 
 def test_scheduler_that_rewrites_the_rate_every_step_is_followed() -> None:
@@ -214,7 +270,7 @@ def test_resumed_optimizer_keeps_its_base(after_step: bool) -> None:
     resumed = sgd(123.0, groups=2)
     resumed.load_state_dict(state)
     apply_scale(resumed, 0.25)
-    assert rates(resumed) == [0.25, 0.125]
+    assert rates_in_step(resumed) == [0.25, 0.125]
     assert base_learning_rates(resumed) == [1.0, 0.5]
 
 
@@ -232,8 +288,7 @@ def test_copied_optimizer_gets_its_own_hooks() -> None:
     apply_scale(optimizer, 0.5)
     copied = copy.deepcopy(optimizer)
     apply_scale(copied, 0.5)
-    assert rates(copied) == [0.5]
-    copied.step()
+    assert rates_in_step(copied) == [0.5]
     assert rates(copied) == [1.0]
     del scheduler
 
@@ -252,8 +307,7 @@ def test_wrapped_torch_optimizer_is_scaled() -> None:
     wrapper = Wrapper(inner)
     for step in range(4):
         apply_scale(wrapper, 0.5)
-        assert rates(inner) == [0.5**step * 0.5]
-        inner.step()
+        assert rates_in_step(inner) == [0.5**step * 0.5]
         scheduler.step()
 
 

@@ -186,6 +186,16 @@ def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
     assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
 
 
+def test_acknowledgements_queued_at_close_are_sent(service: FaultyService) -> None:
+    service.set_advice(advice(1))
+    for attempt in range(3):
+        with AdviceFeed(service.url, "run-1") as fed:
+            for step in range(5):
+                fed.acknowledge(10 * attempt + step, 1e-6)
+    sent = [json.loads(body)["step"] for body in service.bodies("/ack")]
+    assert sent == [10 * attempt + step for attempt in range(3) for step in range(5)]
+
+
 def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> None:
     service.set_advice(advice(1, want_weights_at_step=10))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.5) as fed:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, ReduceLROnPlateau
 
-from foreshock.learning_rate import ForeshockLR, apply_scale
+from foreshock.learning_rate import ForeshockLR, applied_learning_rates, apply_scale
 from tests.foreshock.learning_rate.test_apply import SCHEDULERS, rates, scale_at, sgd
 
 
@@ -137,7 +137,7 @@ def test_works_beside_apply_scale() -> None:
     scheduler = ForeshockLR(optimizer, scale_at, ExponentialLR(optimizer, 0.9), first_step=0)
     for step in range(8):
         apply_scale(optimizer, scale_at(step))
-        assert rates(optimizer) == pytest.approx([0.9**step * scale_at(step)], rel=1e-12)
+        assert applied_learning_rates(optimizer) == pytest.approx([0.9**step * scale_at(step)], rel=1e-12)
         optimizer.step()
         scheduler.step()
 
