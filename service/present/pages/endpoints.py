@@ -10,64 +10,16 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock.page_addresses import run_page_path
+from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.health import FiguresOfApp, service_state
-from foreshock_service.platform.keys import Scope
-from foreshock_service.platform.parameters import (
-    LARGEST_STEP,
-    NO_NUL,
-    SEGMENT_PATTERN,
-    Cursor,
-    FromStep,
-    Name,
-    StepPath,
-    ToStep,
-    decoded_segment,
-)
-from foreshock_service.platform.security import AuthenticationRequired, ScopeMissing, check_scope
-from foreshock_service.present.pages.presenters.alerts import alerts_page, axes_of_run
-from foreshock_service.present.pages.presenters.attribution import corrections_part
+from foreshock_service.present.pages import rendering, rules_endpoints, sessions, view_models
+from foreshock_service.present.pages.presenters import alerts, attribution, rollout, run_list
 from foreshock_service.present.pages.presenters.figures import Asked as AskedFigure
 from foreshock_service.present.pages.presenters.figures import run_plot, step_plot
-from foreshock_service.present.pages.presenters.rollout import rollout_columns, rollout_page
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_names, semantics_part
-from foreshock_service.present.pages.presenters.run_list import (
-    RunsQuery,
-    compare_page,
-    compared_figure,
-    hardware_page,
-    runs_page,
-)
 from foreshock_service.present.pages.presenters.service import service_page
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.present.pages.presenters.viewing import open_viewing
-from foreshock_service.present.pages.rendering import (
-    LONG_CACHE,
-    PAGE_HEADERS,
-    REVALIDATE,
-    accepts_gzip,
-    assets,
-    compressed,
-    digest_of,
-    figure_response,
-    json_response,
-    media_type_of,
-    page_response,
-)
-from foreshock_service.present.pages.rules_endpoints import router as rules
-from foreshock_service.present.pages.sessions import (
-    LONGEST_KEY,
-    IngesterSession,
-    OperatorSession,
-    PageRoute,
-    PageSession,
-    ReaderSession,
-    local_path,
-    require_form_token,
-    sign_in,
-    sign_out,
-)
-from foreshock_service.present.pages.view_models import LoginPage
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
@@ -76,21 +28,21 @@ from foreshock_service.watch.alert_endpoints import AlertIdentifier
 from foreshock_service.watch.alerts import acknowledge, resolve
 
 # Pages are for people, so the description of the API leaves them out.
-pages = APIRouter(route_class=PageRoute, include_in_schema=False)
+pages = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
 parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
 # The page of rules first: a run may be called `steps`.
-ROUTERS = (static, parts, rules, pages)
+ROUTERS = (static, parts, rules_endpoints.router, pages)
 LONGEST_SAMPLE_ID = 1024
-Asked = Annotated[str, Query(max_length=200, pattern=NO_NUL)]
-ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=NO_NUL)]], Query(max_length=100)]
+Asked = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
+ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=parameters.NO_NUL)]], Query(max_length=100)]
 
 
 @pages.get("/")
 def show_runs(
     request: Request,
     context: Context,
-    visitor: ReaderSession,
+    visitor: sessions.ReaderSession,
     search: Asked = "",
     project: Asked = "",
     model: Asked = "",
@@ -102,68 +54,72 @@ def show_runs(
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
     """Return the page of runs."""
-    query = RunsQuery(search.strip(), project, model, tag, state, verdict, sort, group, page)
+    query = run_list.RunsQuery(search.strip(), project, model, tag, state, verdict, sort, group, page)
     with open_viewing(context, visitor.principal) as viewing:
-        found = runs_page(viewing, query)
-    return page_response(request, "runs.html", found, visitor.view)
+        found = run_list.runs_page(viewing, query)
+    return rendering.page_response(request, "runs.html", found, visitor.view)
 
 
 @pages.get("/alerts")
 def show_alerts(
     request: Request,
     context: Context,
-    visitor: ReaderSession,
-    cursor: Cursor = None,
+    visitor: sessions.ReaderSession,
+    cursor: parameters.Cursor = None,
     state: Asked = "open",
     severity: Asked = "",
 ) -> Response:
     """Return the page of the alerts of all runs: the open ones, unless another state or none is asked for."""
     with open_viewing(context, visitor.principal) as viewing:
-        page = alerts_page(viewing, state, severity, cursor)
-    return page_response(request, "alerts.html", page, visitor.view)
+        page = alerts.alerts_page(viewing, state, severity, cursor)
+    return rendering.page_response(request, "alerts.html", page, visitor.view)
 
 
 @pages.get("/hardware")
-def show_hardware(request: Request, context: Context, visitor: ReaderSession) -> Response:
+def show_hardware(request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return the page of hardware × configuration."""
     with open_viewing(context, visitor.principal) as viewing:
-        page = hardware_page(viewing)
-    return page_response(request, "hardware.html", page, visitor.view)
+        page = run_list.hardware_page(viewing)
+    return rendering.page_response(request, "hardware.html", page, visitor.view)
 
 
 @pages.get("/compare")
-def show_comparison(request: Request, context: Context, visitor: ReaderSession, run: ComparedRuns = ()) -> Response:
+def show_comparison(
+    request: Request, context: Context, visitor: sessions.ReaderSession, run: ComparedRuns = ()
+) -> Response:
     """Return several runs side by side."""
     with open_viewing(context, visitor.principal) as viewing:
-        page = compare_page(viewing, run)
-    return page_response(request, "compare.html", page, visitor.view)
+        page = run_list.compare_page(viewing, run)
+    return rendering.page_response(request, "compare.html", page, visitor.view)
 
 
 @parts.get("/compare/{name}.json")
 def comparison_figure(
-    name: str, request: Request, context: Context, visitor: ReaderSession, run: ComparedRuns = ()
+    name: str, request: Request, context: Context, visitor: sessions.ReaderSession, run: ComparedRuns = ()
 ) -> Response:
     """Return the curves of one quantity of several runs."""
     with open_viewing(context, visitor.principal) as viewing:
-        figure = compared_figure(viewing, name, run)
-    return figure_response(request, figure)
+        figure = run_list.compared_figure(viewing, name, run)
+    return rendering.figure_response(request, figure)
 
 
 @pages.get("/runs/{run}")
-def show_run(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def show_run(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return the page of a run, by id, or by a key that only one project has."""
     return _run(request, context, visitor, run)
 
 
 @pages.get("/runs/{project}/{key}")
-def show_run_of_project(run: RunOfPage, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def show_run_of_project(
+    run: RunOfPage, request: Request, context: Context, visitor: sessions.ReaderSession
+) -> Response:
     """Return the page of a run, at the address that pages link to."""
     return _run(request, context, visitor, run)
 
 
 @pages.get("/runs/{run}/steps/{step}")
 def show_step(
-    run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+    run: RunIdentifier, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
 ) -> Response:
     """Return the page of a step."""
     return _step(request, context, visitor, run, step)
@@ -171,7 +127,7 @@ def show_step(
 
 @pages.get("/runs/{project}/{key}/steps/{step}")
 def show_step_of_project(
-    run: RunOfPage, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+    run: RunOfPage, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
 ) -> Response:
     """Return the page of a step, at the address that pages link to."""
     return _step(request, context, visitor, run, step)
@@ -180,45 +136,47 @@ def show_step_of_project(
 @pages.get("/runs/{project}/{key}/steps/{step}/rollouts/{sample_id}")
 def show_rollout(
     run: RunOfPage,
-    step: StepPath,
-    sample_id: Annotated[str, Path(max_length=LONGEST_SAMPLE_ID, pattern=SEGMENT_PATTERN)],
+    step: parameters.StepPath,
+    sample_id: Annotated[str, Path(max_length=LONGEST_SAMPLE_ID, pattern=parameters.SEGMENT_PATTERN)],
     request: Request,
     context: Context,
-    visitor: ReaderSession,
+    visitor: sessions.ReaderSession,
 ) -> Response:
     """Return the page of a rollout."""
     with open_viewing(context, visitor.principal) as viewing:
-        page = rollout_page(viewing, run, step, decoded_segment(sample_id))
-    return page_response(request, "rollout.html", page, visitor.view)
+        page = rollout.rollout_page(viewing, run, step, parameters.decoded_segment(sample_id))
+    return rendering.page_response(request, "rollout.html", page, visitor.view)
 
 
 @pages.get("/service")
-async def show_service(request: Request, context: Context, visitor: ReaderSession, figures: FiguresOfApp) -> Response:
+async def show_service(
+    request: Request, context: Context, visitor: sessions.ReaderSession, figures: health.FiguresOfApp
+) -> Response:
     """Return the page of the service's own health; for those who may read `GET /v1/service`."""
-    check_scope(visitor.principal, Scope.ADMIN)
-    page = service_page(await service_state(context, figures))
-    return page_response(request, "service.html", page, visitor.view)
+    security.check_scope(visitor.principal, keys.Scope.ADMIN)
+    page = service_page(await health.service_state(context, figures))
+    return rendering.page_response(request, "service.html", page, visitor.view)
 
 
-def _run(request: Request, context: ServiceContext, visitor: PageSession, run: str) -> Response:
+def _run(request: Request, context: ServiceContext, visitor: sessions.PageSession, run: str) -> Response:
     with open_viewing(context, visitor.principal) as viewing:
         page = run_page(viewing, run)
-    return page_response(request, "run.html", page, visitor.view)
+    return rendering.page_response(request, "run.html", page, visitor.view)
 
 
-def _step(request: Request, context: ServiceContext, visitor: PageSession, run: str, step: int) -> Response:
+def _step(request: Request, context: ServiceContext, visitor: sessions.PageSession, run: str, step: int) -> Response:
     with open_viewing(context, visitor.principal) as viewing:
         page = step_page(viewing, run, step)
-    return page_response(request, "step.html", page, visitor.view)
+    return rendering.page_response(request, "step.html", page, visitor.view)
 
 
 @pages.post("/runs/{run}/advice")
 def decide(
     run: RunIdentifier,
     context: Context,
-    visitor: OperatorSession,
+    visitor: sessions.OperatorSession,
     kind: Annotated[Literal["hold", "release", "raise", "halve", "apply", "shadow"], Form()],
-    reason: Annotated[Name, Form()],
+    reason: Annotated[parameters.Name, Form()],
 ) -> Response:
     """Apply an operator's decision on the learning rate, then redirect to the run."""
     if kind == "apply" or kind == "shadow":
@@ -234,7 +192,7 @@ def decide(
 
 @pages.post("/runs/{run}/alerts/{alert}/acknowledge")
 def acknowledge_alert(
-    run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: IngesterSession
+    run: RunIdentifier, alert: AlertIdentifier, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
     """Mark the alert as seen, then redirect to the run."""
     context.database.write(lambda session: acknowledge(session, visitor.principal, run, alert))
@@ -246,8 +204,8 @@ def resolve_alert(
     run: RunIdentifier,
     alert: AlertIdentifier,
     context: Context,
-    visitor: IngesterSession,
-    reason: Annotated[Name, Form()],
+    visitor: sessions.IngesterSession,
+    reason: Annotated[parameters.Name, Form()],
 ) -> Response:
     """Resolve the alert, then redirect to the run."""
     context.database.write(lambda session: resolve(session, visitor.principal, run, alert, reason))
@@ -258,7 +216,7 @@ def resolve_alert(
 def write_notes(
     run: RunIdentifier,
     context: Context,
-    visitor: IngesterSession,
+    visitor: sessions.IngesterSession,
     tags: Annotated[str, Form(max_length=2000)] = "",
     note: Annotated[str, Form(max_length=2000)] = "",
     baseline: Annotated[str, Form(max_length=200)] = "",
@@ -274,12 +232,12 @@ def write_notes(
     return back_to_run(context, visitor, run)
 
 
-def back_to_run(context: ServiceContext, visitor: PageSession, run_id: str) -> Response:
+def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str) -> Response:
     """Redirect to the page of the run, which can be loaded again."""
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
         address = run_page_path(run.project, run.key)
-    return RedirectResponse(address, status_code=303, headers=PAGE_HEADERS)
+    return RedirectResponse(address, status_code=303, headers=rendering.PAGE_HEADERS)
 
 
 @parts.get("/runs/{run}/figures/{name}.json")
@@ -288,9 +246,9 @@ def run_figure(
     name: str,
     request: Request,
     context: Context,
-    visitor: ReaderSession,
-    from_step: FromStep = 0,
-    to_step: ToStep = LARGEST_STEP,
+    visitor: sessions.ReaderSession,
+    from_step: parameters.FromStep = 0,
+    to_step: parameters.ToStep = parameters.LARGEST_STEP,
     scalar: Asked = "",
 ) -> Response:
     """Return a figure of a run, as `static/figures.js` draws it."""
@@ -298,125 +256,130 @@ def run_figure(
     with open_viewing(context, visitor.principal) as viewing:
         asked = AskedFigure(from_step, to_step, scalar)
         figure = plot.draw(viewing, get_run(viewing.session, viewing.principal, run), asked)
-    return figure_response(request, figure)
+    return rendering.figure_response(request, figure)
 
 
 @parts.get("/runs/{run}/probes")
-def run_probes(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def run_probes(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return the replays of a run, as an HTML fragment."""
     with open_viewing(context, visitor.principal) as viewing:
         part = probes_part(viewing, run)
-    return page_response(request, "probes.html", part, visitor.view)
+    return rendering.page_response(request, "probes.html", part, visitor.view)
 
 
 @parts.get("/runs/{run}/semantics")
-def run_semantics(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def run_semantics(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return the lint of a run, as an HTML fragment."""
     with open_viewing(context, visitor.principal) as viewing:
         part = semantics_part(viewing, run)
-    return page_response(request, "semantics.html", part, visitor.view)
+    return rendering.page_response(request, "semantics.html", part, visitor.view)
 
 
 @parts.get("/runs/{run}/scalars")
-def run_scalars(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def run_scalars(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return a chooser of the run's scalars, as an HTML fragment."""
     with open_viewing(context, visitor.principal) as viewing:
         names = scalar_names(viewing, run)
     addresses = {name: f"/pages/runs/{run}/figures/scalar.json?{urlencode({'scalar': name})}" for name in names}
-    return page_response(request, "scalars.html", addresses, visitor.view)
+    return rendering.page_response(request, "scalars.html", addresses, visitor.view)
 
 
 @parts.get("/runs/{run}/axes.json")
-def run_axes(run: RunIdentifier, request: Request, context: Context, visitor: ReaderSession) -> Response:
+def run_axes(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
     """Return what a run's curves can be drawn over besides the step: cumulative learning rate, and time."""
     with open_viewing(context, visitor.principal) as viewing:
-        axes = axes_of_run(viewing, get_run(viewing.session, viewing.principal, run))
-    return json_response(request, axes)
+        axes = alerts.axes_of_run(viewing, get_run(viewing.session, viewing.principal, run))
+    return rendering.json_response(request, axes)
 
 
 @parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
 def step_figure(
-    run: RunIdentifier, step: StepPath, name: str, request: Request, context: Context, visitor: ReaderSession
+    run: RunIdentifier,
+    step: parameters.StepPath,
+    name: str,
+    request: Request,
+    context: Context,
+    visitor: sessions.ReaderSession,
 ) -> Response:
     """Return a figure of a step."""
     plot = step_plot(name)
     with open_viewing(context, visitor.principal) as viewing:
         figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run), step, None)
-    return figure_response(request, figure)
+    return rendering.figure_response(request, figure)
 
 
 @parts.get("/runs/{run}/steps/{step}/tokens")
 def step_tokens(
-    run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+    run: RunIdentifier, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
 ) -> Response:
     """Return the worst tokens of a step, as an HTML fragment."""
     with open_viewing(context, visitor.principal) as viewing:
         part = worst_tokens(viewing, run, step)
-    return page_response(request, "tokens.html", part, visitor.view)
+    return rendering.page_response(request, "tokens.html", part, visitor.view)
 
 
 @parts.get("/runs/{run}/steps/{step}/rollout")
 def rollout_tokens(
     run: RunIdentifier,
-    step: StepPath,
+    step: parameters.StepPath,
     sample_id: Annotated[str, Query(max_length=LONGEST_SAMPLE_ID)],
     request: Request,
     context: Context,
-    visitor: ReaderSession,
+    visitor: sessions.ReaderSession,
 ) -> Response:
     """Return the tokens of a rollout as columns, as `static/rollout.js` draws them."""
     with open_viewing(context, visitor.principal) as viewing:
-        columns = rollout_columns(viewing, run, step, sample_id)
-    return json_response(request, columns)
+        columns = rollout.rollout_columns(viewing, run, step, sample_id)
+    return rendering.json_response(request, columns)
 
 
 @parts.get("/runs/{run}/steps/{step}/corrections")
 def step_corrections(
-    run: RunIdentifier, step: StepPath, request: Request, context: Context, visitor: ReaderSession
+    run: RunIdentifier, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
 ) -> Response:
     """Return the corrections and the theory of a step, as an HTML fragment."""
     with open_viewing(context, visitor.principal) as viewing:
-        part = corrections_part(viewing, run, step)
-    return page_response(request, "corrections.html", part, visitor.view)
+        part = attribution.corrections_part(viewing, run, step)
+    return rendering.page_response(request, "corrections.html", part, visitor.view)
 
 
 @pages.get("/login")
 def show_login(request: Request, next_path: Annotated[str, Query(alias="next", max_length=2000)] = "/") -> Response:
     """Return the form that takes an API key."""
-    return page_response(request, "login.html", LoginPage(local_path(next_path)), None)
+    return rendering.page_response(request, "login.html", view_models.LoginPage(sessions.local_path(next_path)), None)
 
 
 @pages.post("/login")
 def log_in(
     request: Request,
     context: Context,
-    api_key: Annotated[str, Form(max_length=LONGEST_KEY)],
+    api_key: Annotated[str, Form(max_length=sessions.LONGEST_KEY)],
     next_path: Annotated[str, Form(alias="next", max_length=2000)] = "/",
 ) -> Response:
     """Exchange an API key for a session. Forms of other sites were refused by their Origin before."""
     try:
-        return sign_in(context, request, api_key, next_path)
-    except (AuthenticationRequired, ScopeMissing) as error:
-        page = LoginPage(local_path(next_path), f"{error.detail}.")
-        return page_response(request, "login.html", page, None, status=error.status)
+        return sessions.sign_in(context, request, api_key, next_path)
+    except (security.AuthenticationRequired, security.ScopeMissing) as error:
+        page = view_models.LoginPage(sessions.local_path(next_path), f"{error.detail}.")
+        return rendering.page_response(request, "login.html", page, None, status=error.status)
 
 
 @pages.post("/logout")
 def log_out(request: Request, context: Context, csrf_token: Annotated[str, Form(max_length=200)] = "") -> Response:
     """End the session."""
-    require_form_token(context, request, csrf_token)
-    return sign_out(context, request)
+    sessions.require_form_token(context, request, csrf_token)
+    return sessions.sign_out(context, request)
 
 
 @static.get("/static/{name}")
 def static_file(request: Request, name: str, v: str = "") -> Response:
     """Return a static file; browsers keep it for a year if the address has its version."""
-    found = assets().get(name)
+    found = rendering.assets().get(name)
     if found is None:
         raise HTTPException(404, "no such file")
-    cache = LONG_CACHE if v == digest_of(name) else REVALIDATE
+    cache = rendering.LONG_CACHE if v == rendering.digest_of(name) else rendering.REVALIDATE
     headers = {"Cache-Control": cache, "X-Content-Type-Options": "nosniff", "Vary": "Accept-Encoding"}
-    if not accepts_gzip(request):
-        return Response(found.read_bytes(), media_type=media_type_of(name), headers=headers)
+    if not rendering.accepts_gzip(request):
+        return Response(found.read_bytes(), media_type=rendering.media_type_of(name), headers=headers)
     headers["Content-Encoding"] = "gzip"
-    return Response(compressed(name), media_type=media_type_of(name), headers=headers)
+    return Response(rendering.compressed(name), media_type=rendering.media_type_of(name), headers=headers)

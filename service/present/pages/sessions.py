@@ -10,25 +10,9 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from foreshock_service.platform import keys, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.keys import Scope, end_session
-from foreshock_service.platform.problem import ProblemError, framework_error
-from foreshock_service.platform.request_guards import CrossSiteRefused
-from foreshock_service.platform.security import (
-    SESSION_COOKIE,
-    AuthenticationRequired,
-    Principal,
-    ScopeMissing,
-    authenticate,
-    form_token,
-    is_form_token,
-    principal_of_secret,
-    session_hash,
-    sign_session,
-    verify_session,
-)
-from foreshock_service.present.pages.rendering import PAGE_HEADERS, page_response
-from foreshock_service.present.pages.view_models import ProblemPage, Visitor
+from foreshock_service.present.pages import rendering, view_models
 
 LONGEST_KEY = 200
 _bearer = HTTPBearer(auto_error=False)
@@ -38,8 +22,8 @@ _bearer = HTTPBearer(auto_error=False)
 class PageSession:
     """A principal that may read, and its view model for the templates."""
 
-    principal: Principal
-    view: Visitor
+    principal: security.Principal
+    view: view_models.Visitor
 
 
 def page_session(
@@ -48,13 +32,13 @@ def page_session(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> PageSession:
     """Return the session of a request to a page. Raises AuthenticationRequired or ScopeMissing."""
-    principal = authenticate(context, request, credentials.credentials if credentials else None)
-    if not principal.may(Scope.READ):
-        raise ScopeMissing("this key lacks the scope `read`")
-    visitor = Visitor(
-        signed_in=SESSION_COOKIE in request.cookies and principal.key_id is not None,
-        may_answer_alerts=principal.may(Scope.INGEST),
-        may_operate=principal.may(Scope.ADMIN),
+    principal = security.authenticate(context, request, credentials.credentials if credentials else None)
+    if not principal.may(keys.Scope.READ):
+        raise security.ScopeMissing("this key lacks the scope `read`")
+    visitor = view_models.Visitor(
+        signed_in=security.SESSION_COOKIE in request.cookies and principal.key_id is not None,
+        may_answer_alerts=principal.may(keys.Scope.INGEST),
+        may_operate=principal.may(keys.Scope.ADMIN),
         csrf_token=csrf_token(context, request),
     )
     return PageSession(principal, visitor)
@@ -63,7 +47,7 @@ def page_session(
 ReaderSession = Annotated[PageSession, Depends(page_session)]
 
 
-def form_sender(scope: Scope) -> Callable[..., PageSession]:
+def form_sender(scope: keys.Scope) -> Callable[..., PageSession]:
     """Return the dependency of a form: it requires the scope and the form token of the same session."""
 
     def session_with_token(
@@ -74,38 +58,38 @@ def form_sender(scope: Scope) -> Callable[..., PageSession]:
     ) -> PageSession:
         require_form_token(context, request, csrf_token)
         if not session.principal.may(scope):
-            raise ScopeMissing(f"this key lacks the scope `{scope}`")
+            raise security.ScopeMissing(f"this key lacks the scope `{scope}`")
         return session
 
     return session_with_token
 
 
 # The same scopes as in the API.
-IngesterSession = Annotated[PageSession, Depends(form_sender(Scope.INGEST))]
-OperatorSession = Annotated[PageSession, Depends(form_sender(Scope.ADMIN))]
+IngesterSession = Annotated[PageSession, Depends(form_sender(keys.Scope.INGEST))]
+OperatorSession = Annotated[PageSession, Depends(form_sender(keys.Scope.ADMIN))]
 
 
 def csrf_token(context: ServiceContext, request: Request) -> str:
     """Return the token of this session's forms; without a session, one of this service process."""
-    return form_token(context.session_secret, request.cookies.get(SESSION_COOKIE, ""))
+    return security.form_token(context.session_secret, request.cookies.get(security.SESSION_COOKIE, ""))
 
 
 def require_form_token(context: ServiceContext, request: Request, token: str) -> None:
     """Raise CrossSiteRefused unless the form came from a page of the same session."""
-    if not is_form_token(context.session_secret, request.cookies.get(SESSION_COOKIE, ""), token):
-        raise CrossSiteRefused("this form is of another session; reload the page and try again")
+    if not security.is_form_token(context.session_secret, request.cookies.get(security.SESSION_COOKIE, ""), token):
+        raise request_guards.CrossSiteRefused("this form is of another session; reload the page and try again")
 
 
 def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: str) -> Response:
     """Make a session of an API key and redirect to the page. Raises AuthenticationRequired or ScopeMissing."""
-    principal = principal_of_secret(context, api_key.strip())
-    if not principal.may(Scope.READ):
-        raise ScopeMissing("this key lacks the scope `read`")
-    response = RedirectResponse(local_path(next_path), status_code=303, headers=PAGE_HEADERS)
+    principal = security.principal_of_secret(context, api_key.strip())
+    if not principal.may(keys.Scope.READ):
+        raise security.ScopeMissing("this key lacks the scope `read`")
+    response = RedirectResponse(local_path(next_path), status_code=303, headers=rendering.PAGE_HEADERS)
     if principal.key_id is not None:
         response.set_cookie(
-            SESSION_COOKIE,
-            sign_session(context.session_secret, principal.key_id),
+            security.SESSION_COOKIE,
+            security.sign_session(context.session_secret, principal.key_id),
             max_age=int(context.settings.session_hours * 3600),
             httponly=True,
             samesite="strict",
@@ -116,14 +100,14 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
 
 def sign_out(context: ServiceContext, request: Request) -> Response:
     """End the session, also for copies of its cookie, and redirect to /login."""
-    cookie = request.cookies.get(SESSION_COOKIE)
+    cookie = request.cookies.get(security.SESSION_COOKIE)
     lifetime = context.settings.session_hours * 3600
     # Only what was signed here is stored: anyone can send cookies.
-    if cookie is not None and verify_session(context.session_secret, cookie, lifetime) is not None:
-        ended = session_hash(cookie)
-        context.database.write(lambda session: end_session(session, ended, lifetime))
-    response = RedirectResponse("/login", status_code=303, headers=PAGE_HEADERS)
-    response.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+    if cookie is not None and security.verify_session(context.session_secret, cookie, lifetime) is not None:
+        ended = security.session_hash(cookie)
+        context.database.write(lambda session: keys.end_session(session, ended, lifetime))
+    response = RedirectResponse("/login", status_code=303, headers=rendering.PAGE_HEADERS)
+    response.delete_cookie(security.SESSION_COOKIE, httponly=True, samesite="strict")
     return response
 
 
@@ -142,9 +126,9 @@ class PageRoute(APIRoute):
         async def handle_with_pages(request: Request) -> Response:
             try:
                 return await handle(request)
-            except AuthenticationRequired:
-                return RedirectResponse(_login_address(request), status_code=303, headers=PAGE_HEADERS)
-            except ProblemError as error:
+            except security.AuthenticationRequired:
+                return RedirectResponse(_login_address(request), status_code=303, headers=rendering.PAGE_HEADERS)
+            except problem.ProblemError as error:
                 return _problem_page(request, error)
 
         return handle_with_pages
@@ -161,11 +145,11 @@ def unknown_address(request: Request, error: Exception) -> Response:
     """Return a page to a browser that asks for an address that does not exist, a problem to everything else."""
     asks_for_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
     if not asks_for_page:
-        return framework_error(request, error)
-    page = ProblemPage("There is no such page", f"{request.url.path} is no address of this service.")
-    return page_response(request, "problem.html", page, None, status=404)
+        return problem.framework_error(request, error)
+    page = view_models.ProblemPage("There is no such page", f"{request.url.path} is no address of this service.")
+    return rendering.page_response(request, "problem.html", page, None, status=404)
 
 
-def _problem_page(request: Request, error: ProblemError) -> Response:
-    page = ProblemPage(error.document().title, error.detail)
-    return page_response(request, "problem.html", page, None, status=error.status)
+def _problem_page(request: Request, error: problem.ProblemError) -> Response:
+    page = view_models.ProblemPage(error.document().title, error.detail)
+    return rendering.page_response(request, "problem.html", page, None, status=error.status)

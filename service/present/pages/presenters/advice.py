@@ -6,25 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from foreshock import page_addresses, severity
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.schedule import HORIZON, LengthDecaySchedule, LoopPoint, scale_at
-from foreshock.page_addresses import run_page_path
-from foreshock.severity import Severity
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.trends import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.rendering import MODES, PHASES, TONES, model_kind_in_words, moment, number
-from foreshock_service.present.pages.view_models import (
-    Label,
-    RuleCard,
-    RuleForm,
-    RuleGroup,
-    RulesPage,
-    VersionRow,
-)
 from foreshock_service.watch.advice.schemas import AdviceRead
 from foreshock_service.watch.advice.service import read_advice
 from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
@@ -44,7 +35,7 @@ class AdvicePanel:
     """The advice as it is served, with the actions that would change it now."""
 
     advice: AdviceRead
-    mode: Label
+    mode: view_models.Label
     phase: str
     schedule: str
     applied: str
@@ -119,8 +110,8 @@ def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
     applied = None if advice.applied is None else Applied.from_json(advice.applied.model_dump())
     return AdvicePanel(
         advice=advice,
-        mode=MODES[advice.mode],
-        phase=PHASES[advice.phase],
+        mode=rendering.MODES[advice.mode],
+        phase=rendering.PHASES[advice.phase],
         schedule=_schedule(advice),
         applied=effect_in_words(advice.mode, advice.revision, applied),
         # The rate of a run that has ended cannot be changed.
@@ -182,25 +173,29 @@ CAUSES: Final[dict[Cause, str]] = {
 }
 
 
-def rules_page(viewing: Viewing, run_id: str) -> RulesPage:
+def rules_page(viewing: Viewing, run_id: str) -> view_models.RulesPage:
     """Return the page of the run's rules. Raises RunNotFound or RunDeleted."""
     found = rules_of_run(viewing.session, viewing.principal, run_id)
     run = found.run
     groups = {cause: [each for each in found.rules if each.rule.cause == cause] for cause in CAUSES}
-    return RulesPage(
+    return view_models.RulesPage(
         run_name=run.name or run.key,
-        run_address=run_page_path(run.project, run.key),
+        run_address=page_addresses.run_page_path(run.project, run.key),
         project=run.project,
         forms_address=f"/runs/{run.id}/rules",
-        model_kind=model_kind_in_words(run),
-        groups=[RuleGroup(CAUSES[cause], [_card(each) for each in rules]) for cause, rules in groups.items() if rules],
+        model_kind=rendering.model_kind_in_words(run),
+        groups=[
+            view_models.RuleGroup(CAUSES[cause], [_card(each) for each in rules])
+            for cause, rules in groups.items()
+            if rules
+        ],
         versions=[
-            VersionRow(each.version, each.effective_from_step, moment(each.made_at_us), each.toml)
+            view_models.VersionRow(each.version, each.effective_from_step, rendering.moment(each.made_at_us), each.toml)
             for each in reversed(found.versions)
         ],
         first_step=0 if run.last_step is None else run.last_step + 1,
         toml=found.toml,
-        severities=get_args(Severity),
+        severities=get_args(severity.Severity),
         effects=get_args(Effect),
         detectors=[
             _title(name) for name in (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
@@ -208,12 +203,12 @@ def rules_page(viewing: Viewing, run_id: str) -> RulesPage:
     )
 
 
-def _card(found: RuleOfRun) -> RuleCard:
+def _card(found: RuleOfRun) -> view_models.RuleCard:
     rule = found.rule
-    return RuleCard(
+    return view_models.RuleCard(
         name=rule.name,
         title=_title(rule.name),
-        severity=Label(rule.severity, TONES[rule.severity]),
+        severity=view_models.Label(rule.severity, rendering.TONES[rule.severity]),
         threshold=threshold_in_words(rule),
         state=_state(found),
         reads=rule.key,
@@ -223,7 +218,7 @@ def _card(found: RuleOfRun) -> RuleCard:
         what_to_do=rule.what_to_do,
         effect=EFFECTS[rule.effect],
         source=rule.source,
-        form=RuleForm(
+        form=view_models.RuleForm(
             absolute=_entered(rule.absolute),
             relative=_entered(rule.relative),
             minimum_duration="" if rule.pooled is not None else str(rule.minimum_duration),
@@ -238,10 +233,10 @@ def _card(found: RuleOfRun) -> RuleCard:
 def threshold_in_words(rule: ThresholdRule) -> str:
     """Return a rule's thresholds: `above 0.01 and above 3 × the baseline`."""
     base = "the baseline" if rule.reference is None else rule.reference
-    bounds = [number(rule.absolute)] if rule.absolute is not None else []
-    bounds += [f"{number(rule.relative)} × {base}"] if rule.relative is not None else []
+    bounds = [rendering.number(rule.absolute)] if rule.absolute is not None else []
+    bounds += [f"{rendering.number(rule.relative)} × {base}"] if rule.relative is not None else []
     if rule.direction == "away":
-        return " and ".join(f"farther than {bound} from {number(rule.ideal)}" for bound in bounds)
+        return " and ".join(f"farther than {bound} from {rendering.number(rule.ideal)}" for bound in bounds)
     return " and ".join(f"{rule.direction} {bound}" for bound in bounds)
 
 
@@ -253,13 +248,13 @@ def _evidence(rule: ThresholdRule) -> str:
     return f"{steps}, at lag 0 only" if rule.lag_zero_only else steps
 
 
-def _state(found: RuleOfRun) -> Label | None:
+def _state(found: RuleOfRun) -> view_models.Label | None:
     since = "" if found.since in (None, 0) else f" since step {found.since}"
     if not found.enabled:
-        return Label(f"off{since}", "warning")
+        return view_models.Label(f"off{since}", "warning")
     if found.default is None:
-        return Label(f"added{since}", "warning")
-    return Label(f"changed{since}", "warning") if found.rule != found.default else None
+        return view_models.Label(f"added{since}", "warning")
+    return view_models.Label(f"changed{since}", "warning") if found.rule != found.default else None
 
 
 def _title(name: str) -> str:
@@ -271,4 +266,4 @@ def _entered(value: float | None) -> str:
 
 
 def _value(value: object) -> str:
-    return number(value) if isinstance(value, float) else "none" if value is None else str(value)
+    return rendering.number(value) if isinstance(value, float) else "none" if value is None else str(value)

@@ -4,8 +4,7 @@ from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from foreshock.api.runs import ChangeRecord, DifferenceRecord
-from foreshock.api.watch import AlertRecord, AlertState
+from foreshock.api import runs, watch
 from foreshock.changes import ChangeKind
 from foreshock.severity import SEVERITIES
 from foreshock_service.platform.database.tables import Run
@@ -14,9 +13,8 @@ from foreshock_service.present.pages.figures.overview import Mark
 from foreshock_service.present.pages.presenters.advice import Scale, advice_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
 from foreshock_service.present.pages.step_models import AlertsPage
+from foreshock_service.runs import changes, steps
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.changes import newest_changes
-from foreshock_service.runs.steps import arrival_times
 from foreshock_service.watch.alerts import AlertFilter, list_alerts, list_alerts_of_runs
 
 RUN_DASHBOARD = "foreshock-run"
@@ -43,7 +41,7 @@ def axes_of_run(viewing: Viewing, run: Run) -> dict[str, Any]:
     if rates:
         sums = accumulate(rate for _, rate in rates)
         axes["lr"] = {"steps": [step for step, _ in rates], "values": list(sums)}
-    times = arrival_times(viewing.session, run.id)
+    times = steps.arrival_times(viewing.session, run.id)
     if times:
         start = times[0][1]
         hours = accumulate(((at - start) / _HOUR_US for _, at in times), max)
@@ -65,7 +63,8 @@ _NAMES: dict[ChangeKind, str] = {
 def changes_of(viewing: Viewing, run_id: str) -> list[Mark]:
     """Return the newest changes of a run, by step."""
     return [
-        Mark(change.step, change_in_words(change)) for change in newest_changes(viewing.session, run_id, MOST_CHANGES)
+        Mark(change.step, change_in_words(change))
+        for change in changes.newest_changes(viewing.session, run_id, MOST_CHANGES)
     ]
 
 
@@ -74,7 +73,7 @@ def changes_in_words(viewing: Viewing, run_id: str) -> list[str]:
     return [f"step {mark.step}, {mark.text}" for mark in reversed(changes_of(viewing, run_id))]
 
 
-def change_in_words(change: ChangeRecord) -> str:
+def change_in_words(change: runs.ChangeRecord) -> str:
     """Return what changed, in a few words."""
     if change.kind == "setup":
         named = [_difference(each) for each in change.differences[:_MOST_DIFFERENCES]]
@@ -86,7 +85,7 @@ def change_in_words(change: ChangeRecord) -> str:
     return text if change.note is None else f"{text} ({change.note})"
 
 
-def _difference(difference: DifferenceRecord) -> str:
+def _difference(difference: runs.DifferenceRecord) -> str:
     before, after = (" and ".join(_value(each) for each in side) for side in (difference.before, difference.after))
     return f"{difference.name} {before} → {after}"
 
@@ -99,15 +98,15 @@ def _value(value: object) -> str:
 MOST_ALERTS = 50
 
 
-def standing_alerts(viewing: Viewing, run_id: str) -> list[AlertRecord]:
+def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     """Return the newest open and acknowledged alerts of the run, what happened first before the others."""
-    states: tuple[AlertState, ...] = ("open", "acknowledged")
+    states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     return sorted(found, key=lambda each: (each.step, each.rule))
 
 
 ALERTS_ON_A_PAGE = 25
-STATES: tuple[AlertState, ...] = get_args(AlertState)
+STATES: tuple[watch.AlertState, ...] = get_args(watch.AlertState)
 
 
 def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None) -> AlertsPage:
@@ -132,7 +131,7 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
 
 MOST_MARKED = 200
 MOST_DECAYS = 8
-_SHOWN: tuple[AlertState, ...] = ("open", "acknowledged", "resolved")
+_SHOWN: tuple[watch.AlertState, ...] = ("open", "acknowledged", "resolved")
 
 
 def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:

@@ -8,29 +8,14 @@ from functools import partial
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY, names_of
-from foreshock.measures.statistics.conditions import LOW_PROBABILITY
-from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
+from foreshock.measures.statistics import conditions, tails
 from foreshock.ranges import HealthyRange, required_range
+from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.platform.parameters import LARGEST_STEP
-from foreshock_service.platform.problem import ProblemError
-from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets
+from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview, trends
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE
-from foreshock_service.present.pages.figures.drawing import CRITICAL, HEALTHY, MUTED, WARNING
-from foreshock_service.present.pages.figures.mismatch import MISMATCH_TITLE, mismatch_figure
-from foreshock_service.present.pages.figures.overview import Mark, Panel, legend_of, marked, overview_figure
-from foreshock_service.present.pages.figures.trends import LEARNING_RATE_TITLE, learning_rate_figure
-from foreshock_service.present.pages.presenters.advice import scale_curve, surge_step
-from foreshock_service.present.pages.presenters.alerts import marks_of, named_marks, standing_alerts
-from foreshock_service.present.pages.presenters.attribution import PARETO_FAR, chain_of_step, newest_chain
-from foreshock_service.present.pages.presenters.rollout import (
-    buckets_of_run,
-    buckets_of_step,
-    heat_map_of_run,
-    token_ids_of_step,
-    tokens_of_step,
-)
+from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
 from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of, scalar_curves
 
 OVERVIEW_TITLE = "The run, step by step"
@@ -48,7 +33,7 @@ LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
 
 
-class FigureNotFound(ProblemError):
+class FigureNotFound(problem.ProblemError):
     """There is no figure of this name."""
 
     status = 404
@@ -60,7 +45,7 @@ class Asked:
     """What a figure of a run is asked for: some of the steps, and of all scalars one."""
 
     from_step: int = 0
-    to_step: int = LARGEST_STEP
+    to_step: int = parameters.LARGEST_STEP
     name: str = ""
 
     def part(self, curve: Curve) -> Curve:
@@ -89,7 +74,7 @@ class RunPlot:
         figure = self.make(viewing, run)
         if not self.over_steps or isinstance(figure, Missing):
             return figure
-        return marked(figure, marks_of(viewing, run.id), named_marks(viewing, run))
+        return overview.marked(figure, alerts.marks_of(viewing, run.id), alerts.named_marks(viewing, run))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +103,7 @@ def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",), max_points=None)
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
-    return mismatch_figure(k3, run.model_kind)
+    return mismatch.mismatch_figure(k3, run.model_kind)
 
 
 def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -126,28 +111,27 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
     names = {"Mean": "mean", "Median": "p50", "90th percentile": "p90", "Longest": "max"}
     columns = [f"response_length_{each}" for each in names.values()]
     found = curves_of(viewing, run.id, columns, (STEP_ROW,), max_points=None).get(STEP_ROW, {})
-    cap = {} if run.length_cap is None else {"cap": (float(run.length_cap), MUTED)}
+    cap = {} if run.length_cap is None else {"cap": (float(run.length_cap), drawing.MUTED)}
     panels = [
-        Panel(name, asked.part(found.get(column, NOTHING)), lines=cap)
+        overview.Panel(name, asked.part(found.get(column, NOTHING)), lines=cap)
         for name, column in zip(names, columns, strict=True)
     ]
-    surge = surge_step(viewing, run.id)
+    surge = advice.surge_step(viewing, run.id)
     said = (
         f"The surge, the first confirmed crossing of twice the smoothed baseline, was at step {surge}."
         if surge is not None
         else "No surge so far: the mean has not crossed twice its smoothed baseline in steep growth."
     )
-    marks = [*marks_of(viewing, run.id), *([Mark(surge, "the surge")] if surge is not None else [])]
-    caption = (
-        f"Model-generated tokens per rollout, before any filtering. Dashed: the length cap. {said} {legend_of(marks)}"
-    )
+    marks = [*alerts.marks_of(viewing, run.id), *([overview.Mark(surge, "the surge")] if surge is not None else [])]
+    legend = overview.legend_of(marks)
+    caption = f"Model-generated tokens per rollout, before any filtering. Dashed: the length cap. {said} {legend}"
     missing = "No rollouts have been uploaded for a closed step yet."
-    return overview_figure(LENGTH_TITLE, caption, panels, marks, why_missing=missing)
+    return overview.overview_figure(LENGTH_TITLE, caption, panels, marks, why_missing=missing)
 
 
 def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the advised scale over steps, past and planned."""
-    return learning_rate_figure(scale_curve(viewing, run))
+    return trends.learning_rate_figure(advice.scale_curve(viewing, run))
 
 
 def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -161,23 +145,25 @@ def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missin
         curve = measured.get(comparison, {}).get(column) or _longest(reported, names_of([key], run.scalar_names or {}))
         is_k3 = key == K3
         lines = _lines_of_k3(viewing, run) if is_k3 else {}
-        panels.append(Panel(title, asked.part(curve), logarithmic=is_k3 or key == "scalars:grad_norm", lines=lines))
+        panels.append(
+            overview.Panel(title, asked.part(curve), logarithmic=is_k3 or key == "scalars:grad_norm", lines=lines)
+        )
     if not panels[-1].curve:
-        panels[-1] = Panel("Learning rate ×", asked.part(_advised(viewing, run)))
-    marks = marks_of(viewing, run.id)
+        panels[-1] = overview.Panel("Learning rate ×", asked.part(_advised(viewing, run)))
+    marks = alerts.marks_of(viewing, run.id)
     known = required_range("k3_kl", run.model_kind)
     caption = (
         f"Over training steps. k3: nats per token, {TRAINER_ROLLOUT}; {known.healthy} is healthy, dashed: the "
         f"thresholds and the run's own baseline. Length: tokens per response. Entropy: nats per token. Of a long run "
-        f"each place shows the mean and the range of neighbouring steps. {legend_of(marks)}"
+        f"each place shows the mean and the range of neighbouring steps. {overview.legend_of(marks)}"
     )
     missing = "No step is closed yet, and no scalar is one of reward, length, entropy, gradient norm and learning rate."
-    return overview_figure(OVERVIEW_TITLE, caption, panels, marks, why_missing=missing)
+    return overview.overview_figure(OVERVIEW_TITLE, caption, panels, marks, why_missing=missing)
 
 
 def _advised(viewing: Viewing, run: Run) -> Curve:
     """Return the advised scale at every step so far; nothing before the first closed step."""
-    found = scale_curve(viewing, run)
+    found = advice.scale_curve(viewing, run)
     if found is None:
         return NOTHING
     starts = [step for step, _ in found.stairs]
@@ -193,19 +179,19 @@ def _longest(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
 def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:
     """Return the thresholds, and the run's own baseline as its newest alert of k3 has it."""
     lines = _thresholds(required_range("k3_kl", run.model_kind))
-    for alert in standing_alerts(viewing, run.id):
+    for alert in alerts.standing_alerts(viewing, run.id):
         if alert.evidence.get("key") == K3 and "baseline" in alert.evidence:
-            lines["baseline"] = (alert.evidence["baseline"], HEALTHY)
+            lines["baseline"] = (alert.evidence["baseline"], drawing.HEALTHY)
     return lines
 
 
 def scalar_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     """Return one of the scalars that the run logs."""
     curve = scalar_curves(viewing, run.id, [asked.name], max_points=None).get(asked.name, NOTHING)
-    marks = marks_of(viewing, run.id)
-    panels = [Panel(asked.name, asked.part(curve))]
-    figure = overview_figure(
-        asked.name, legend_of(marks), panels, marks, why_missing="This scalar has no finite value."
+    marks = alerts.marks_of(viewing, run.id)
+    panels = [overview.Panel(asked.name, asked.part(curve))]
+    figure = overview.overview_figure(
+        asked.name, overview.legend_of(marks), panels, marks, why_missing="This scalar has no finite value."
     )
     return figure if isinstance(figure, Missing) else replace(figure, height=260)
 
@@ -222,14 +208,14 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
     difference_range = required_range("rollout_probs_diff_mean", kind)
     # If no ratio reaches e, a heavy shape makes intervals too short, and leaves means of ratios alone.
-    matters = any(value >= PARETO_FAR for _, value in largest.points())
+    matters = any(value >= attribution.PARETO_FAR for _, value in largest.points())
     panels = (
         _judged("F(2): off by more than a factor of 2", tail, tail_range),
-        Panel("tail asymmetry at ln 2", asymmetry),
+        overview.Panel("tail asymmetry at ln 2", asymmetry),
         _judged("k̂, shape of the tail of π/μ", shape, shape_range if matters else None),
         _judged("mean |Δ probability|", difference, difference_range),
-        Panel(f"mean |d| where μ < {LOW_PROBABILITY:g}, nats", low, logarithmic=True),
-        Panel("effective sample size of tokens", ess),
+        overview.Panel(f"mean |d| where μ < {conditions.LOW_PROBABILITY:g}, nats", low, logarithmic=True),
+        overview.Panel("effective sample size of tokens", ess),
     )
     means = (
         f"Ratios of this run reach e: if k̂ is above {shape_range.critical}, means of ratios and effective sizes cannot "
@@ -240,64 +226,66 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     caption = (
         f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Asymmetry above 0: π ≪ μ. "
         f"Mean |Δ probability|: {difference_range.text}. "
-        f"k̂ above {LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
+        f"k̂ above {tails.LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."
-    marks = marks_of(viewing, run.id)
-    return overview_figure(TAILS_TITLE, f"{caption} {legend_of(marks)}", panels, marks, why_missing=missing)
+    marks = alerts.marks_of(viewing, run.id)
+    return overview.overview_figure(
+        TAILS_TITLE, f"{caption} {overview.legend_of(marks)}", panels, marks, why_missing=missing
+    )
 
 
-def _judged(name: str, curve: Curve, known: HealthyRange | None) -> Panel:
+def _judged(name: str, curve: Curve, known: HealthyRange | None) -> overview.Panel:
     """Return a panel with the thresholds of a range; None: without."""
-    return Panel(name, curve, lines={} if known is None else _thresholds(known))
+    return overview.Panel(name, curve, lines={} if known is None else _thresholds(known))
 
 
 def _thresholds(known: HealthyRange) -> dict[str, tuple[float, str]]:
-    levels = {"warning": (known.warning, WARNING), "critical": (known.critical, CRITICAL)}
+    levels = {"warning": (known.warning, drawing.WARNING), "critical": (known.critical, drawing.CRITICAL)}
     return {name: (level, colour) for name, (level, colour) in levels.items() if level is not None}
 
 
 def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the attribution of the newest step that was replayed."""
-    return attribution_figure(newest_chain(viewing, run.id))
+    return attribution_figure(attribution.newest_chain(viewing, run.id))
 
 
 def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
     """Return the attribution of a step."""
-    return attribution_figure(chain_of_step(viewing, run.id, step, attempt))
+    return attribution_figure(attribution.chain_of_step(viewing, run.id, step, attempt))
 
 
 RUN_PLOTS: Mapping[str, RunPlot | PartPlot] = {
     "overview": PartPlot(OVERVIEW_TITLE, overview_of_run),
-    "mismatch": RunPlot(MISMATCH_TITLE, mismatch_of_run, over_steps=True),
+    "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, over_steps=True),
     "length": PartPlot(LENGTH_TITLE, lengths_of_run),
-    "learning-rate": RunPlot(LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
+    "learning-rate": RunPlot(trends.LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
     "attribution": RunPlot(ATTRIBUTION_TITLE, attribution_of_run),
-    "buckets": RunPlot(buckets.TITLE, buckets_of_run),
-    "heat-map": RunPlot(HEAT_MAP_TITLE, heat_map_of_run, over_steps=True),
+    "buckets": RunPlot(buckets.TITLE, rollout.buckets_of_run),
+    "heat-map": RunPlot(HEAT_MAP_TITLE, rollout.heat_map_of_run, over_steps=True),
     "tails": PartPlot(TAILS_TITLE, tails_of_run),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": StepPlot(ATTRIBUTION_TITLE, attribution_of_step),
     "buckets": StepPlot(
         buckets.TITLE,
-        partial(buckets_of_step, "probability"),
+        partial(rollout.buckets_of_step, "probability"),
         choices={
             "buckets": buckets.BY["probability"].choice,
             **{f"buckets-{name}": by.choice for name, by in buckets.BY.items() if name != "probability"},
             "buckets-token-id": "token id",
         },
     ),
-    "tokens": StepPlot(TOKENS_TITLE, tokens_of_step, wide=True),
+    "tokens": StepPlot(TOKENS_TITLE, rollout.tokens_of_step, wide=True),
 }
 # Figures that replace another one when a reader selects them.
 CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
     **{
-        f"buckets-{name}": StepPlot(by.title, partial(buckets_of_step, name))
+        f"buckets-{name}": StepPlot(by.title, partial(rollout.buckets_of_step, name))
         for name, by in buckets.BY.items()
         if name != "probability"
     },
-    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, token_ids_of_step),
+    "buckets-token-id": StepPlot(buckets.TOKEN_ID_TITLE, rollout.token_ids_of_step),
 }
 
 

@@ -3,37 +3,32 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreshock import interval_names, page_addresses
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import IncompleteStep, RunRecord
 from foreshock.api.watch import AlertRecord
-from foreshock.interval_names import range_in_words
-from foreshock.page_addresses import run_page_path
+from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters.advice import AdvicePanel, advice_panel
 from foreshock_service.present.pages.presenters.alerts import changes_in_words, run_dashboard, standing_alerts
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
 from foreshock_service.present.pages.presenters.step import lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.rendering import OUT_OF_DATE, model_kind_in_words, moment, number
-from foreshock_service.present.pages.view_models import LintPanel, Moment, Plot
 from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.service import list_probes
+from foreshock_service.runs import events, measurements, runs, scalars, steps
 from foreshock_service.runs.attempts import attempts_of_run
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.measurements import PooledMeasure, is_run_out_of_date
-from foreshock_service.runs.runs import get_run, run_records
-from foreshock_service.runs.scalars import names_of_run
-from foreshock_service.runs.steps import incomplete_steps, missing_shards_of, shards_in_words, statistics_steps
 from foreshock_service.watch.diagnosis import diagnosis_of_run
 
 
-def pooled_in_words(pooled: PooledMeasure | None) -> str | None:
+def pooled_in_words(pooled: measurements.PooledMeasure | None) -> str | None:
     """Return a pooled mean with its range; None if there is no mean."""
     if pooled is None:
         return None
     if pooled.high != pooled.high:
-        return number(pooled.mean)
-    return f"{number(pooled.mean)} ({range_in_words(pooled.mean, pooled.low, pooled.high, number)})"
+        return rendering.number(pooled.mean)
+    words = interval_names.range_in_words(pooled.mean, pooled.low, pooled.high, rendering.number)
+    return f"{rendering.number(pooled.mean)} ({words})"
 
 
 MOST_PROBES = 20
@@ -47,7 +42,7 @@ class RunPage:
     address: str
     model_kind: str
     attempt: int | None
-    started: Moment | None
+    started: view_models.Moment | None
     baseline: RunRecord | None
     diagnosis: Diagnosis
     alerts: Sequence[AlertRecord]
@@ -57,7 +52,7 @@ class RunPage:
     changes: Sequence[str]
     out_of_date: str | None
     grafana_address: str | None
-    figures: Sequence[Plot]
+    figures: Sequence[view_models.Plot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +68,31 @@ class ProbesPart:
 def run_page(viewing: Viewing, run_id: str) -> RunPage:
     """Return the page of a run. Raises RunNotFound or RunDeleted."""
     session = viewing.session
-    run = get_run(session, viewing.principal, run_id)
-    (record,) = run_records(session, [run])
+    run = runs.get_run(session, viewing.principal, run_id)
+    (record,) = runs.run_records(session, [run])
     attempts, statistics = attempts_of_run(session, run_id), None
     if record.last_step is not None:
-        found = statistics_steps(session, run_id, attempts)
+        found = steps.statistics_steps(session, run_id, attempts)
         statistics = f"Step {found[0].step}: {found[0].text}." if found else None
     return RunPage(
         run=record,
-        address=run_page_path(run.project, run.key),
-        model_kind=model_kind_in_words(run),
+        address=page_addresses.run_page_path(run.project, run.key),
+        model_kind=rendering.model_kind_in_words(run),
         attempt=attempts[-1].attempt if attempts else None,
-        started=moment(run.created_at_us),
-        baseline=run_records(session, [get_run(session, viewing.principal, run.baseline)])[0] if run.baseline else None,
+        started=rendering.moment(run.created_at_us),
+        baseline=runs.run_records(session, [runs.get_run(session, viewing.principal, run.baseline)])[0]
+        if run.baseline
+        else None,
         diagnosis=diagnosis_of_run(session, run_id),
         alerts=standing_alerts(viewing, run_id),
         advice=advice_panel(viewing, run),
-        incomplete=_incomplete(viewing, run_id, incomplete_steps(session, run_id)),
+        incomplete=_incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         coverage=statistics,
         changes=changes_in_words(viewing, run_id),
-        out_of_date=OUT_OF_DATE if is_run_out_of_date(session, run_id) else None,
+        out_of_date=rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
         grafana_address=run_dashboard(viewing.context.settings, run_id),
         figures=[
-            Plot(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
+            view_models.Plot(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
             for name, plot in RUN_PLOTS.items()
         ],
     )
@@ -106,31 +103,31 @@ def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) 
     if not found:
         return None
     newest = found[0]
-    key = StepKey(run_id, newest.attempt, newest.step)
-    absent = missing_shards_of(viewing.session, key, newest.expected_shards)
-    text = f"Step {newest.step} closed with {shards_in_words(newest.shards, newest.expected_shards, absent)}"
+    key = events.StepKey(run_id, newest.attempt, newest.step)
+    absent = steps.missing_shards_of(viewing.session, key, newest.expected_shards)
+    text = f"Step {newest.step} closed with {steps.shards_in_words(newest.shards, newest.expected_shards, absent)}"
     others = f", {len(found) - 1} earlier steps lack shards too" if len(found) > 1 else ""
     return f"{text}{others}. Each rank sends one shard; numbers are of the rollouts that arrived."
 
 
 def probes_part(viewing: Viewing, run_id: str) -> ProbesPart:
     """Return the newest probes of a run, and which ones it asks for by itself."""
-    run = get_run(viewing.session, viewing.principal, run_id)
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
     return ProbesPart(
         run_id,
-        run_page_path(run.project, run.key),
+        page_addresses.run_page_path(run.project, run.key),
         policy_in_words(viewing.session, viewing.principal, run_id),
         list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items,
     )
 
 
-def semantics_part(viewing: Viewing, run_id: str) -> LintPanel:
+def semantics_part(viewing: Viewing, run_id: str) -> view_models.LintPanel:
     """Return the lint of a run's steps."""
-    run = get_run(viewing.session, viewing.principal, run_id)
-    return lint_of_run(viewing, run_id, run.last_step, run_page_path(run.project, run.key))
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
+    return lint_of_run(viewing, run_id, run.last_step, page_addresses.run_page_path(run.project, run.key))
 
 
 def scalar_names(viewing: Viewing, run_id: str) -> Sequence[str]:
     """Return the names of all scalars of a run."""
-    get_run(viewing.session, viewing.principal, run_id)
-    return names_of_run(viewing.session, run_id)
+    runs.get_run(viewing.session, viewing.principal, run_id)
+    return scalars.names_of_run(viewing.session, run_id)

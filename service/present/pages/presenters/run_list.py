@@ -6,14 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
+from foreshock import comparisons, page_addresses, ranges
 from foreshock.api.diagnosis import Verdict
 from foreshock.api.runs import RunRecord, ShownRunState
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.page_addresses import run_page_path
-from foreshock.ranges import verdict_of
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.present.pages.figures import Curve, Figure, Missing
+from foreshock_service.present.pages import figures, rendering, step_models, view_models
 from foreshock_service.present.pages.figures.drawing import spark_paths
 from foreshock_service.present.pages.figures.mismatch import comparison_figure
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
@@ -27,44 +25,27 @@ from foreshock_service.present.pages.presenters.viewing import (
     first_of,
     scalar_curves,
 )
-from foreshock_service.present.pages.rendering import (
-    DASH,
-    VERDICT_TONES,
-    moment,
-    number,
-)
-from foreshock_service.present.pages.step_models import (
-    ComparedRun,
-    ComparePage,
-    ConfigurationRow,
-    DifferenceRow,
-    HardwarePage,
-)
-from foreshock_service.present.pages.view_models import Moment, Plot
 from foreshock_service.replay.probes.workers import hardware_of
+from foreshock_service.runs import diagnoses, listing, measurements, steps
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
-from foreshock_service.runs.diagnoses import verdicts_of_runs
-from foreshock_service.runs.listing import QUANTITIES, newest_values, short_curves
-from foreshock_service.runs.measurements import PooledMeasure, pooled_mismatch
 from foreshock_service.runs.runs import RunFilter, every_run, get_run, list_runs, run_records
-from foreshock_service.runs.steps import incomplete_counts
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import observed_steps
 
 MOST_RUNS = 200
 
 
-def hardware_page(viewing: Viewing) -> HardwarePage:
+def hardware_page(viewing: Viewing) -> step_models.HardwarePage:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
-    pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
+    pooled = measurements.pooled_mismatch(viewing.session, [run.id for run in runs])
     groups: defaultdict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in runs:
         names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
     rows = [_configuration(*key, groups[key], pooled) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
-    return HardwarePage(
+    return step_models.HardwarePage(
         configurations=[row for _, row in sorted(rows, key=lambda each: -each[0])],
         accelerators=hardware.accelerators,
         accelerators_left_out=hardware.accelerators_left_out,
@@ -72,16 +53,22 @@ def hardware_page(viewing: Viewing) -> HardwarePage:
 
 
 def _configuration(
-    hardware: str, configuration: str, runs: list[RunRecord], pooled: dict[str, PooledMeasure]
-) -> tuple[float, ConfigurationRow]:
+    hardware: str, configuration: str, runs: list[RunRecord], pooled: dict[str, measurements.PooledMeasure]
+) -> tuple[float, step_models.ConfigurationRow]:
     """Return the largest k3 of these runs, −1 if none is measured, and the row."""
     means = {run.id: pooled[run.id].mean for run in runs if run.id in pooled}
     worst = max(runs, key=lambda run: means.get(run.id, -1.0))
     low, high = min(means.values(), default=None), max(means.values(), default=None)
-    text = "not measured" if low is None else number(low) if low == high else f"{number(low)} to {number(high)}"
-    tone = "" if high is None else VERDICT_TONES[verdict_of("k3_kl", high, worst.model_kind)]
-    address = run_page_path(worst.project, worst.key)
-    row = ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
+    text = (
+        "not measured"
+        if low is None
+        else rendering.number(low)
+        if low == high
+        else f"{rendering.number(low)} to {rendering.number(high)}"
+    )
+    tone = "" if high is None else rendering.VERDICT_TONES[ranges.verdict_of("k3_kl", high, worst.model_kind)]
+    address = page_addresses.run_page_path(worst.project, worst.key)
+    row = step_models.ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
     return -1.0 if high is None else high, row
 
 
@@ -94,7 +81,7 @@ class Compared:
 
     title: str
     unit: str
-    comparison: str = STEP_ROW
+    comparison: str = comparisons.STEP_ROW
     column: str = ""
     scalars: tuple[str, ...] = ()
     logarithmic: bool = False
@@ -102,7 +89,9 @@ class Compared:
 
 COMPARED: Mapping[str, Compared] = {
     "reward": Compared("Reward", "reward", column="reward_mean", scalars=REWARDS),
-    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", TRAINER_ROLLOUT, "k3_kl", logarithmic=True),
+    "k3": Compared(
+        "Mismatch per token (k3)", "k3, nats per token", comparisons.TRAINER_ROLLOUT, "k3_kl", logarithmic=True
+    ),
     "length": Compared("Response length", "tokens per response", column="response_length_mean"),
     "entropy": Compared("Entropy", "nats per token", column="entropy_mean", scalars=ENTROPIES),
     "gradient-norm": Compared("Gradient norm", "gradient norm", scalars=GRADIENT_NORMS, logarithmic=True),
@@ -117,18 +106,18 @@ def chosen_runs(viewing: Viewing, run_ids: Sequence[str]) -> list[Run]:
     return [get_run(viewing.session, viewing.principal, run_id) for run_id in unique]
 
 
-def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
+def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> step_models.ComparePage:
     """Return the page of these runs."""
     runs = chosen_runs(viewing, run_ids)
     query = urlencode([("run", run.id) for run in runs])
     rows = _rows(viewing, runs)
-    return ComparePage(
+    return step_models.ComparePage(
         runs=[
-            ComparedRun(run.name or run.key, run_page_path(run.project, run.key), at % 6 + 1)
+            step_models.ComparedRun(run.name or run.key, page_addresses.run_page_path(run.project, run.key), at % 6 + 1)
             for at, run in enumerate(runs)
         ],
         figures=[
-            Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
+            view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
             for name, each in COMPARED.items()
         ],
         different=[row for row in rows if len(set(row.values)) > 1],
@@ -136,7 +125,7 @@ def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
     )
 
 
-def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> Figure | Missing:
+def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figures.Figure | figures.Missing:
     """Return the curves of a quantity, a line for each run. Raises FigureNotFound."""
     if name not in COMPARED:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(COMPARED)}")
@@ -145,17 +134,21 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> Figu
     return comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
 
 
-def _curve(viewing: Viewing, run_id: str, asked: Compared) -> Curve:
+def _curve(viewing: Viewing, run_id: str, asked: Compared) -> figures.Curve:
     if asked.column:
         found = curves_of(viewing, run_id, (asked.column,), (asked.comparison,)).get(asked.comparison, {})
         if found.get(asked.column):
             return found[asked.column]
-    return first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars) if asked.scalars else Curve((), ())
+    return (
+        first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars)
+        if asked.scalars
+        else figures.Curve((), ())
+    )
 
 
-def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[DifferenceRow]:
+def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[step_models.DifferenceRow]:
     """Return the settings, then the fields of the newest attempt's fingerprint, in every run."""
-    pooled = pooled_mismatch(viewing.session, [run.id for run in runs])
+    pooled = measurements.pooled_mismatch(viewing.session, [run.id for run in runs])
     settings = [
         {
             "project": run.project, "state": run.state, "model": run.model, "model kind": run.model_kind,
@@ -169,9 +162,9 @@ def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[DifferenceRow]:
     return [*_table(settings), *_table(fingerprints)]
 
 
-def _table(columns: Sequence[Mapping[str, Any]]) -> list[DifferenceRow]:
+def _table(columns: Sequence[Mapping[str, Any]]) -> list[step_models.DifferenceRow]:
     names = dict.fromkeys(name for column in columns for name in column)
-    return [DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
+    return [step_models.DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
 
 
 def _fingerprint(viewing: Viewing, run_id: str) -> dict[str, Any]:
@@ -194,8 +187,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _text(value: object) -> str:
     if value is None:
-        return DASH
-    return number(value) if isinstance(value, float) else str(value)
+        return rendering.DASH
+    return rendering.number(value) if isinstance(value, float) else str(value)
 
 
 RUNS_ON_A_PAGE = 50
@@ -253,7 +246,7 @@ class ListedRun:
     """A row of the list; `newest` and `paths` are by quantity."""
 
     run: RunRecord
-    active_at: Moment | None
+    active_at: view_models.Moment | None
     newest: Mapping[str, float]
     paths: Mapping[str, str]
     scale: float | None
@@ -279,7 +272,7 @@ class RunsPage:
 def runs_page(viewing: Viewing, query: RunsQuery) -> RunsPage:
     """Return one page of the runs that the visitor may see: the worst first, unless another order is asked for."""
     session, visible = viewing.session, every_run(viewing.session, viewing.principal.projects(None))
-    verdicts = verdicts_of_runs(session, [run.id for run in visible])
+    verdicts = diagnoses.verdicts_of_runs(session, [run.id for run in visible])
     chosen = [run for run in visible if query.matches(run, verdicts[run.id].verdict)]
     # The worst first, then the newest; every other order keeps this one among equals.
     chosen.sort(key=lambda run: (VERDICTS.index(verdicts[run.id].verdict), -_active_at(run), run.id))
@@ -317,8 +310,8 @@ def _active_at(run: Run) -> int:
 
 def _sorted_by(viewing: Viewing, name: str, runs: Sequence[Run]) -> Mapping[str, Any]:
     """Return by run what it is sorted by; a run without it comes last."""
-    if name in QUANTITIES:
-        return newest_values(viewing.session, [run.id for run in runs])[name]
+    if name in listing.QUANTITIES:
+        return listing.newest_values(viewing.session, [run.id for run in runs])[name]
     if name == "scale":
         return _scales(viewing, runs)
     if name == "step":
@@ -338,17 +331,17 @@ def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[Li
     run_ids = [run.id for run in runs]
     observed = observed_steps(viewing.session, run_ids)
     versions = {run.id: (step, run.tokens) for run in runs if (step := run.last_step or observed.get(run.id))}
-    curves = short_curves(viewing.session, versions)
+    curves = listing.short_curves(viewing.session, versions)
     paths = {
         name: spark_paths({run: of[name].points for run, of in curves.items() if name in of}, logarithmic=name == "k3")
-        for name in QUANTITIES
+        for name in listing.QUANTITIES
     }
-    scales, incomplete = _scales(viewing, runs), incomplete_counts(viewing.session, run_ids)
+    scales, incomplete = _scales(viewing, runs), steps.incomplete_counts(viewing.session, run_ids)
     groups = [query.group_of(run) for run in runs]
     return [
         ListedRun(
             run=record,
-            active_at=moment(_active_at(run)),
+            active_at=rendering.moment(_active_at(run)),
             newest={name: curve.newest for name, curve in curves.get(run.id, {}).items()},
             paths={name: of_runs[run.id] for name, of_runs in paths.items() if run.id in of_runs},
             scale=scales.get(run.id),

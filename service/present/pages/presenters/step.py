@@ -6,19 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from foreshock import page_addresses, ranges
 from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.api.runs import StepRecord
 from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.lint import CHECKS
-from foreshock.measures.registry import STEP_MEASURES
-from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.page_addresses import run_page_path
-from foreshock.ranges import ranges_note, required_range
-from foreshock_service.platform.columnar import floats_or_none
-from foreshock_service.platform.problem import ProblemError
+from foreshock.measures import registry, rollout_summaries
+from foreshock_service.platform import columnar, problem
+from foreshock_service.present.pages import step_models, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
-from foreshock_service.present.pages.presenters.alerts import run_dashboard
+from foreshock_service.present.pages.presenters import alerts, figures, rollout
 from foreshock_service.present.pages.presenters.attribution import (
     INTERVALS_NOTE,
     attribution_of,
@@ -28,38 +26,22 @@ from foreshock_service.present.pages.presenters.attribution import (
     notes_of,
     sentences_of,
 )
-from foreshock_service.present.pages.presenters.figures import STEP_PLOTS, StepPlot
-from foreshock_service.present.pages.presenters.rollout import rollout_address, token_texts
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import OUT_OF_DATE, count, number
-from foreshock_service.present.pages.step_models import (
-    StepMeasure,
-    StepPage,
-    TokenRow,
-    TokensPart,
-    WeightsPanel,
-    WeightsRow,
-    WorstRolloutRow,
-)
-from foreshock_service.present.pages.view_models import Choice, Label, LintCard, LintPanel, Plot
+from foreshock_service.runs import events, lint, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
-from foreshock_service.runs.events import StepKey
-from foreshock_service.runs.lint import LintNotFound, read_run, read_step
-from foreshock_service.runs.measurements import MeasurementNotFound, is_out_of_date, summaries_of_steps
-from foreshock_service.runs.runs import get_run
-from foreshock_service.runs.steps import shards_in_words, steps_after
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
 _NOT_CHECKED = "Semantics: not checked."
 
 
-def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> LintPanel:
+def lint_of_step(viewing: Viewing, run_id: str, step: int, attempt: int) -> view_models.LintPanel:
     """Return the lint of a step."""
     try:
-        found = read_step(viewing.session, viewing.principal, run_id, step, attempt)
-    except LintNotFound:
-        return LintPanel((), (), len(CHECKS), _NOT_CHECKED)
-    return LintPanel(
+        found = lint.read_step(viewing.session, viewing.principal, run_id, step, attempt)
+    except lint.LintNotFound:
+        return view_models.LintPanel((), (), len(CHECKS), _NOT_CHECKED)
+    return view_models.LintPanel(
         cards=[_card(warning) for warning in found.warnings],
         not_checked=[_words(check) for check in found.checks if check.state == "not checked"],
         checks=len(found.checks),
@@ -74,19 +56,19 @@ def _sample_note(found: LintRecord) -> str | None:
     return f"Semantics: checked on {found.coverage.text}."
 
 
-def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> LintPanel:
+def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_address: str) -> view_models.LintPanel:
     """Return the lint of a run's steps; the checks that could not be made are on the steps' pages."""
-    found = read_run(viewing.session, viewing.principal, run_id, None)
+    found = lint.read_run(viewing.session, viewing.principal, run_id, None)
     cards = [_card_of_steps(run_address, warning, found.checked_steps) for warning in found.warnings]
     cards[:0] = [_card(warning) for warning in found.window]
     if found.whole_run is not None:
         cards.insert(0, _card(found.whole_run))
     unchecked = last_step is not None and not found.checked_steps
-    return LintPanel(cards, (), len(CHECKS), _NOT_CHECKED if unchecked else None)
+    return view_models.LintPanel(cards, (), len(CHECKS), _NOT_CHECKED if unchecked else None)
 
 
-def _card(warning: LintWarningRecord) -> LintCard:
-    return LintCard(
+def _card(warning: LintWarningRecord) -> view_models.LintCard:
+    return view_models.LintCard(
         name=warning.name.replace("_", " "),
         severity=warning.severity,
         title=warning.title,
@@ -97,10 +79,10 @@ def _card(warning: LintWarningRecord) -> LintCard:
     )
 
 
-def _card_of_steps(run_address: str, warning: RunWarningRecord, checked: int) -> LintCard:
+def _card_of_steps(run_address: str, warning: RunWarningRecord, checked: int) -> view_models.LintCard:
     check = CHECKS.get(warning.name)
     since = f", since step {warning.first_step}" if warning.steps > 1 else ""
-    return LintCard(
+    return view_models.LintCard(
         name=warning.name.replace("_", " "),
         severity=warning.severity,
         title=warning.title,
@@ -126,7 +108,7 @@ def _words(check: CheckRecord) -> str:
 MOST_ROWS = 12
 
 
-def weights_panel(search: WeightsSearchRecord | None) -> WeightsPanel | None:
+def weights_panel(search: WeightsSearchRecord | None) -> step_models.WeightsPanel | None:
     """Return the replays of a search, the nearest to the logged log-probs first; None if there was no search."""
     if search is None:
         return None
@@ -136,12 +118,14 @@ def weights_panel(search: WeightsSearchRecord | None) -> WeightsPanel | None:
     notes = [f"{len(done) - len(shown)} more replays have larger k3."] if len(done) > len(shown) else []
     notes += [f"Skipped: {each.weights} ({each.skipped})." for each in skipped[:3]]
     notes += [f"{len(skipped) - 3} more were skipped."] if len(skipped) > 3 else []
-    return WeightsPanel(search.scorer, [_row(each) for each in shown], [*notes, f"The search ended: {search.ended}."])
+    return step_models.WeightsPanel(
+        search.scorer, [_row(each) for each in shown], [*notes, f"The search ended: {search.ended}."]
+    )
 
 
-def _row(replay: WeightsReplayRecord) -> WeightsRow:
+def _row(replay: WeightsReplayRecord) -> step_models.WeightsRow:
     interval = f"{number(replay.k3_low)} to {number(replay.k3_high)}" if math.isfinite(replay.k3_low) else "–"
-    return WeightsRow(
+    return step_models.WeightsRow(
         weights="the announced weights alone" if replay.announced else replay.weights,
         k3=number(replay.k3_kl),
         interval=interval,
@@ -154,7 +138,7 @@ def _row(replay: WeightsReplayRecord) -> WeightsRow:
 FURTHEST_BACK = 500
 
 
-class StepNotFound(ProblemError):
+class StepNotFound(problem.ProblemError):
     """The run has no rollouts of this step."""
 
     status = 404
@@ -181,7 +165,7 @@ def neighbourhood(viewing: Viewing, run_id: str, step: int) -> Neighbourhood:
 
 
 def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[StepRecord]:
-    return steps_after(viewing.session, run_id, None, step, limit)
+    return steps.steps_after(viewing.session, run_id, None, step, limit)
 
 
 JUDGED = ("k3_kl", "max_abs_d", "tail(2)", "ess_token", "rollout_probs_diff_mean")
@@ -191,9 +175,9 @@ WORST_TOKENS = 20
 WORST_ROLLOUTS = 8
 
 
-def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
+def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> step_models.StepPage:
     """Return the page of an active step. Raises RunNotFound, RunDeleted, StepNotFound."""
-    run = get_run(viewing.session, viewing.principal, run_id)
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
     around = neighbourhood(viewing, run_id, number_of_step)
     step = around.step
     query = CurveQuery(from_step=step.step, to_step=step.step)
@@ -201,11 +185,11 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
     values = _values(curves)
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
     attribution = attribution_of(viewing, run_id, step.step, None)
-    key = StepKey(run_id, step.attempt, step.step)
-    address = run_page_path(run.project, run.key)
+    key = events.StepKey(run_id, step.attempt, step.step)
+    address = page_addresses.run_page_path(run.project, run.key)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
     measures = measure_groups(values, comparisons, run.model_kind)
-    return StepPage(
+    return step_models.StepPage(
         run_name=run.name or run.key,
         run_address=address,
         project=run.project,
@@ -215,43 +199,43 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         earlier=around.earlier,
         later=around.later,
         judged=[row for row in measures[0].rows if row.name in JUDGED] if comparisons else [],
-        out_of_date=OUT_OF_DATE if is_out_of_date(viewing.session, key) else None,
+        out_of_date=OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
         sampled=[name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],
         measures=measures,
-        ranges_note=ranges_note("k3_kl", run.model_kind),
+        ranges_note=ranges.ranges_note("k3_kl", run.model_kind),
         intervals_note=INTERVALS_NOTE,
-        tails_note=f"k̂ above {required_range('pareto_k', run.model_kind).critical} and ratios that reach e: means of "
-        "ratios and effective sample sizes cannot be trusted.",
+        tails_note=f"k̂ above {ranges.required_range('pareto_k', run.model_kind).critical} and ratios that reach e: "
+        "means of ratios and effective sample sizes cannot be trusted.",
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
-        figures=[_plot(parts, name, plot) for name, plot in STEP_PLOTS.items()],
+        figures=[_plot(parts, name, plot) for name, plot in figures.STEP_PLOTS.items()],
         links=link_rows(attribution),
         conclusions=sentences_of(attribution),
         links_notes=notes_of(attribution),
         weights=weights_panel(attribution.weights_search if attribution is not None else None),
         tokens_address=f"{parts}/tokens",
         corrections_address=f"{parts}/corrections",
-        grafana_address=run_dashboard(viewing.context.settings, run.id),
+        grafana_address=alerts.run_dashboard(viewing.context.settings, run.id),
     )
 
 
-def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
+def worst_tokens(viewing: Viewing, run_id: str, step: int) -> step_models.TokensPart:
     """Return the tokens of trainer/rollout that differ most, with every scorer's log-prob; reads the step's shards."""
-    run = get_run(viewing.session, viewing.principal, run_id)
-    address = run_page_path(run.project, run.key)
+    run = runs.get_run(viewing.session, viewing.principal, run_id)
+    address = page_addresses.run_page_path(run.project, run.key)
     query = TokenQuery(run_id, step, None, TRAINER_ROLLOUT, WORST_TOKENS, None)
     try:
         found = find_tokens(viewing.context, viewing.principal, query)
-    except MeasurementNotFound as error:
-        return TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
+    except measurements.MeasurementNotFound as error:
+        return step_models.TokensPart(TRAINER_ROLLOUT, (), (), f"{error.detail}.")
     table = found.table
-    floats = [floats_or_none(values) for values in (table.array("d"), *map(found.log_probs, found.scorers))]
-    texts = token_texts(viewing, run, found.attempt, table.array("token_id").tolist())
+    floats = [columnar.floats_or_none(values) for values in (table.array("d"), *map(found.log_probs, found.scorers))]
+    texts = rollout.token_texts(viewing, run, found.attempt, table.array("token_id").tolist())
     rows = [
-        TokenRow(
+        step_models.TokenRow(
             sample_id,
-            f"{rollout_address(address, step, sample_id)}#token-{position}",
+            f"{rollout.rollout_address(address, step, sample_id)}#token-{position}",
             position,
             token_id,
             None if texts is None else texts[token_id],
@@ -268,24 +252,24 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
     ]
     within = "" if found.coverage.rests_on == "all tokens" else f"Among {found.coverage.text} in full."
     missing = "The step has no token with two finite log-probs."
-    rollouts = _worst_rollouts(viewing, StepKey(run_id, found.attempt, step), address)
-    return TokensPart(TRAINER_ROLLOUT, found.scorers, rows, missing, within, rollouts)
+    rollouts = _worst_rollouts(viewing, events.StepKey(run_id, found.attempt, step), address)
+    return step_models.TokensPart(TRAINER_ROLLOUT, found.scorers, rows, missing, within, rollouts)
 
 
-def _worst_rollouts(viewing: Viewing, key: StepKey, run_address: str) -> list[WorstRolloutRow]:
+def _worst_rollouts(viewing: Viewing, key: events.StepKey, run_address: str) -> list[step_models.WorstRolloutRow]:
     """Return the rollouts whose largest |d| is largest."""
-    packed = summaries_of_steps(viewing.session, [key], TRAINER_ROLLOUT).get(key)
+    packed = measurements.summaries_of_steps(viewing.session, [key], TRAINER_ROLLOUT).get(key)
     if packed is None:
         return []
-    summaries = RolloutSummaries.from_bytes(packed)
+    summaries = rollout_summaries.RolloutSummaries.from_bytes(packed)
     largest = np.nan_to_num(summaries.largest_abs_d(), nan=-1.0)
     names = summaries.table.column("sample_id")
     k3, tokens, lengths, rewards = (summaries.column(name) for name in ("sum_k3", "n_tokens", "length", "reward"))
     order = np.argsort(-largest, kind="stable")[:WORST_ROLLOUTS].tolist()
     return [
-        WorstRolloutRow(
+        step_models.WorstRolloutRow(
             names[row].as_py(),
-            rollout_address(run_address, key.step, names[row].as_py()),
+            rollout.rollout_address(run_address, key.step, names[row].as_py()),
             number(float(largest[row])),
             number(float(k3[row] / tokens[row])),
             count(int(lengths[row])),
@@ -296,32 +280,34 @@ def _worst_rollouts(viewing: Viewing, key: StepKey, run_address: str) -> list[Wo
     ]
 
 
-def _plot(parts: str, name: str, plot: StepPlot) -> Plot:
-    choices = [Choice(text, f"{parts}/figures/{each}.json") for each, text in plot.choices.items()]
-    return Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide, choices)
+def _plot(parts: str, name: str, plot: figures.StepPlot) -> view_models.Plot:
+    choices = [view_models.Choice(text, f"{parts}/figures/{each}.json") for each, text in plot.choices.items()]
+    return view_models.Plot(name, plot.title, f"{parts}/figures/{name}.json", plot.wide, choices)
 
 
 def _values(curves: Curves) -> dict[str, dict[str, float | None]]:
     return {
-        comparison: {measure: floats_or_none(table.array(measure))[0] for measure in curves.measures}
+        comparison: {measure: columnar.floats_or_none(table.array(measure))[0] for measure in curves.measures}
         for comparison, table in curves.by_comparison().items()
     }
 
 
-def _of_rollouts(values: Mapping[str, float | None]) -> list[StepMeasure]:
+def _of_rollouts(values: Mapping[str, float | None]) -> list[step_models.StepMeasure]:
     shown = []
-    for measure in STEP_MEASURES:
+    for measure in registry.STEP_MEASURES:
         if measure.name in IN_THE_HEADER:
             continue
         value = values.get(measure.column)
         if value is not None:
-            shown.append(StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value, None).text))
+            shown.append(
+                step_models.StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value, None).text)
+            )
     return shown
 
 
-def _state(step: StepRecord) -> Label:
+def _state(step: StepRecord) -> view_models.Label:
     if step.closed:
         if step.shards >= step.expected_shards:
-            return Label("closed", "good")
-        return Label(f"closed with {shards_in_words(step.shards, step.expected_shards)}", "warning")
-    return Label("waiting for shards", live=True)
+            return view_models.Label("closed", "good")
+        return view_models.Label(f"closed with {steps.shards_in_words(step.shards, step.expected_shards)}", "warning")
+    return view_models.Label("waiting for shards", live=True)
