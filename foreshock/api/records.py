@@ -64,7 +64,7 @@ def parse(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
 
 def to_json(record: Any) -> dict[str, Any]:
     """Return the JSON object of a record, as it is served and stored."""
-    values: dict[str, Any] = json_value(dataclasses.asdict(record))
+    values: dict[str, Any] = json_value(record)
     return values
 
 

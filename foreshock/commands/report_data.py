@@ -1,6 +1,5 @@
 """The data of `foreshock report`, collected before its text is written."""
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -148,5 +147,5 @@ def recent_mean(values: Sequence[float], tokens: Sequence[float]) -> float:
 
 def to_json(report: ReportData) -> dict[str, Any]:
     """Return the report as JSON values; NaN and ±inf become null."""
-    value: dict[str, Any] = json_value(dataclasses.asdict(report))
+    value: dict[str, Any] = json_value(report)
     return value

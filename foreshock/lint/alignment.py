@@ -29,10 +29,6 @@ _CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
 # log μ of a likely token, the largest log-prob of an uncertain one, and the least that is taken, in nats.
 _LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
 
-_SCALE_OF_LIKELY, _SCALE_OF_UNLIKELY = (
-    tuple(f"scale_{part}_{product}" for product in ("cross", "mu", "pi")) for part in ("likely", "unlikely")
-)
-
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
 
 
@@ -63,10 +59,10 @@ def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], bu
     likely = mu > np.float32(_LIKELY)
     builder.count(scale_tokens=chosen.size)
     builder.add(scale_mu=float(mu.sum(dtype=np.float64)), scale_pi=float(pi.sum(dtype=np.float64)))
-    for (cross, of_mu, of_pi), of_part in ((_SCALE_OF_LIKELY, likely), (_SCALE_OF_UNLIKELY, ~likely)):
-        one, other = mu[of_part].astype(np.float64), pi[of_part].astype(np.float64)
-        products = {cross: one * other, of_mu: one * one, of_pi: other * other}
-        builder.add(**{name: float(np.add.reduce(values)) for name, values in products.items()})
+    for part, of_part in (("likely", likely), ("unlikely", ~likely)):
+        one, other = mu * of_part.astype(np.float64), pi * of_part.astype(np.float64)
+        for name, pair in (("cross", (one, other)), ("mu", (one, one)), ("pi", (other, other))):
+            builder.add(**{f"scale_{part}_{name}": float(np.einsum("i,i", *pair))})
 
 
 def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) -> None:

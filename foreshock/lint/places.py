@@ -68,47 +68,57 @@ def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
     behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
     if behaviour is None or target is None or not batch.num_tokens:
         return PlaceSums.empty()
-    stride = max(1, -(-batch.num_tokens // _MOST_TOKENS))
-    rows = np.arange(0, batch.num_rollouts, stride)
+    rows = np.arange(0, batch.num_rollouts, max(1, -(-batch.num_tokens // _MOST_TOKENS)))
+    rows = rows[batch.response_lengths[rows] > 0]
     positions, offsets = take_rows(batch.response_offsets, rows)
-    lengths = np.diff(offsets)
-    mu, pi = behaviour[positions], target[positions]
-    keep = are_log_probs(mu) & are_log_probs(pi)
-    if batch.response_mask is not None:
-        keep &= batch.response_mask[positions] != 0
-    kept = np.flatnonzero(keep)
-    if not kept.size:
-        return PlaceSums.empty()
-    mu, pi = mu[kept].astype(np.float64), pi[kept].astype(np.float64)
-    d = np.clip(pi - mu, -_LARGEST_D, _LARGEST_D)
-    uncertain = np.minimum(mu, pi) < _UNCERTAIN
-    terms = np.stack([np.expm1(d) - d, np.where(uncertain, np.sqrt(np.abs(d)), 0.0)], axis=1)
-    of_row = np.repeat(np.arange(rows.size), lengths)[kept]
-    index = (np.arange(positions.size) - np.repeat(offsets[:-1], lengths))[kept]
-    from_end = np.repeat(lengths, lengths)[kept] - 1 - index
+    turn, lag = (
+        None if column is None else np.clip(column[positions].astype(np.int64), 0, _WIDTH - 1)
+        for column in (batch.turn, lag_of_tokens(batch))
+    )
+    starts = _starts(offsets, [column for column in (turn, lag) if column is not None])
+    mask = None if batch.response_mask is None else batch.response_mask[positions] != 0
+    table = _sums_of_segments(behaviour[positions], target[positions], mask, starts)
+    starts, table = starts[table[:, 0] > 0], table[table[:, 0] > 0]
+    of_row = np.searchsorted(offsets, starts, "right") - 1
+    near_end = np.minimum(_octave(offsets[of_row + 1] - 1 - starts), _FAR_FROM_END)
     truncated = truncated_rollouts(batch)[0][rows][of_row]
-    near_end = np.minimum(_octave(from_end), _FAR_FROM_END)
     codes = {
-        "position": _octave(index),
+        "position": _octave(starts - offsets[of_row]),
         "end_of_truncated": np.where(truncated, near_end, -1),
         "end_of_stopped": np.where(truncated, -1, near_end),
-        "rollout": _levels(terms[:, 1], uncertain, of_row, rows.size)[of_row],
+        "rollout": _levels(table, of_row, rows.size)[of_row],
     }
-    if batch.turn is not None:
-        codes["turn"] = np.clip(batch.turn[positions][kept].astype(np.int64), 0, _WIDTH - 1)
-    if (lag := lag_of_tokens(batch)) is not None:
-        codes["lag"] = np.clip(lag[positions][kept].astype(np.int64), 0, _WIDTH - 1)
+    codes |= {name: each[starts] for name, each in (("turn", turn), ("lag", lag)) if each is not None}
     if (sources := _sources(batch, rows, builder)) is not None:
         codes["data_source"] = sources[of_row]
-    groups = np.unique(_groups(batch, rows), return_inverse=True)[1][of_row]
-    parts = [
-        _add_up(DIMENSIONS.index(name) * _WIDTH, code, terms, uncertain, (of_row, groups))
-        for name, code in codes.items()
-    ]
-    total = PlaceSums.empty()
-    for part in parts:
-        total = total.merge(part)
-    return total
+    places = np.array([np.where(code < 0, -1, _WIDTH * DIMENSIONS.index(name) + code) for name, code in codes.items()])
+    return _add_up(places, table, (of_row, _groups(batch, rows)[of_row]))
+
+
+def _starts(offsets: Ints, columns: list[Ints]) -> Ints:
+    """Return where the place changes in a sample of rollouts, rising: at powers of two, and with `columns`."""
+    first, end = offsets[:-1, None], offsets[1:, None]
+    powers = 1 << np.arange(np.diff(offsets).max(initial=1).item().bit_length())
+    changes = np.zeros(offsets[-1], np.bool_)
+    changes[first] = True
+    changes[np.minimum(first + powers, end - 1)] = True
+    changes[np.maximum(end - (1 << np.arange(_FAR_FROM_END)), first)] = True
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changes)
+
+
+def _sums_of_segments(
+    mu: NDArray[np.float32], pi: NDArray[np.float32], mask: NDArray[np.bool_] | None, starts: Ints
+) -> NDArray[np.float64]:
+    """Return tokens, uncertain tokens and PlaceSums.SUMS of each segment, [S, 4], of log μ and log π [T]."""
+    keep = are_log_probs(mu) & are_log_probs(pi)
+    if mask is not None:
+        keep &= mask
+    d = np.clip(np.where(keep, np.subtract(pi, mu, dtype=np.float64), 0.0), -_LARGEST_D, _LARGEST_D)
+    uncertain = keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
+    columns = keep, uncertain, np.expm1(d) - d, np.sqrt(np.abs(d)) * uncertain
+    return np.stack([np.add.reduceat(column, starts, dtype=np.float64) for column in columns], axis=1)
 
 
 def _octave(values: Ints) -> Ints:
@@ -116,11 +126,10 @@ def _octave(values: Ints) -> Ints:
     return np.frexp(values.astype(np.float64))[1].astype(np.int64)
 
 
-def _levels(roots: NDArray[np.float64], uncertain: NDArray[np.bool_], of_row: Ints, rows: int) -> Ints:
+def _levels(table: NDArray[np.float64], of_row: Ints, rows: int) -> Ints:
     """Return the level of each rollout, [rows]; −1 for one without an uncertain token."""
-    counts = np.bincount(of_row, uncertain, rows)
-    means = np.bincount(of_row, roots, rows) / np.maximum(counts, 1)
-    level = np.floor(2.0 * (2.0 * np.log2(np.maximum(means, 1e-9)) - _LOWEST_LEVEL))
+    counts, roots = (np.bincount(of_row, table[:, column], rows) for column in (1, 3))
+    level = np.floor(2.0 * (2.0 * np.log2(np.maximum(roots / np.maximum(counts, 1), 1e-9)) - _LOWEST_LEVEL))
     return np.where(counts > 0, np.clip(level, 0, _WIDTH - 1), -1).astype(np.int64)
 
 
@@ -128,11 +137,9 @@ def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
     """Return a number of the prompt group of each row; a rollout without a group is one of its own."""
     if batch.group_ids is None:
         return rows
-    known: dict[str, int] = {}
     names = [batch.group_ids[row] for row in rows.tolist()]
-    return np.array(
-        [-1 - place if name is None else known.setdefault(name, len(known)) for place, name in enumerate(names)]
-    )
+    numbers = {name: place for place, name in enumerate(names)}
+    return np.array([place if name is None else numbers[name] for place, name in enumerate(names)], np.int64)
 
 
 def _sources(batch: RolloutBatch, rows: Ints, builder: EvidenceBuilder) -> Ints | None:
@@ -155,37 +162,20 @@ def _source_example(code: int) -> str:
     return f"data_source {code}"
 
 
-def _add_up(
-    first: int, codes: Ints, terms: NDArray[np.float64], uncertain: NDArray[np.bool_], members: tuple[Ints, Ints]
-) -> PlaceSums:
-    """Return the sums of tokens [T] whose keys are `first` + codes [T]; a code of −1 is left out.
+def _add_up(places: Ints, table: NDArray[np.float64], members: tuple[Ints, Ints]) -> PlaceSums:
+    """Return the sums of S segments with the keys `places` [D, S]; a key of −1 is left out.
 
-    `members` are the numbers of the rollouts and of the groups of the tokens, from 0.
+    `table` [S, 4] is that of `_sums_of_segments`; `members` are the numbers of their rollouts and groups, from 0.
     """
-    # The place 0 is that of the tokens left out.
-    places = codes + 1
-    size = int(places.max(initial=0)) + 1
-    tokens = np.bincount(places, minlength=size)
-    counts = np.stack(
-        [
-            tokens,
-            np.bincount(places, uncertain, size).astype(np.int64),
-            *(_distinct(places, each, size) for each in members),
-        ],
-        axis=1,
-    )
-    sums: NDArray[np.float64] = np.stack([np.bincount(places, terms[:, column], size) for column in (0, 1)], axis=1)
-    chosen = np.flatnonzero(tokens[1:]) + 1
-    return PlaceSums.of(first + chosen - 1, counts[chosen], sums[chosen])
-
-
-def _distinct(places: Ints, members: Ints, size: int) -> Ints:
-    """Return how many different members there are at each place, [size]."""
-    width = int(members.max(initial=0)) + 1
-    seen = np.zeros((size, width), np.bool_)
-    seen[places, members] = True
-    found: Ints = seen.sum(axis=1)
-    return found
+    of_dimension, segment = np.nonzero(places >= 0)
+    keys, slots = np.unique(places[of_dimension, segment], return_inverse=True)
+    distinct = []
+    for numbers in members:
+        width = int(numbers.max(initial=0)) + 1
+        distinct.append(np.bincount(np.unique(slots * width + numbers[segment]) // width, minlength=keys.size))
+    tokens, uncertain, k3, roots = (np.bincount(slots, column[segment], keys.size) for column in table.T)
+    counts = np.stack([tokens.astype(np.int64), uncertain.astype(np.int64), *distinct], axis=1)
+    return PlaceSums.of(keys, counts, np.stack([k3, roots], axis=1))
 
 
 _CHECK = "mismatch_by_place"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,12 +127,12 @@ def _digests(batch: RolloutBatch, log_probs: NDArray[np.float32]) -> tuple[Keys,
     prompts, contents = [], []
     of_prompts, of_responses = batch.prompt_offsets.tolist(), batch.response_offsets.tolist()
     for begin, end, first, last in zip(of_prompts, of_prompts[1:], of_responses, of_responses[1:], strict=False):
-        prompt = blake2b(prompt_ids[begin:end].data, digest_size=8).digest()
-        content = blake2b(prompt, digest_size=8)
+        prompt = sha256(prompt_ids[begin:end].data).digest()[:8]
+        content = sha256(prompt)  # in silicon: twice as fast as blake2b
         content.update(response_ids[first:last].data)
         content.update(log_probs[first:last].data)
         prompts.append(prompt)
-        contents.append(content.digest())
+        contents.append(content.digest()[:8])
     return np.frombuffer(b"".join(prompts), np.uint64), np.frombuffer(b"".join(contents), np.uint64)
 
 

@@ -8,7 +8,7 @@ writer, and stores it if no step changed meanwhile.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import APIRouter, Query
@@ -159,8 +159,16 @@ def add_step(
         _row(key.run_id, source, FindingOfSteps(each, int(each.name not in before), key.step, key.step))
         for each in found
     ]
+    session.execute(_adding(insert_for(session, table_of(StoredFinding))), rows)
+    # Findings that are being read anew must be read once more.
+    counted = update(_due).where(_due.c.run_id == key.run_id, _due.c.source == source)
+    session.execute(counted.values(changes=_due.c.changes + 1))
+
+
+# Kept: it takes longer to build than to execute.
+@cache
+def _adding(statement: Any) -> Any:
     table = table_of(StoredFinding)
-    statement = insert_for(session, table)
     added = statement.excluded
     is_newest = added.newest_step >= table.c.newest_step
     is_worse = _rank(added.severity) < _rank(table.c.severity)
@@ -175,10 +183,7 @@ def add_step(
         "newest_step": case((is_newest, added.newest_step), else_=table.c.newest_step),
         "changed_at_us": case((added.steps > 0, added.changed_at_us), else_=table.c.changed_at_us),
     }
-    session.execute(statement.on_conflict_do_update(index_elements=_KEY, set_=changed), list(rows))
-    # Findings that are being read anew must be read once more.
-    counted = update(_due).where(_due.c.run_id == key.run_id, _due.c.source == source)
-    session.execute(counted.values(changes=_due.c.changes + 1))
+    return statement.on_conflict_do_update(index_elements=_KEY, set_=changed)
 
 
 def _rank(severity: ColumnElement[str]) -> ColumnElement[int]:

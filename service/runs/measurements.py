@@ -99,8 +99,13 @@ def store_measurements(session: Session, step: StepKey, folded: Sequence[shard_d
 
 def _note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     """Note that these steps were measured: key and `buckets` of each, with the values of a first measurement."""
+    session.execute(_noting(engine.insert_for(session, engine.table_of(tables.NewestMeasurement))), list(rows))
+
+
+# Kept: it takes longer to build than to execute.
+@cache
+def _noting(statement: Any) -> Any:
     table = engine.table_of(tables.NewestMeasurement)
-    statement = engine.insert_for(session, table)
     new, old = statement.excluded, table.c
     # A late shard of the newest step measures it again.
     is_newest = tuple_(new.attempt, new.step) >= tuple_(old.attempt, old.step)
@@ -110,7 +115,7 @@ def _note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
     }
     changed["revision"] = old.revision + 1
     changed["rewritten"] = case((is_newer, old.rewritten), else_=old.revision + 1)
-    session.execute(statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed), list(rows))
+    return statement.on_conflict_do_update(index_elements=["run_id", "comparison"], set_=changed)
 
 
 def has_measurement(session: Session, key: StepKey, comparison: str) -> bool:
