@@ -18,6 +18,9 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
         "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
         "FORESHOCK_STORE_URL": f"{folder}/tokens",
         "PYTHONPATH": str(REPOSITORY),
+        # The same numbers as those of the compiled pass, which takes seconds of CPU time to load.
+        "FORESHOCK_TOKEN_PASS": "numpy",
+        "FORESHOCK_DECODE_PROCESSES": "1",
     }
     return kept | own | settings
 

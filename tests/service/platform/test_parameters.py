@@ -23,6 +23,7 @@ def test_unknown_parameter_is_refused_on_every_route_of_the_api(http: httpx.Clie
             assert [item["location"] for item in answer.json()["errors"]] == ["query.surely_unknown"]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("path", "suggested"),
     [

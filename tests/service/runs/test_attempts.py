@@ -49,6 +49,7 @@ def test_same_key_returns_same_attempt_and_new_keys_count_up(http: httpx.Client)
     assert [each["attempt"] for each in http.get(path).json()["items"]] == [1, 2]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "fingerprint", [{"a": "\x00"}, {"a": 2**70}, "text", {"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]}]
 )

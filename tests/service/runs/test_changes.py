@@ -118,6 +118,7 @@ def test_changes_are_paged_within_a_step(http: httpx.Client) -> None:
     assert found == ["curriculum", "data_mixture", "other", "setup"]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -25,6 +25,7 @@ def test_new_announcement_overwrites_checkpoint(http: httpx.Client) -> None:
     assert (newest["expires_at_us"], newest["format"], newest["attempt"]) == (5, "hf_safetensors", 1)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "change",
     [

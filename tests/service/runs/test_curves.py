@@ -8,6 +8,7 @@ import pytest
 from tests.service.sending import make_batch, start_run
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("path", "problem", "suggested"),
     [

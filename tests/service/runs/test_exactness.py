@@ -51,6 +51,7 @@ def test_measures_of_synthetic_rollouts_equal_the_formulas(http: httpx.Client, s
         assert_served_exactly(sender, step, changed)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED_RUNS.exists(), reason="the recorded runs in ../shared are not there")
 @pytest.mark.parametrize(("run", "step"), [("healthy", 1), ("healthy", 120), ("collapsed", 20)])

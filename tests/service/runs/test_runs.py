@@ -68,6 +68,7 @@ def test_a_deleted_run_stays_deleted(http: httpx.Client) -> None:
     assert http.post("/v1/runs", json={"key": "k2"}).status_code == 201
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "body",
     [

@@ -118,6 +118,7 @@ def test_failing_handler_rolls_back_shard(settings: Settings, decoders: DecoderP
         assert sender.get("measurements").json()["columns"]["step"] == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("body", [{}, {"values": {}}, {"values": {"a": "x"}}, {"values": {"": 1}}, {"source": ""}])
 def test_invalid_scalars_are_refused(sender: Sender, body: dict[str, object]) -> None:
     assert sender.http.put(f"/v1/runs/{sender.run}/steps/0/scalars", json=body).status_code == 422

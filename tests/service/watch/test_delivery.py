@@ -158,6 +158,7 @@ def test_losses_of_clients_are_an_alert(http: httpx.Client) -> None:
     assert (alert["value"], alert["state"]) == (3.0, "open")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [("attempts/9/clients/a", {}, 404), ("attempts/1/clients/a%20b", {}, 422),

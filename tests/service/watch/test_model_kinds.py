@@ -124,6 +124,7 @@ def test_a_resumed_trainer_may_declare_what_the_first_did_not(http: httpx.Client
     assert http.post("/v1/runs", json=body | {"model_kind": "dense"}).raise_for_status().json()["model_kind"] == "moe"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("kind", ["sparse", "", 3])
 def test_an_unknown_kind_is_refused(http: httpx.Client, kind: object) -> None:
     assert http.post("/v1/runs", json={"key": "refused", "model_kind": kind}).status_code == 422

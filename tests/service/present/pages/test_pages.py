@@ -328,6 +328,7 @@ class TestSessions:
         assert answer.status_code == 403
         assert "lacks the scope" in answer.text
 
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
     @pytest.mark.parametrize("secret", ["", "fsk_wrong", "x" * 199])
     def test_a_wrong_key_is_refused_on_the_form(
         self, http: httpx.Client, secrets: dict[Scope, str], secret: str
@@ -343,6 +344,7 @@ class TestSessions:
         assert answer.status_code == 403
         assert "set-cookie" not in answer.headers
 
+    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
     @pytest.mark.parametrize(
         "path", ["https://evil.example", "//evil.example", "/\\evil.example", "javascript:alert(1)", "/\tx"]
     )

@@ -102,6 +102,7 @@ def test_rule_is_added_by_a_file_and_removed_by_a_form(http: httpx.Client, own_r
     assert rule_of(http, own_run, "own", 5) is None
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("rule", "fields", "status", "message"),
     [

@@ -199,6 +199,7 @@ def test_changes_of_the_policy_are_for_administrators_and_recorded(
     assert (newest["before"]["every_steps"], newest["after"]["every_steps"]) == (10, None)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

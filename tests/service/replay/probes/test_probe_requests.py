@@ -136,6 +136,7 @@ def test_concurrent_equal_requests_get_one_probe(run: Sender) -> None:
     assert all(len(answer.json()["jobs"]) == 1 for answer in answers)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("step", "scorers", "fields", "slug", "expected"),
     [

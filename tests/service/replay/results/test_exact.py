@@ -115,6 +115,7 @@ def test_an_equal_request_is_the_same_probe(run: Sender) -> None:
     assert ask_for_probe(run, 1, ["torch.trainer"], exact_pairs=[PAIR]).status_code == 201
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("pairs", [["vllm.prefill/torch.trainer"], [PAIR, PAIR], ["no pair"]])
 def test_unknown_and_repeated_pairs_are_refused(run: Sender, pairs: list[str]) -> None:
     assert ask_for_probe(run, 1, (), exact_pairs=pairs).status_code == 422
@@ -173,6 +174,7 @@ def _other_lengths(exact: ExactBatch) -> ExactBatch:
     return dataclasses.replace(exact, offsets=offsets)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("spoil", "row", "column"),
     [(_negative, 2, "kl"), (_unknown_id, 0, "sample_id"), (_other_lengths, 0, "kl")],

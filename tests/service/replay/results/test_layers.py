@@ -140,6 +140,7 @@ def test_scores_are_not_asked_of_a_comparison(run: Sender, http: httpx.Client) -
     assert problem(answer) == (422, "result-not-asked")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "change",
     [
@@ -176,6 +177,7 @@ def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client
     assert problem(answer) == (422, "result-not-asked")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("scorers", "fields", "message"),
     [

@@ -145,6 +145,7 @@ def test_job_of_another_kind_takes_no_comparison(run: Sender, http: httpx.Client
     assert problem(put(take_lease(http, scorers=ABLE), comparison().to_dict())) == (422, "result-not-asked")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("scorers", "fields"),
     [

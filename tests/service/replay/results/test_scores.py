@@ -101,6 +101,7 @@ def _twice(rollouts: RolloutBatch) -> ScoreBatch:
     return dataclasses.replace(good_scores(rollouts), sample_ids=ids)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("spoil", "row", "column"),
     [

@@ -147,6 +147,7 @@ def test_result_of_a_lost_lease_does_not_count(run: Sender, http: httpx.Client) 
     assert run.get(f"steps/{STEP}/weights-search").json()["replays"][3]["k3_kl"] == 2e-3
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "status"),
     [
@@ -173,6 +174,7 @@ def test_job_of_another_kind_takes_no_result(run: Sender, http: httpx.Client) ->
     assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "result-not-asked")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     "fields",
     [

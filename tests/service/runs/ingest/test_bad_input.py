@@ -74,6 +74,7 @@ def assert_refused(answer: httpx.Response, status: int) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("fault", BAD)
 def test_invalid_shard_is_refused_by_row_and_column(fault: str, sender: Sender, settings: Settings) -> None:
     make, row, column = BAD[fault]
@@ -117,6 +118,7 @@ def test_a_small_body_that_decodes_to_ten_times_the_cap_is_refused(sender: Sende
     assert list_files(settings) == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("media_type", ["application/json", "application/octet-stream", "text/plain"])
 def test_another_content_type_is_refused(sender: Sender, settings: Settings, media_type: str) -> None:
     answer = sender.put_shard(0, encode_rollouts(make_batch()), media_type=media_type)

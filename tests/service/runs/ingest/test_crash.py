@@ -35,6 +35,7 @@ def service_that_dies_in(function: str, settings: Settings) -> Iterator[httpx.Cl
         "PYTHONPATH": str(REPOSITORY),
         # A process that compiles the pass would take the processors from the decoder of the first upload.
         "FORESHOCK_TOKEN_PASS": "numpy",
+        "FORESHOCK_DECODE_PROCESSES": "1",
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.service.runs.ingest.crashing_service", str(port), function],

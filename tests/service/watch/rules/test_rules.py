@@ -97,6 +97,7 @@ def test_rule_that_holds_freezes_the_learning_rate_while_it_fires(http: httpx.Cl
     assert run.advice().scale(100) == 1.0
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
