@@ -1,0 +1,1 @@
+"""Really injected faults, and whether the doctor names them."""

@@ -1,0 +1,165 @@
+"""`make bench-doctor`: inject faults into tiny models, let the doctor look at what they log, and count right names.
+
+Tuning seeds are 0 … 99, locked seeds 1,000 and beyond: thresholds were chosen on the former. `--seed 0` looks at tuning
+cases, `--only NAME` at one fault. The undeclared cases have nothing but the rollouts and two folders of weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.doctor.case import Case, Fault
+from benchmarks.doctor.faults import CONTROLS, FAULTS, FOREIGN
+from benchmarks.doctor.lab import batch_of
+from foreshock.doctor import Budget, DoctorReport, examine
+from foreshock.rollouts import BatchAttributes
+from foreshock_probes.doctor.experimenter import TorchExperimenter
+
+LOCKED = 1_000
+PAIRS = 30
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case: what it should say, what was said, the replays and seconds it took."""
+
+    group: str
+    name: str
+    wanted: tuple[tuple[str, tuple[str, ...]], ...]
+    report: DoctorReport
+    seconds: float
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The side and the cause of each finding that names one."""
+        return [(each.side, each.cause) for each in self.report.causes]
+
+    @property
+    def is_first_right(self) -> bool:
+        """Whether the first finding is a cause that was injected."""
+        first = next((each.cause for each in self.report.findings if each.kind == "cause"), "")
+        return any(first in causes for _, causes in self.wanted)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether each injected cause is named on its side."""
+        return all(any(side == at and cause in causes for at, cause in self.named) for side, causes in self.wanted)
+
+    @property
+    def is_free_of_false(self) -> bool:
+        """Whether nothing is named that was not injected."""
+        return all(any(cause in causes for _, causes in self.wanted) for _, cause in self.named)
+
+
+def main() -> int:
+    """Print a line for each wrong case, a table, and the figures."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=LOCKED)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--groups", default="faults,pairs,controls,foreign")
+    parser.add_argument("--share", type=int, default=1, help="every n-th case only")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    results = []
+    for number, (group, name, faults, kind, size) in enumerate(_cases(arguments.groups.split(","))):
+        if arguments.only not in name or number % arguments.share:
+            continue
+        results.append(_run(group, name, faults, kind, size, arguments.seed + number))
+        print(_line(results[-1]), flush=True)
+    return _summary(results)
+
+
+def _cases(groups: list[str]) -> Iterator[tuple[str, str, tuple[Fault, ...], str, int]]:
+    for number, fault in enumerate(FAULTS):
+        for size in range(3) if "faults" in groups else ():
+            yield "faults", fault.name, (fault,), fault.kinds[(number + size) % len(fault.kinds)], size
+    engine = [each for each in FAULTS if each.side == "rollout"]
+    trainer = [
+        each for each in FAULTS if each.side == "trainer" and each.name != "bypass" and "not in" not in each.name
+    ]
+    for number in range(PAIRS if "pairs" in groups else 0):
+        first, second = engine[number % len(engine)], trainer[number % len(trainer)]
+        if number % 3 == 2:  # both on the engine's side: a fault of the data on one of the weights or of sampling
+            second = next(each for each in FAULTS if each.name == ("sentinels", "last tokens 0")[number % 2])
+            first = (
+                engine[(3 * number) % len(engine)] if engine[(3 * number) % len(engine)] is not second else engine[-1]
+            )
+        kinds = [each for each in first.kinds if each in second.kinds]
+        if kinds:
+            yield "pairs", f"{first.name} + {second.name}", (first, second), kinds[number % len(kinds)], 1
+    for number in range(60 if "controls" in groups else 0):
+        control = CONTROLS[number % len(CONTROLS)]
+        yield "controls", control.name, (control,), control.kinds[number // len(CONTROLS) % len(control.kinds)], 1
+    for number, fault in enumerate(FOREIGN if "foreign" in groups else ()):
+        yield "foreign", fault.name, (fault,), fault.kinds[number % len(fault.kinds)], 1
+
+
+def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int, seed: int) -> Result:
+    case = Case.of(kind, seed)
+    case.size = size
+    case.sampled()
+    for fault in faults:
+        fault.inject(case)
+    assert case.rows is not None
+    batch = batch_of(case.rows, case.pi, BatchAttributes(**case.attributes), **case.columns)
+    with tempfile.TemporaryDirectory() as folder:
+        engine, trainer, old = case.folders(Path(folder))
+        started = time.process_time()
+        experimenter = TorchExperimenter(batch, engine, trainer, [old], threads=1)
+        report = examine(batch, experimenter, Budget(seconds=300))
+        seconds = time.process_time() - started
+    wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)
+    return Result(group, f"{name} [{kind}, {size}]", wanted, report, seconds)
+
+
+def _line(result: Result) -> str:
+    right = result.has_all and result.is_free_of_false and (result.is_first_right or not result.wanted)
+    before = ", ".join(
+        f"{each.side} {each.before:.1e}→{each.after:.1e}/{each.rounding:.1e}" for each in result.report.sides
+    )
+    said = "; ".join(f"{each.kind} {each.side} {each.cause} {each.value}" for each in result.report.findings)
+    return (
+        f"{'right' if right else 'WRONG'}  {result.group:8} {result.name:55} {result.report.replays:4} replays "
+        f"{result.seconds:5.1f} s  {said}  [{before}]"
+    )
+
+
+def _share(values: list[bool]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _summary(results: list[Result]) -> int:
+    groups = {
+        name: [each for each in results if each.group == name] for name in ("faults", "pairs", "controls", "foreign")
+    }
+    faults = groups["faults"]
+    figures = {
+        "causes": len({each.wanted for each in faults}),
+        "first_right": _share([each.is_first_right for each in faults]),
+        "side_right_nothing_false": _share([each.has_all and each.is_free_of_false for each in faults]),
+        "pairs_both": _share([each.has_all for each in groups["pairs"]]),
+        "false_in_controls": sum(not each.is_free_of_false for each in groups["controls"]),
+        "false_in_foreign": sum(not each.is_free_of_false for each in groups["foreign"]),
+        "median_replays": statistics.median([each.report.replays for each in faults]) if faults else 0,
+        "median_seconds": statistics.median([each.seconds for each in faults]) if faults else 0,
+    }
+    print(", ".join(f"{name}: {len(each)} cases" for name, each in groups.items()))
+    print(" ".join(f"{name}={value:.3g}" for name, value in figures.items()))
+    bars = {"first_right": 0.95, "side_right_nothing_false": 0.90, "pairs_both": 0.85}
+    below = any(figures[name] < bar for name, bar in bars.items())
+    return int(below or figures["false_in_controls"] > 0 or figures["false_in_foreign"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""A case in the making, and a fault that is injected into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.doctor.lab import Pass, Rows, new_model, prompts_of, sample, save, score, updated
+
+LogProbs = list[NDArray[np.float32]]
+SEVERAL = ("random", "tied", "moe", "trained")
+UNTRAINED = ("random", "tied", "moe")
+
+
+@dataclass
+class Case:
+    """A batch in the making: models of both sides, what they log, and the weights that the doctor is given."""
+
+    kind: str
+    seed: int
+    model: Any
+    old: Any
+    size: int = 1
+    rows: Rows | None = None
+    pi: LogProbs = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+    engine: Any = None
+    """The model whose folder is announced for the engine; None: `model`."""
+
+    @classmethod
+    def of(cls, kind: str, seed: int) -> Case:
+        """Return a case whose trainer holds version 10, and version 7 is known too."""
+        model = new_model(kind, seed)
+        return cls(kind, seed, model, updated(model, seed + 1, 0.03))
+
+    def sampled(self, model: Any = None, process: Any = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Let the engine sample with a model, and the trainer score with the announced one."""
+        self.rows = sample(model or self.model, prompts_of(self.model, self.seed), self.seed, process, dtype)
+        self.pi = score(self.model, self.rows)
+
+    def rescored(self, how: Pass, model: Any = None, side: str = "trainer") -> None:
+        """Replace what a side logged by another pass over the same tokens."""
+        assert self.rows is not None
+        if side == "rollout" and how.precision == "autocast":
+            how.precision = "bfloat16"
+        values = score(model or self.model, self.rows, how)
+        if side == "trainer":
+            self.pi = values
+        else:
+            self.rows.mu = values
+
+    def logged(self, side: str) -> LogProbs:
+        """Return what a side logged."""
+        assert self.rows is not None
+        return self.pi if side == "trainer" else self.rows.mu
+
+    def folders(self, root: Path) -> tuple[Path, Path, Path]:
+        """Save and return the folders of the engine, of the trainer, and of version 7."""
+        trainer = save(self.model, root / "step_0010")
+        engine = trainer if self.engine is None else save(self.engine, root / "engine" / "step_0010")
+        return engine, trainer, save(self.old, root / "step_0007")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: `inject` makes it on a case that has already sampled; `causes` are the right names, on `side`."""
+
+    name: str
+    side: str
+    causes: tuple[str, ...]
+    inject: Callable[[Case], None]
+    kinds: tuple[str, ...] = SEVERAL

@@ -1,0 +1,202 @@
+"""The faults by name, with their true causes.
+
+`FAULTS` are those of the catalogue, `FOREIGN` those that no row of it describes, `CONTROLS` are healthy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from benchmarks.doctor import inject
+from benchmarks.doctor.case import UNTRAINED, Fault
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("one token shifted", "trainer", ("shift",), inject.changed_data(inject.shift, "trainer")),
+    Fault("an id zeroed", "trainer", ("zeros",), inject.changed_data(inject.end_zero, "trainer")),
+    Fault(
+        "last tokens 0",
+        "rollout",
+        ("zeros",),
+        inject.changed_data(
+            lambda case, row, values, _: inject.put(values, slice(-1 - case.size, None), 0.0) if row % 2 else values,
+            "rollout",
+        ),
+    ),
+    Fault(
+        "sentinels",
+        "rollout",
+        ("sentinels",),
+        inject.changed_data(
+            lambda case, row, values, _: inject.put(values, slice(None, None, (9, 5, 2)[case.size]), -9999.0), "rollout"
+        ),
+    ),
+    Fault(
+        "clamped",
+        "trainer",
+        ("clamp",),
+        inject.changed_data(
+            lambda case, _, values, __: np.maximum(
+                values, (-3.0, -2.0, -1.0)[case.size] if case.kind != "trained" else -0.2
+            ),
+            "trainer",
+        ),
+    ),
+    Fault(
+        "base 10 or 2",
+        "rollout",
+        ("log_base",),
+        inject.changed_data(
+            lambda case, _, values, __: (values / np.log(2 if case.size == 1 else 10)).astype(np.float32), "rollout"
+        ),
+    ),
+    Fault("other order", "trainer", ("permuted",), inject.permuted, UNTRAINED),
+    Fault(
+        "temperature, undeclared",
+        "rollout",
+        ("temperature",),
+        inject.processed(lambda case, logits, *_: logits / (0.9, 0.8, 0.6)[case.size]),
+    ),
+    Fault("temperature, not in the trainer", "trainer", ("temperature",), inject.declared),
+    Fault("temperature, raw", "both", ("temperature",), inject.raw),
+    Fault(
+        "top-p",
+        "rollout",
+        ("top_p",),
+        inject.processed(lambda case, logits, *_: inject.top_p(logits, (0.95, 0.9, 0.7)[case.size])),
+    ),
+    Fault(
+        "top-k",
+        "rollout",
+        ("top_k",),
+        inject.processed(
+            lambda case, logits, *_: inject.top_k(logits, (20, 8, 4)[case.size] if case.kind != "trained" else 2)
+        ),
+        UNTRAINED,
+    ),
+    Fault(
+        "min-p",
+        "rollout",
+        ("min_p",),
+        inject.processed(lambda case, logits, *_: inject.min_p(logits, (0.05, 0.1, 0.2)[case.size])),
+        UNTRAINED,
+    ),
+    Fault(
+        "banned ids",
+        "rollout",
+        ("token_bias",),
+        inject.processed(lambda case, logits, *_: inject.add(logits, inject.frequent(case), -torch.inf)),
+    ),
+    Fault(
+        "logit bias",
+        "rollout",
+        ("token_bias",),
+        inject.processed(
+            lambda case, logits, *_: inject.add(logits, inject.frequent(case), (1.0, 2.0, 3.0)[case.size])
+        ),
+        UNTRAINED,
+    ),
+    Fault(
+        "no end early", "rollout", ("banned_end",), inject.processed(lambda *given: inject.no_end(*given)), UNTRAINED
+    ),
+    Fault("repetition penalty", "rollout", ("repetition_penalty",), inject.processed(inject.repetition)),
+    Fault("presence penalty", "rollout", ("presence_penalty",), inject.processed(inject.presence), UNTRAINED),
+    Fault(
+        "soft cap",
+        "rollout",
+        ("softcap",),
+        inject.processed(lambda case, logits, *_: (cap := (8.0, 5.0, 3.0)[case.size]) * torch.tanh(logits / cap)),
+    ),
+    Fault("older weights", "rollout", ("other_weights",), inject.stale),
+    Fault("older weights on some ranks", "rollout", ("other_weights",), inject.mixture),
+    Fault("weights in flight", "rollout", ("other_weights",), inject.in_flight),
+    Fault("cached prompts", "rollout", ("prompt_cache",), inject.prompt_cache, UNTRAINED),
+    Fault(
+        "head of older weights",
+        "rollout",
+        ("part_of_weights",),
+        inject.part(lambda name, model: name == "lm_head.weight"),
+        ("random", "moe", "trained"),
+    ),
+    Fault(
+        "layers of older weights",
+        "rollout",
+        ("part_of_weights", "layer_of_weights"),
+        inject.part(lambda name, model: "layers." in name),
+    ),
+    Fault("one layer of older weights", "rollout", ("layer_of_weights",), inject.part(inject.layer(1))),
+    Fault("update applied twice", "rollout", ("update_scaled",), inject.twice),
+    Fault("quantised", "rollout", ("quantised_weights",), inject.quantised),
+    Fault("rotary base", "rollout", ("rope_theta",), inject.config(rope_theta=(5e5, 1e5, 1e6))),
+    Fault("rotary scaling", "rollout", ("rope_scaling",), inject.config(rope_factor=(2.0, 4.0, 8.0))),
+    Fault("norm epsilon", "rollout", ("norm_eps",), inject.config(rms_norm_eps=(1e-3, 1e-2, 1e-2)), UNTRAINED),
+    Fault("positions", "trainer", ("positions",), inject.scored("trainer", positions=inject.positions)),
+    Fault("padding attended", "trainer", ("padding_attended",), inject.pads),
+    Fault("mask", "trainer", ("attention_mask",), inject.scored("trainer", mask=inject.mask)),
+    Fault("window", "rollout", ("window",), inject.scored("rollout", mask=inject.window)),
+    Fault("packing", "trainer", ("packing",), inject.packed),
+    Fault("FP8 cache", "rollout", ("kv_cache",), inject.kv),
+    Fault(
+        "head tied", "rollout", ("tied_head",), inject.config(tie_word_embeddings=(True, True, True)), ("random", "moe")
+    ),
+    Fault("attention scale", "rollout", ("attention_scale",), inject.scale),
+    Fault("query and key norms", "rollout", ("qk_norm",), inject.no_qk_norm, ("random", "tied")),
+    Fault("norm weights", "rollout", ("norm_weights",), inject.edited(inject.norm_one)),
+    Fault(
+        "activation",
+        "rollout",
+        ("activation",),
+        inject.config(hidden_act=("gelu", "relu", "gelu_pytorch_tanh")),
+        ("random", "tied", "trained"),
+    ),
+    Fault("experts", "rollout", ("experts",), inject.config(num_experts_per_tok=(3, 1, 1)), ("moe",)),
+    Fault("layers exchanged", "rollout", ("layers",), inject.edited(inject.swap)),
+    Fault("configurations differ", "both", ("configuration",), inject.other_configuration, ("random", "moe")),
+    Fault("bypass", "trainer", ("bypass",), inject.bypass),
+)
+"""Faults that a row of the catalogue describes."""
+
+
+FOREIGN: tuple[Fault, ...] = (
+    Fault("noise of logits", "rollout", (), inject.noisy(0.4)),
+    Fault("weights of nobody", "rollout", (), inject.random_updates),
+    Fault("dropout", "trainer", (), inject.dropout, UNTRAINED),
+    Fault("heads in another order", "rollout", (), inject.edited(inject.heads)),
+    Fault("another prompt", "rollout", (), inject.wrong_prompt),
+    Fault("noise in the last tokens", "rollout", (), inject.changed_data(inject.tail, "rollout")),
+    Fault(
+        "temperature grows with the position",
+        "rollout",
+        (),
+        inject.processed(lambda case, logits, ids, given, step: logits / (0.5 + 0.06 * step)),
+    ),
+    Fault("a feed-forward missing", "rollout", (), inject.edited(inject.scaled("layers.1.mlp", 0.5))),
+    Fault("values scaled", "rollout", (), inject.edited(inject.scaled("v_proj", 1.4))),
+    Fault("embeddings noisy", "rollout", (), inject.edited(inject.noisy_embeddings), ("random", "moe")),
+    Fault(
+        "rows of the head exchanged", "rollout", (), inject.edited(inject.exchanged_rows), ("random", "moe", "trained")
+    ),
+    Fault(
+        "log-probs with an offset by rollout",
+        "trainer",
+        (),
+        inject.changed_data(
+            lambda case, row, values, _: np.minimum(values + np.float32(0.5 * np.sin(row)), 0), "trainer"
+        ),
+    ),
+)
+"""Faults that no row describes: the doctor must not name any cause."""
+
+
+CONTROLS: tuple[Fault, ...] = (
+    Fault("healthy", "", (), lambda case: None),
+    Fault("other batches", "", (), inject.precision("trainer", "autocast", 3)),
+    Fault("float32 trainer", "", (), inject.precision("trainer", "float32")),
+    Fault("bfloat16 trainer", "", (), inject.precision("trainer", "bfloat16", 40)),
+    Fault("float32 engine", "", (), lambda case: case.sampled(dtype=torch.float32)),
+    Fault("prefill engine", "", (), inject.precision("rollout", "bfloat16", 5)),
+    Fault("float16 trainer", "", (), inject.precision("trainer", "float16")),
+    Fault("declared lag", "", (), inject.declared_lag),
+    Fault("greedy reward", "", (), lambda case: case.columns.update(reward=[1.0] * len(case.pi))),
+)
+"""Healthy cases: only expected rounding or a declared lag may be found."""

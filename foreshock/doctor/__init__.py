@@ -1,0 +1,20 @@
+"""The doctor: find the variant of a forward pass, weights, sampling or data that reproduces what was logged."""
+
+from __future__ import annotations
+
+from foreshock.doctor.changes import CannotTryError, Change, Experimenter, Subject
+from foreshock.doctor.doctor import examine
+from foreshock.doctor.findings import DoctorReport, Finding, SideReport
+from foreshock.doctor.trials import Budget
+
+__all__ = [
+    "Budget",
+    "CannotTryError",
+    "Change",
+    "DoctorReport",
+    "Experimenter",
+    "Finding",
+    "SideReport",
+    "Subject",
+    "examine",
+]

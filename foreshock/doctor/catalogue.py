@@ -1,0 +1,392 @@
+"""The catalogue: one row a cause, with the variants that it stands for, what it says, and how to fix it.
+
+Within a family rows are in the order in which they are tried: frequent causes first. Families are ordered by their
+cost: `data` needs no replay of its own, `sampling` only the logits of the first one, `weights` and `forward` one replay
+a variant, `parts` up to one for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from foreshock.doctor import fills
+from foreshock.doctor.changes import Change, Subject
+from foreshock.doctor.data import DATA_CHANGES
+
+__all__ = ["CATALOGUE", "FAMILIES", "PRECISIONS", "Cause", "Variant", "variants_of"]
+
+FAMILIES = ("data", "sampling", "weights", "forward", "parts")
+PRECISIONS = ("bfloat16", "autocast", "float32", "bfloat16_head32", "float16")
+"""Precisions of a forward pass: ordinary numerics, never a cause. The first three measure the floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to try a row of the catalogue: a change to replay, a fit of a sampling parameter, or a change of data."""
+
+    cause: str
+    label: str
+    change: Change = field(default_factory=Change)
+    fit: str = ""
+    data: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A row. `says` completes "the log-probs of the engine (or trainer) …"; {label} is the variant's.
+
+    `fixes`: what to set, by framework. `confirm`: the experiment that would confirm it. `needs` names what must be
+    known; `fill` returns the variants for a side of a subject.
+    """
+
+    name: str
+    family: str
+    says: str
+    fixes: Mapping[str, str]
+    fill: Callable[[Subject, str], Iterator[Variant]]
+    confirm: str = "apply the fix and log one step"
+    needs: str = "the weights"
+
+
+def _data(name: str, says: str, fix: str, *changes: str) -> Cause:
+    def fill(subject: Subject, side: str) -> Iterator[Variant]:
+        for change in changes or (name,):
+            assert change in DATA_CHANGES
+            yield Variant(name, _DATA_LABELS.get(change, change), data=change)
+
+    return Cause(name, "data", says, {"any": fix}, fill, needs="both log-probs or the weights")
+
+
+_DATA_LABELS = {
+    "shift-1": "the token before",
+    "shift+1": "the token after",
+    "shift-2": "the token two places before",
+    "shift+2": "the token two places after",
+    "base2": "2",
+    "base10": "10",
+}
+
+
+def _fit(name: str, says: str, fixes: Mapping[str, str], *fits: str) -> Cause:
+    def fill(subject: Subject, side: str) -> Iterator[Variant]:
+        for fit in fits or (name,):
+            yield Variant(name, fit, fit=fit)
+
+    return Cause(name, "sampling", says, fixes, fill, confirm="declare it, or set it to its neutral value for one step")
+
+
+def _changes(
+    name: str,
+    says: str,
+    fixes: Mapping[str, str],
+    fill: fills.Fill,
+    family: str = "forward",
+    confirm: str = "apply the fix and log one step",
+) -> Cause:
+    def variants(subject: Subject, side: str) -> Iterator[Variant]:
+        for label, values in fill(subject, side):
+            yield Variant(name, label, Change.of(**values))
+
+    return Cause(name, family, says, fixes, variants, confirm)
+
+
+_CONFIGURATION_FIX = {
+    "vLLM": "hf_overrides={…}",
+    "SGLang": "--json-model-override-args '{…}'",
+    "verl": "actor_rollout_ref.model.override_config",
+    "any": "use the config.json of the checkpoint on both sides",
+}
+_POSITION_FIX = {
+    "verl": "compare with actor_rollout_ref.model.use_remove_padding=False",
+    "any": "pass position_ids computed from the attention mask, and reset them for each packed sequence",
+}
+_SYNC_FIX = {
+    "verl": "check the weight sync after each actor update (actor_rollout_ref.rollout.load_format)",
+    "slime": "--update-weights-interval 1",
+    "vLLM": "compare checksums by a worker extension after each update",
+    "SGLang": "POST /weights_checker after each update",
+    "any": "verify after each update that all ranks and all tensors were received",
+}
+
+CATALOGUE: tuple[Cause, ...] = (
+    _data(
+        "zeros",
+        "are exactly 0 at tokens that are not certain: they were not recorded there",
+        "record them, or mask these tokens in response_mask",
+    ),
+    _data(
+        "sentinels",
+        "hold a constant in place of a log-prob at some tokens",
+        "leave these tokens out by response_mask, or record the real log-prob",
+    ),
+    _data("clamp", "are clamped from below", "log them before any clamp"),
+    _data(
+        "shift",
+        "are those of {label}",
+        "align log-probs with response tokens: logits at position t − 1 score token t",
+        "shift-1",
+        "shift+1",
+        "shift-2",
+        "shift+2",
+    ),
+    _data("log_base", "are logarithms to the base {label}", "use the natural logarithm", "base2", "base10"),
+    _data("averaged", "are means over each rollout", "log one value a token"),
+    _data("reversed", "are in reverse order within each rollout", "log them in the order of the tokens"),
+    _data(
+        "permuted", "belong to other rollouts of the batch", "keep the order of rollouts between generation and logging"
+    ),
+    _data("bfloat16", "are rounded to bfloat16", "cast logits to float32 before log-softmax and log float32"),
+    _fit(
+        "temperature",
+        "are those of temperature {label}",
+        {
+            "vLLM": "SamplingParams.temperature and --logprobs-mode",
+            "verl": "actor_rollout_ref.rollout.temperature",
+            "TRL": "GRPOConfig.temperature",
+            "slime": "--rollout-temperature",
+            "any": "divide the trainer's logits by the same temperature",
+        },
+    ),
+    _fit(
+        "top_p",
+        "are renormalised to the nucleus of top-p {label}",
+        {
+            "vLLM": "SamplingParams.top_p=1, or --logprobs-mode raw_logprobs",
+            "verl": "actor_rollout_ref.rollout.top_p=1",
+            "TRL": "GRPOConfig.top_p=1.0",
+            "slime": "--rollout-top-p 1",
+        },
+    ),
+    _fit(
+        "top_k",
+        "are renormalised to the {label} likeliest tokens (top-k)",
+        {
+            "vLLM": "SamplingParams.top_k=-1, or --logprobs-mode raw_logprobs",
+            "verl": "actor_rollout_ref.rollout.top_k=-1",
+            "TRL": "GRPOConfig.top_k=0",
+            "slime": "--rollout-top-k -1",
+        },
+    ),
+    _fit(
+        "min_p",
+        "are renormalised to the tokens above min-p {label}",
+        {"vLLM": "SamplingParams.min_p=0", "TRL": "GRPOConfig.min_p=None"},
+    ),
+    _fit(
+        "token_bias",
+        "have another logit at single ids: {label}",
+        {
+            "vLLM": "SamplingParams.logit_bias, bad_words, allowed_token_ids",
+            "any": "remove the bias, or apply it in the trainer too",
+        },
+        "biases",
+    ),
+    _fit(
+        "banned_end",
+        "exclude the end of the sequence early: {label}",
+        {"vLLM": "SamplingParams.min_tokens=0", "any": "apply min_tokens in the trainer too"},
+        "banned_until",
+    ),
+    _fit(
+        "repetition_penalty",
+        "have a repetition penalty of {label}",
+        {"vLLM": "SamplingParams.repetition_penalty=1", "TRL": "GRPOConfig.repetition_penalty=1.0"},
+        "repetition",
+    ),
+    _fit(
+        "presence_penalty",
+        "have a presence penalty of {label}",
+        {"vLLM": "SamplingParams.presence_penalty=0"},
+        "presence",
+    ),
+    _fit(
+        "frequency_penalty",
+        "have a frequency penalty of {label}",
+        {"vLLM": "SamplingParams.frequency_penalty=0"},
+        "frequency",
+    ),
+    _fit(
+        "softcap",
+        "have soft-capped logits (cap {label})",
+        {"any": "apply final_logit_softcapping on both sides or on none"},
+        "softcap",
+    ),
+    _changes(
+        "other_weights",
+        "are those of the weights {label}",
+        _SYNC_FIX,
+        fills.whole,
+        "weights",
+        "compare checksums of the engine's tensors with this checkpoint",
+    ),
+    _changes(
+        "prompt_cache",
+        "have the prompt's cache of the weights {label}",
+        {
+            "vLLM": "reset_prefix_cache() after each update",
+            "SGLang": "/flush_cache after each update, or --disable-radix-cache",
+            "any": "drop cached prompts when weights change",
+        },
+        fills.cached,
+        "weights",
+    ),
+    _changes(
+        "part_of_weights",
+        "are those of the announced weights with the {label}",
+        _SYNC_FIX,
+        fills.parts,
+        "weights",
+        "compare checksums of the engine's tensors with this checkpoint",
+    ),
+    _changes(
+        "update_scaled",
+        "have the update of the weights {label}",
+        {
+            "any": "merge an adapter once, with its own scale (alpha / r)",
+            "PEFT": "unmerge_adapter() before merge_adapter()",
+        },
+        fills.delta,
+        "weights",
+    ),
+    _changes("configuration", "are those of the configuration {label}", _CONFIGURATION_FIX, fills.other_configuration),
+    _changes(
+        "positions",
+        "have wrong positions: {label}",
+        _POSITION_FIX,
+        fills.values(
+            "positions",
+            all_positions_are_0="zero",
+            positions_restart_at_the_response="restart",
+            positions_jump_from_the_prompt_to_the_padded_width="gap",
+            the_response_is_one_position_early="response-1",
+            the_response_is_one_position_late="response+1",
+        ),
+    ),
+    _changes(
+        "padding_attended",
+        "attend to padding on the left: {label}",
+        _POSITION_FIX,
+        fills.values("visible", prompts_padded_to_the_longest="pads"),
+    ),
+    _changes(
+        "attention_mask",
+        "have a wrong attention mask: {label}",
+        {"any": "compare attention masks; in vLLM, sliding_window and chunked local attention"},
+        fills.values(
+            "visible",
+            the_first_token_is_not_seen="no_first",
+            the_prompt_is_not_seen_from_the_response="response_only",
+            later_tokens_are_seen="bidirectional",
+        ),
+    ),
+    _changes(
+        "window",
+        "attend to {label}",
+        {
+            "vLLM": "hf_overrides={'sliding_window': …}",
+            "any": "use the same sliding_window and prompt length on both sides",
+        },
+        fills.windows,
+    ),
+    _changes("packing", "attend to other rollouts: {label}", _POSITION_FIX, fills.packed),
+    _changes(
+        "rope_theta",
+        "have another base of the rotary embedding: {label}",
+        _CONFIGURATION_FIX | {"Megatron": "--rotary-base"},
+        fills.fields(("rope_theta", fills.theta)),
+    ),
+    _changes(
+        "rope_scaling",
+        "have scaled positions of the rotary embedding: {label}",
+        _CONFIGURATION_FIX | {"Megatron": "--rotary-seq-len-interpolation-factor"},
+        fills.fields(("rope_factor", lambda _: [2.0, 4.0, 8.0, 0.5])),
+    ),
+    _changes(
+        "norm_eps",
+        "have another ε of the norms: {label}",
+        _CONFIGURATION_FIX | {"Megatron": "--norm-epsilon"},
+        fills.fields(
+            fills.if_present("rms_norm_eps", 1e-6, 1e-5, 1e-8, 1e-4, 1e-3, 1e-2),
+            fills.if_present("layer_norm_eps", 1e-5, 1e-6, 1e-12),
+        ),
+    ),
+    _changes(
+        "kv_cache",
+        "have a narrower KV cache: {label}",
+        {"vLLM": "--kv-cache-dtype auto", "SGLang": "--kv-cache-dtype auto"},
+        fills.values("kv", fp8_with_scale_1="fp8", int8_per_token="int8_channel"),
+    ),
+    _changes(
+        "quantised_weights",
+        "have quantised weights: {label}",
+        {
+            "vLLM": "--quantization None",
+            "SGLang": "no --quantization",
+            "any": "expected for a quantised engine; correct by importance sampling, or quantise in the trainer too",
+        },
+        fills.values(
+            "quantise",
+            fp8_per_tensor="fp8_tensor",
+            fp8_per_channel="fp8_channel",
+            int8_per_channel="int8_channel",
+            int4_per_group="int4_group",
+        ),
+    ),
+    _changes(
+        "experts",
+        "route to other experts: {label}",
+        _CONFIGURATION_FIX | {"Megatron": "--moe-router-topk"},
+        fills.fields(("num_experts_per_tok", fills.experts), fills.toggled("norm_topk_prob")),
+    ),
+    _changes(
+        "tied_head",
+        "have another head: {label}",
+        _CONFIGURATION_FIX | {"Megatron": "--untie-embeddings-and-output-weights"},
+        fills.fields(fills.toggled("tie_word_embeddings")),
+    ),
+    _changes(
+        "attention_scale", "have another scale of attention scores: {label}", _CONFIGURATION_FIX, fills.attention_scales
+    ),
+    _changes(
+        "qk_norm",
+        "are without the norms of queries and keys: {label}",
+        {"any": "load q_norm and k_norm, and use an implementation that applies them"},
+        fills.values("qk_norm", not_applied=True),
+    ),
+    _changes(
+        "norm_weights",
+        "have wrong norm weights: {label}",
+        {"any": "check the conversion of norm weights (Gemma and Megatron store weight − 1)"},
+        fills.values("norm", one_is_added="plus_one", the_final_norm_has_no_weight="final_dropped"),
+    ),
+    _changes(
+        "activation",
+        "have another activation: {label}",
+        _CONFIGURATION_FIX,
+        fills.fields(fills.if_present("hidden_act", "gelu", "gelu_pytorch_tanh", "silu", "relu")),
+    ),
+    _changes(
+        "layers",
+        "are computed with other layers: {label}",
+        {"any": "check the conversion of pipeline stages and the order of layers"},
+        fills.moved_layers,
+        "parts",
+    ),
+    _changes(
+        "layer_of_weights",
+        "are those of the announced weights with {label}",
+        _SYNC_FIX,
+        fills.layer_parts,
+        "parts",
+        "compare checksums of the engine's tensors with this checkpoint",
+    ),
+)
+"""All causes, in the order in which they are tried within their family."""
+
+
+def variants_of(family: str, subject: Subject, side: str) -> Iterator[Variant]:
+    """Yield the variants of a family for a side."""
+    for cause in CATALOGUE:
+        if cause.family == family:
+            yield from cause.fill(subject, side)

@@ -1,0 +1,73 @@
+"""A change of a forward pass, and the experimenter who replays rollouts under it.
+
+A change is a set of named values. The doctor combines and compares changes; only an experimenter interprets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SIDES", "CannotTryError", "Change", "Experimenter", "Subject"]
+
+SIDES = ("rollout", "trainer")
+"""The side of μ, what the engine logged, and the side of π, what the trainer logged."""
+
+
+class CannotTryError(Exception):
+    """An experiment that cannot be made; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Values by name, such as weights="step_0045" or positions="zero"; see `probes/doctor` for those of torch."""
+
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, **values: Any) -> Change:
+        """Return a change; the order of the values has no meaning."""
+        return cls(tuple(sorted(values.items())))
+
+    def plus(self, other: Change) -> Change:
+        """Return both changes; a value of `other` replaces one of the same name."""
+        return Change.of(**(dict(self.values) | dict(other.values)))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value."""
+        return dict(self.values).get(name, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the catalogue needs to know of the models: it fills its rows with these values.
+
+    `announced`: the name of the weights that each side should hold. `weights`: the names of all weights, in the order
+    given. `versions`: the version or step that a name stands for, if known. `configurations`: the config.json of each
+    name. `unusable`: names that could not be loaded, and why. `layers`: their number; `longest`: the longest sequence,
+    in tokens; `eos`: the id that ends a sequence.
+    """
+
+    announced: Mapping[str, str]
+    weights: tuple[str, ...]
+    configurations: Mapping[str, Mapping[str, Any]]
+    versions: Mapping[str, int] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    layers: int = 0
+    longest: int = 0
+    eos: int | None = None
+
+
+class Experimenter(Protocol):
+    """Replays one batch of rollouts."""
+
+    @property
+    def subject(self) -> Subject:
+        """What is replayed."""
+
+    def logits(self, change: Change) -> NDArray[np.float32]:
+        """Return the logits [T, V] before each response token under `change`. Raises CannotTryError."""

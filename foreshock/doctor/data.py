@@ -1,0 +1,122 @@
+"""Changes of what is logged: shifts, constants, clamps, scales, rounding. They need no replay of their own.
+
+Each function takes the log-probs [T] of a replay and returns those that would have been logged, or None if the logged
+ones do not have the mark of this change. NaN leaves a token out. Marked tokens (constants) take the logged value, as
+nothing predicts it: they are set apart, and the others are still judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foreshock.doctor.evidence import Compared, Float64
+
+__all__ = ["DATA_CHANGES", "is_bfloat16"]
+
+_CLEARLY = 0.05
+"""Nats that a constant has to differ from the replay to be told from a token of that very log-prob."""
+_LEAST_REPEATS = 3
+
+
+def shifted(by: int) -> Callable[[Compared, Float64], Float64 | None]:
+    """Return the change that logs at each token the log-prob of the token `by` places later in its rollout."""
+
+    def change(compared: Compared, log_probs: Float64) -> Float64 | None:
+        found = np.full(log_probs.shape, np.nan)
+        tokens = np.arange(log_probs.size)
+        inside = (tokens + by >= 0) & (tokens + by < log_probs.size)
+        source = np.where(inside, tokens + by, 0)
+        same = inside & (compared.rows[source] == compared.rows)
+        found[same] = log_probs[source[same]]
+        return found if same.sum() > 0.5 * log_probs.size else None
+
+    return change
+
+
+def _zeros(compared: Compared, log_probs: Float64) -> Float64 | None:
+    zero = (compared.logged == 0) & (log_probs < -_CLEARLY)
+    return np.asarray(np.where(zero, 0.0, log_probs)) if zero.any() else None
+
+
+def _sentinels(compared: Compared, log_probs: Float64) -> Float64 | None:
+    """Set values apart that many tokens share exactly and that no replay gives."""
+    values, at, counts = np.unique(compared.logged, return_inverse=True, return_counts=True)
+    far = np.abs(compared.logged - log_probs) > 10 * _CLEARLY
+    of_value = np.bincount(at, far, values.size)
+    suspicious = (counts >= _LEAST_REPEATS) & (of_value >= 0.9 * counts) & (values != 0)
+    marked = suspicious[at] & compared.usable
+    return np.asarray(np.where(marked, compared.logged, log_probs)) if marked.any() else None
+
+
+def _clamped(compared: Compared, log_probs: Float64) -> Float64 | None:
+    """Clamp from below at the smallest logged value, if several tokens have it and the replay goes below."""
+    usable = compared.logged[compared.usable]
+    least = usable.min(initial=0.0)
+    if (usable == least).sum() < _LEAST_REPEATS or not (log_probs[compared.usable] < least - _CLEARLY).any():
+        return None
+    return np.asarray(np.maximum(log_probs, least))
+
+
+def _scaled(factor: float) -> Callable[[Compared, Float64], Float64 | None]:
+    return lambda _, log_probs: log_probs * factor
+
+
+def _averaged(compared: Compared, log_probs: Float64) -> Float64 | None:
+    """Give every token the mean of its rollout, as sequence-level losses do."""
+    spread = np.abs(np.diff(compared.logged))[np.diff(compared.rows) == 0]
+    if not spread.size or np.median(spread) > 1e-6:
+        return None
+    rows = compared.rows
+    means = np.bincount(rows, log_probs) / np.maximum(np.bincount(rows), 1)
+    return np.asarray(means[rows])
+
+
+def _reversed(compared: Compared, log_probs: Float64) -> Float64 | None:
+    offsets = compared.batch.response_offsets
+    lengths = np.diff(offsets)[compared.rows]
+    return np.asarray(log_probs[offsets[:-1][compared.rows] + lengths - 1 - compared.position])
+
+
+def _permuted(compared: Compared, log_probs: Float64) -> Float64 | None:
+    """Give each rollout the log-probs of the rollout of the same length that its logged ones fit best."""
+    offsets = compared.batch.response_offsets
+    lengths, found = np.diff(offsets), log_probs.copy()
+    for length in np.unique(lengths[lengths > 2]).tolist():
+        rows = np.flatnonzero(lengths == length)
+        places = offsets[rows][:, None] + np.arange(length)
+        distance = np.abs(compared.logged[places][:, None] - log_probs[places][None]).mean(axis=2)
+        found[places] = log_probs[places[distance.argmin(axis=1)]]
+    return found
+
+
+def _rounded(compared: Compared, log_probs: Float64) -> Float64 | None:
+    if not is_bfloat16(compared.logged[compared.usable]):
+        return None
+    bits = log_probs.astype(np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def is_bfloat16(values: Float64) -> bool:
+    """Return whether all values are bfloat16 numbers and few of them 0; by chance one float32 in 65,536 is."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return bool(values.size and not (bits & 0xFFFF).any() and (values != 0).mean() > 0.5)
+
+
+DATA_CHANGES: dict[str, Callable[[Compared, Float64], Float64 | None]] = {
+    "zeros": _zeros,
+    "sentinels": _sentinels,
+    "clamp": _clamped,
+    "shift-1": shifted(-1),
+    "shift+1": shifted(1),
+    "shift-2": shifted(-2),
+    "shift+2": shifted(2),
+    "base2": _scaled(float(1 / np.log(2))),
+    "base10": _scaled(float(1 / np.log(10))),
+    "averaged": _averaged,
+    "reversed": _reversed,
+    "permuted": _permuted,
+    "bfloat16": _rounded,
+}

@@ -1,0 +1,347 @@
+"""Find the variant that reproduces what each side logged, and what differs between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.diagnosis.wording import number, plural
+from foreshock.doctor.catalogue import CATALOGUE
+from foreshock.doctor.changes import SIDES, CannotTryError, Change, Experimenter
+from foreshock.doctor.evidence import Compared, share_range
+from foreshock.doctor.fills import differing_fields
+from foreshock.doctor.findings import SIDE_WORDS, DoctorReport, Finding, SideReport
+from foreshock.doctor.sampling import Sampling
+from foreshock.doctor.search import MAJORITY, SideSearch
+from foreshock.doctor.trials import Budget, Trial
+from foreshock.rollouts import RolloutBatch
+
+__all__ = ["examine"]
+
+_ROWS = {cause.name: cause for cause in CATALOGUE}
+
+
+def examine(
+    batch: RolloutBatch,
+    experimenter: Experimenter,
+    budget: Budget | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> DoctorReport:
+    """Explain the logged log-probs of `batch`, those of each side apart, by experiments within `budget`.
+
+    Raises CannotTryError if the announced weights of a side cannot be replayed at all.
+    """
+    budget = budget or Budget()
+    logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
+    searches: dict[str, SideSearch] = {}
+    findings: list[Finding] = []
+    copied = _bypass(batch)
+    for side in SIDES:
+        values = logged[side]
+        if values is None or (side == "trainer" and copied is not None):
+            continue
+        log(f"explaining {SIDE_WORDS[side]}")
+        search = SideSearch(side, Compared.of(batch, values), experimenter, _declared(batch, side), budget, log)
+        search.run()
+        searches[side] = search
+        findings += _findings(search, batch)
+    if copied is not None:
+        findings.append(copied)
+    if len(searches) == 2:
+        findings += _between(searches, experimenter, batch, findings)
+    if not findings:
+        findings = [_rounding(searches, batch)]
+    order = {"cause": 0, "unknown": 1, "expected": 2}
+    tried = {
+        f"{_words(trial)} [{side}]": search.share(trial)[0]
+        for side, search in searches.items()
+        if search.found is search.base
+        for trial in search.trials
+        if len(trial.variants) == 1
+    }
+    spent = "the budget is spent" if budget.is_spent else "the search is complete"
+    return DoctorReport(
+        rollouts=batch.num_rollouts,
+        tokens=batch.num_tokens,
+        findings=tuple(sorted(findings, key=lambda each: order[each.kind])),
+        sides=tuple(_on_side(search) for search in searches.values()),
+        ruled_out=tuple(sorted(tried.items(), key=lambda each: -each[1])),
+        not_tried=tuple(
+            dict.fromkeys(
+                [*experimenter.subject.unusable.items()]
+                + [pair for search in searches.values() for pair in search.not_tried.items()]
+            )
+        ),
+        replays=budget.replays,
+        seconds=budget.spent,
+        ended=spent,
+    )
+
+
+def _declared(batch: RolloutBatch, side: str) -> tuple[Sampling, ...]:
+    """Return the distributions that a side's log-probs may be declared to have, the likeliest first.
+
+    Trainers divide their logits by the temperature, whatever the engine logs, and never truncate.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p")
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    values = {name: _per_token(batch, name, neutral[name]) for name in names}
+    plain, tempered = Sampling(), Sampling(temperature=values["temperature"])
+    if np.all(values["temperature"] == 1.0):
+        tempered = plain
+    if side == "trainer":
+        return (tempered,) if tempered is plain else (tempered, plain)
+    mode = batch.attributes.logprobs_mode
+    whole = plain
+    for name in names:
+        if np.any(values[name] != neutral[name]):
+            whole = whole.having(name, values[name])
+    if mode == "raw_logprobs" or whole is plain:
+        return (plain,)
+    return (whole,) if mode == "processed_logprobs" else (plain, whole)
+
+
+def _per_token(batch: RolloutBatch, name: str, neutral: float) -> NDArray[np.float64]:
+    attribute, column = getattr(batch.attributes, name), getattr(batch, name)
+    default = neutral if attribute is None else attribute
+    values = np.full(batch.num_rollouts, default, np.float64)
+    if column is not None:
+        values = np.where(np.isnan(np.asarray(column, np.float64)), values, column)
+    if name in ("temperature", "top_k"):  # greedy sampling, and −1 for all tokens
+        values = np.where(values <= 0, neutral, values)
+    values = np.repeat(values, batch.response_lengths)
+    return values.astype(np.int64) if name == "top_k" else values
+
+
+def _bypass(batch: RolloutBatch) -> Finding | None:
+    mine, theirs = batch.rollout_log_probs, batch.trainer_log_probs
+    if mine is None or theirs is None or not np.array_equal(mine, theirs, equal_nan=True):
+        return None
+    declared = batch.attributes.trainer_policy == "bypass"
+    return Finding(
+        "expected" if declared else "cause",
+        "trainer",
+        "bypass",
+        "",
+        "the trainer's log-probs are bit for bit the engine's: they are a copy, and trainer/rollout measures nothing",
+        batch.num_tokens,
+        batch.num_rollouts,
+        fixes={
+            "verl": "algorithm.rollout_correction.bypass_mode=False",
+            "any": "recompute old log-probs in the trainer",
+        },
+    )
+
+
+def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
+    found = search.found
+    if not search.is_explained:
+        return [_unknown(search, batch)]
+    if found is search.base:
+        return []
+    tokens = found.rows[search.compared.rows]
+    names = tuple(batch.sample_ids[row] for row in np.flatnonzero(found.rows)[:5])
+    part = "" if found.rows.all() else f", in {plural(int(found.rows.sum()), 'rollout')} of {batch.num_rollouts:,}"
+    if found.rows.all() and found.data:
+        touched = np.abs(search.base.halves - found.halves) > search.rounding
+        tokens = tokens & touched
+    share = search.share(found)
+    result = []
+    for variant, value in zip(found.variants, found.values, strict=True):
+        row = _ROWS[variant.cause]
+        lag = _is_declared_lag(search, batch) if row.name == "other_weights" else False
+        says = f"{SIDE_WORDS[search.side]} {row.says.format(label=value)}{part}"
+        if lag:
+            says += ", as their weights_version declares: a lag, not a fault"
+        result.append(
+            Finding(
+                "expected" if lag else "cause",
+                search.side,
+                row.name,
+                value,
+                says,
+                int(tokens.sum()),
+                int(found.rows.sum()),
+                names,
+                *share,
+                before=search.mean(search.base),
+                after=search.mean(found),
+                exact=search.is_exact(found),
+                alternatives=tuple(dict.fromkeys(_words(each) for each in search.alternatives())),
+                fixes=row.fixes,
+                confirm=row.confirm,
+            )
+        )
+    return result
+
+
+def _is_declared_lag(search: SideSearch, batch: RolloutBatch) -> bool:
+    """Whether the rollouts concerned are those that declare another version than that of the announced weights."""
+    versions = batch.weights_version
+    subject = search.subject
+    announced = subject.versions.get(subject.announced[search.side])
+    if versions is None or announced is None:
+        return False
+    declared = np.zeros(batch.num_rollouts, dtype=np.bool_)
+    declared[search.compared.rows[versions != announced]] = True
+    held = subject.versions.get(search.found.change.get("weights"))
+    concerned = versions[search.found.rows[search.compared.rows]]
+    return bool(np.array_equal(declared, search.found.rows) and held in concerned)
+
+
+def _unknown(search: SideSearch, batch: RolloutBatch) -> Finding:
+    compared, halves = search.compared, search.base.halves
+    beyond = np.nan_to_num(compared.by_rollout(halves)) > search.rounding
+    families = ", ".join(dict.fromkeys(_ROWS[trial.variants[0].cause].family for trial in search.trials))
+    best = max((each for each in search.trials), key=lambda each: search.share(each)[0], default=None)
+    nearest = (
+        f"; the nearest, {_words(best)}, explains {100 * search.share(best)[0]:.0f} % and is not named" if best else ""
+    )
+    return Finding(
+        "unknown",
+        search.side,
+        "unknown",
+        "",
+        f"{SIDE_WORDS[search.side]} are reproduced by no variant that was tried ({families}){nearest}. "
+        f"{_where(compared, halves)}",
+        int(compared.usable.sum()),
+        int(beyond.sum()),
+        tuple(batch.sample_ids[row] for row in np.argsort(-np.nan_to_num(compared.by_rollout(halves)))[:5]),
+        before=search.mean(search.base),
+        after=search.mean(search.base),
+        confirm="give other checkpoints, or compare hidden states layer by layer",
+    )
+
+
+def _where(compared: Compared, halves: NDArray[np.float64]) -> str:
+    """Return where most of the difference is: at an id, at the first or last tokens, in some rollouts, or nowhere."""
+    total = max(float(halves.sum()), 1e-300)
+    by_id = np.bincount(compared.ids, halves)
+    top, frequency = int(by_id.argmax()), float((compared.ids == by_id.argmax()).mean())
+    length = np.diff(compared.batch.response_offsets)[compared.rows]
+    places = {
+        f"at the id {top}": (by_id[top] / total, frequency),
+        "at the first five tokens": _share_at(compared.position < 5, halves),
+        "at the last five tokens": _share_at(length - compared.position <= 5, halves),
+    }
+    by_rollout = np.sort(np.bincount(compared.rows, halves))[::-1]
+    tenth = max(1, by_rollout.size // 10)
+    places["in a tenth of the rollouts"] = (float(by_rollout[:tenth].sum()) / total, 0.1)
+    place, (share, size) = max(places.items(), key=lambda each: each[1][0] - each[1][1])
+    if share < 0.5 or share < 2 * size:
+        return "The difference is spread over ids, positions and rollouts."
+    return f"{100 * share:.0f} % of the difference is {place}, which are {100 * size:.0f} % of the whole."
+
+
+def _share_at(tokens: NDArray[np.bool_], halves: NDArray[np.float64]) -> tuple[float, float]:
+    return float(halves[tokens].sum() / max(halves.sum(), 1e-300)), float(tokens.mean())
+
+
+def _between(
+    searches: dict[str, SideSearch], experimenter: Experimenter, batch: RolloutBatch, so_far: list[Finding]
+) -> list[Finding]:
+    """Return what differs between two sides that are each reproduced: temperature, configuration, announced weights."""
+    engine, trainer = searches["rollout"], searches["trainer"]
+    if not (engine.is_explained and trainer.is_explained):
+        return []
+    found = []
+    mine, theirs = (float(np.mean(each.found.sampling.temperature)) for each in (engine, trainer))
+    if mine != theirs and not any(each.cause == "temperature" for each in so_far):
+        found.append(_temperatures(batch, mine, theirs))
+    names = [search.subject.announced[search.side] for search in (engine, trainer)]
+    if names[0] == names[1]:
+        return found
+    compared, subject = trainer.compared, experimenter.subject
+    base = trainer.found.change.plus(Change.of(weights=names[0]))
+    sampling = trainer.found.sampling
+
+    def halves(change: Change) -> NDArray[np.float64]:
+        return compared.halves(sampling.log_probs(experimenter.logits(change), compared))
+
+    before = halves(base)
+    for field in differing_fields(subject, *names):
+        value = subject.configurations[names[1]].get(field)
+        try:
+            after = halves(
+                base.plus(
+                    Change.of(config=(field, value if not isinstance(value, dict) else tuple(sorted(value.items()))))
+                )
+            )
+        except CannotTryError:
+            continue
+        share = share_range(before, after, compared)
+        if share[1] > MAJORITY:
+            row = _ROWS["configuration"]
+            ours = subject.configurations[names[0]].get(field)
+            says = f"the configurations of both sides differ: {field} is {ours} in {names[0]} and {value} in {names[1]}"
+            found.append(
+                Finding(
+                    "cause",
+                    "both",
+                    row.name,
+                    f"{field} = {value}",
+                    says,
+                    batch.num_tokens,
+                    batch.num_rollouts,
+                    (),
+                    *share,
+                    before=float(before.mean()),
+                    after=float(after.mean()),
+                    fixes=row.fixes,
+                    confirm=row.confirm,
+                )
+            )
+    if not found and share_range(before, trainer.found.halves, compared)[1] > MAJORITY:
+        says = (
+            f"the sides were given other weights, {names[0]} and {names[1]}, and each side is reproduced by its own: "
+            "the difference is the lag between them"
+        )
+        found.append(Finding("expected", "both", "lag", names[0], says, batch.num_tokens, batch.num_rollouts))
+    return found
+
+
+def _temperatures(batch: RolloutBatch, mine: float, theirs: float) -> Finding:
+    row = _ROWS["temperature"]
+    if mine == 1.0:
+        side, says = "both", f"μ is logged before the temperature (raw), π at temperature {number(theirs)}"
+    else:
+        side, says = (
+            "trainer",
+            f"π is at temperature {number(theirs)}, and μ at {number(mine)}: the trainer does not apply it",
+        )
+    return Finding("cause", side, row.name, number(theirs), says, batch.num_tokens, batch.num_rollouts, fixes=row.fixes)
+
+
+def _rounding(searches: dict[str, SideSearch], batch: RolloutBatch) -> Finding:
+    if batch.rollout_log_probs is not None and batch.trainer_log_probs is not None:
+        d = Compared.of(batch, batch.rollout_log_probs)
+        size = f"E[d²]/2 of trainer/rollout is {number(d.gap(batch.trainer_log_probs.astype(np.float64)))}"
+    else:
+        size = "one side was logged"
+    replays = ", ".join(f"{side} by {search.base.change.get('precision')}" for side, search in searches.items())
+    says = f"every side is reproduced by its announced weights to within ordinary rounding ({replays}); {size}"
+    return Finding("expected", "both", "rounding", "", says, batch.num_tokens, batch.num_rollouts)
+
+
+def _words(trial: Trial) -> str:
+    part = "" if trial.rows.all() else " in some rollouts"
+    return (
+        " and ".join(
+            f"{variant.cause.replace('_', ' ')} {value}".strip()
+            for variant, value in zip(trial.variants, trial.values, strict=True)
+        )
+        + part
+    )
+
+
+def _on_side(search: SideSearch) -> SideReport:
+    return SideReport(
+        search.side,
+        str(search.found.change.get("precision")),
+        search.mean(search.base),
+        search.mean(search.found),
+        search.noise_of(search.found),
+        search.rounding,
+    )

@@ -1,0 +1,124 @@
+"""What is compared: the tokens of one side, what a variant leaves unexplained of them, and its intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.rollouts import RolloutBatch
+
+__all__ = ["Compared", "Float64", "mean_range", "share_range"]
+
+Float64 = NDArray[np.float64]
+
+LARGEST = 5.0
+"""|d| in nats beyond which a token counts as 5: a sentinel or a removed token must not outweigh all others."""
+_RESAMPLES = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compared:
+    """The response tokens of a batch and their logged log-probs on one side; arrays [T].
+
+    `usable` is False for tokens that the model did not sample, and for logged values that are not finite. `groups`
+    numbers the prompt of each token: rollouts of one prompt are dependent, and intervals resample prompts.
+    """
+
+    batch: RolloutBatch
+    logged: Float64
+    usable: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    position: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    ids: NDArray[np.int32]
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, logged: NDArray[np.float32]) -> Compared:
+        """Return the tokens of `batch` with the log-probs `logged` [T]."""
+        lengths = batch.response_lengths
+        rows = np.repeat(np.arange(batch.num_rollouts), lengths)
+        position = np.arange(batch.num_tokens) - np.repeat(batch.response_offsets[:-1], lengths)
+        names = [
+            str(row) if batch.group_ids is None or batch.group_ids[row] is None else f"g{batch.group_ids[row]}"
+            for row in range(batch.num_rollouts)
+        ]
+        groups = np.unique(names, return_inverse=True)[1].astype(np.int64)[rows]
+        usable = batch.generated & np.isfinite(logged)
+        # The first token of a response without a prompt has no log-prob in any replay.
+        usable &= (np.diff(batch.prompt_offsets)[rows] > 0) | (position > 0)
+        tokens = np.arange(batch.num_tokens)
+        values = logged.astype(np.float64)
+        return cls(batch, values, usable, rows, position, groups, batch.response_token_ids, tokens)
+
+    def at(self, tokens: NDArray[np.int64]) -> Compared:
+        """Return some of the tokens."""
+        return Compared(
+            self.batch,
+            self.logged[tokens],
+            self.usable[tokens],
+            self.rows[tokens],
+            self.position[tokens],
+            self.groups[tokens],
+            self.ids[tokens],
+            self.tokens[tokens],
+        )
+
+    def halves(self, log_probs: Float64) -> Float64:
+        """Return d²/2 of each token, [T] in nats², 0 for tokens that are not usable or that a variant leaves out (NaN).
+
+        d is the logged log-prob less that of the variant.
+        """
+        with np.errstate(invalid="ignore"):
+            d = np.clip(self.logged - log_probs, -LARGEST, LARGEST)
+        return np.where(self.usable & np.isfinite(d), 0.5 * d * d, 0.0)
+
+    def gap(self, log_probs: Float64) -> float:
+        """Return E[d²]/2 over the usable tokens, in nats²; it is k3 if d is small."""
+        return float(self.halves(log_probs).sum()) / max(int(self.usable.sum()), 1)
+
+    def by_rollout(self, halves: Float64) -> Float64:
+        """Return the mean of `halves` over the usable tokens of each rollout, [N]; NaN without one."""
+        count = np.bincount(self.rows, self.usable, self.batch.num_rollouts)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.bincount(self.rows, halves, self.batch.num_rollouts) / count)
+
+    def counts(self, vocabulary: int, *, with_prompt: bool) -> Float64:
+        """Return how often each id occurred before each token, [T, V]: in the response, and in the prompt if asked."""
+        batch = self.batch
+        found = np.zeros((batch.num_tokens, vocabulary))
+        for row in range(batch.num_rollouts):
+            start, stop = (int(each) for each in batch.response_offsets[row : row + 2])
+            running = np.zeros(vocabulary)
+            if with_prompt:
+                prompt = batch.prompt_token_ids[batch.prompt_offsets[row] : batch.prompt_offsets[row + 1]]
+                running += np.bincount(prompt, minlength=vocabulary)
+            for token in range(start, stop):
+                found[token] = running
+                running[batch.response_token_ids[token]] += 1
+        return found[self.tokens]
+
+
+def _resampled(values: Float64, compared: Compared) -> Float64:
+    """Return the sums of `values` [K, T] over resampled prompts, [K, resamples]."""
+    number = int(compared.groups.max(initial=0)) + 1
+    sums = np.stack([np.bincount(compared.groups, each, number) for each in values])
+    draws = np.random.default_rng(27).multinomial(number, np.full(number, 1 / number), _RESAMPLES)
+    return np.asarray(sums @ draws.T)
+
+
+def share_range(before: Float64, after: Float64, compared: Compared) -> tuple[float, float, float]:
+    """Return 1 − Σ after / Σ before and its 95 % interval over prompts; `before`, `after` are d²/2 by token."""
+    resampled = _resampled(np.stack([before, after]), compared)
+    shares = 1 - resampled[1] / np.maximum(resampled[0], 1e-300)
+    low, high = np.quantile(shares, [0.025, 0.975])
+    return 1 - float(after.sum() / max(before.sum(), 1e-300)), float(low), float(high)
+
+
+def mean_range(halves: Float64, compared: Compared) -> tuple[float, float]:
+    """Return the 99 % interval over prompts of the mean of `halves` over the usable tokens."""
+    resampled = _resampled(np.stack([halves, compared.usable.astype(np.float64)]), compared)
+    low, high = np.quantile(resampled[0] / np.maximum(resampled[1], 1), [0.005, 0.995])
+    return float(low), float(high)

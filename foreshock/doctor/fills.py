@@ -1,0 +1,165 @@
+"""The values with which rows of the catalogue are tried, from what is known of the models.
+
+Each function yields, for a side of a subject, the label of a variant and the values of its change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from foreshock.doctor.changes import Subject
+
+Labelled = Iterator[tuple[str, dict[str, Any]]]
+Fill = Callable[[Subject, str], Labelled]
+"""For a side of a subject: the label of each variant, and the values of its change."""
+
+
+def _others(subject: Subject, side: str) -> Iterator[str]:
+    """Yield the other weights than a side's announced ones; the last and the first ones in turn."""
+    names = sorted(
+        (name for name in subject.weights if name != subject.announced[side]),
+        key=lambda each: subject.versions.get(each, 0),
+    )
+    while names:
+        yield names.pop()
+        if names:
+            yield names.pop(0)
+
+
+def whole(subject: Subject, side: str) -> Labelled:
+    return ((name, {"weights": name}) for name in _others(subject, side))
+
+
+def cached(subject: Subject, side: str) -> Labelled:
+    return ((name, {"prompt_weights": name}) for name in _others(subject, side))
+
+
+def delta(subject: Subject, side: str) -> Labelled:
+    names = list(_others(subject, side))
+    for factor, label in ((2.0, "twice"), (0.5, "half"), (-1.0, "with the wrong sign")):
+        for name in names:
+            yield f"{label} since {name}", {"delta": (name, factor)}
+
+
+def parts(subject: Subject, side: str) -> Labelled:
+    for part in ("lm_head", "embeddings", "layers", "other"):
+        for name in _others(subject, side):
+            yield f"{part} of {name}", {"part": (name, part)}
+
+
+def layer_parts(subject: Subject, side: str) -> Labelled:
+    for layer in range(subject.layers):
+        for name in _others(subject, side):
+            yield f"layer {layer} of {name}", {"part": (name, f"layers.{layer}")}
+
+
+def moved_layers(subject: Subject, side: str) -> Labelled:
+    for layer in range(subject.layers):
+        yield f"layer {layer} is skipped", {"layers": ("skip", layer, layer)}
+    for layer in range(subject.layers - 1):
+        yield f"layers {layer} and {layer + 1} are exchanged", {"layers": ("swap", layer, layer + 1)}
+
+
+_IGNORED_FIELDS = {
+    *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"),
+    *("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"),
+    "router_aux_loss_coef",
+}
+
+
+def differing_fields(subject: Subject, one: str, other: str) -> list[str]:
+    """Return the fields that differ between the config.json of two weights, and that a forward pass can depend on."""
+    first, second = subject.configurations[one], subject.configurations[other]
+    fields = sorted((first.keys() | second.keys()) - _IGNORED_FIELDS)
+    return [field for field in fields if first.get(field) != second.get(field)]
+
+
+def other_configuration(subject: Subject, side: str) -> Labelled:
+    mine = subject.announced[side]
+    for name in subject.weights:
+        for name_of_field in differing_fields(subject, mine, name):
+            value = subject.configurations[name].get(name_of_field)
+            yield f"{name_of_field} = {value}", {"config": (name_of_field, _frozen(value))}
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value that can be hashed: dictionaries as sorted pairs."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _frozen(each)) for key, each in value.items()))
+    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+
+
+Field = tuple[str, Callable[[Mapping[str, Any]], list[Any]]]
+
+
+def fields(*of_fields: Field) -> Fill:
+    """Return a fill that tries values of fields of the configuration; a function gives them from it."""
+
+    def fill(subject: Subject, side: str) -> Labelled:
+        configuration = subject.configurations[subject.announced[side]]
+        for name, values in of_fields:
+            for value in values(configuration):
+                if value != configuration.get(name):
+                    yield (
+                        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}",
+                        {"config": (name, value)},
+                    )
+
+    return fill
+
+
+def theta(configuration: Mapping[str, Any]) -> list[float]:
+    theta = (configuration.get("rope_parameters") or {}).get("rope_theta") or configuration.get("rope_theta")
+    if not theta:
+        return []
+    common = [1e4, 1e5, 5e5, 1e6, 5e6, 1e7]
+    return [value for value in dict.fromkeys([*common, theta * 10, theta / 10, theta * 2]) if value != theta]
+
+
+def if_present(field: str, *values: Any) -> Field:
+    return field, lambda configuration: list(values) if configuration.get(field) is not None else []
+
+
+def experts(configuration: Mapping[str, Any]) -> list[int]:
+    number = configuration.get("num_experts_per_tok")
+    most = configuration.get("num_experts") or configuration.get("num_local_experts") or 0
+    return [value for value in (number - 1, number + 1, 1) if 0 < value <= most] if number else []
+
+
+def toggled(field: str) -> Field:
+    return field, lambda configuration: [not configuration[field]] if isinstance(configuration.get(field), bool) else []
+
+
+def values(name: str, **labels: Any) -> Fill:
+    def fill(subject: Subject, side: str) -> Labelled:
+        return ((label.replace("_", " "), {name: value}) for label, value in labels.items())
+
+    return fill
+
+
+def attention_scales(subject: Subject, side: str) -> Labelled:
+    size = subject.configurations[subject.announced[side]].get("head_dim")
+    for label, factor in (("half", 0.5), ("twice", 2.0), ("not divided by √head_dim", float(size or 0) ** 0.5)):
+        if factor not in (0.0, 1.0):
+            yield label, {"attention_scale": factor}
+
+
+def windows(subject: Subject, side: str) -> Labelled:
+    for kind, label in (("window", "a window of {} tokens"), ("prompt_last", "only the last {} tokens of the prompt")):
+        size = 4 if kind == "prompt_last" else 8
+        while size < subject.longest:
+            yield label.format(size), {"visible": (kind, size)}
+            size *= 2
+
+
+_PACKED = {
+    f"{size} rollouts in one row, {how}": {"packed": (size, resets)}
+    for size in (2, 4, 8)
+    for resets, how in ((False, "positions not reset"), (True, "positions reset"))
+}
+
+
+def packed(subject: Subject, side: str) -> Labelled:
+    """Yield numbers of rollouts in one row, with and without positions that start again."""
+    return iter(_PACKED.items())

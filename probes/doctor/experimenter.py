@@ -1,0 +1,240 @@
+"""The experimenter of the doctor in torch: safetensors folders on the CPU, replayed under a change.
+
+The values of a change: `weights` (a folder's name), `part` (name, part: that part of other weights), `delta` (name, λ:
+the other weights and λ times the way from there to the announced ones), `quantise`, `layers` (skip or swap), `norm`,
+`config` (field, value; one field), `positions`, `visible`, `packed`, `kv`, `attention_scale`, `prompt_weights`,
+`precision` and `composition` (other batches). See `foreshock.doctor.catalogue` for what each stands for.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foreshock.doctor.changes import CannotTryError, Change, Subject
+from foreshock.rollouts import RolloutBatch
+from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
+from foreshock_probes.scorers.forward_pass import load_model
+from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.weights_search.assembly import part_of
+
+__all__ = ["TorchExperimenter"]
+
+_CACHED_BYTES = 2 << 30
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
+
+
+class TorchExperimenter:
+    """Replays `batch` with the weights in folders: those of the engine and of the trainer, and others to try.
+
+    Raises CannotTryError if the weights of a side cannot be loaded or lack ids of the rollouts.
+    """
+
+    def __init__(
+        self, batch: RolloutBatch, engine: Path, trainer: Path, others: Sequence[Path] = (), threads: int = 0
+    ) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        self._batch = batch
+        folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
+        names = _names(folders)
+        self._folders = dict(zip(names, folders, strict=True))
+        self._loaded: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
+        self._logits: dict[Change, NDArray[np.float32]] = {}
+        unusable: dict[str, str] = {}
+        announced = {"rollout": names[0], "trainer": names[folders.index(trainer.resolve())]}
+        for name in names:
+            try:
+                self._load(name)
+            except CannotTryError as error:
+                if name in announced.values():
+                    raise
+                unusable[name] = str(error)
+        usable = tuple(name for name in names if name not in unusable)
+        config = self._loaded[announced["rollout"]][0]
+        self.subject = Subject(
+            announced=announced,
+            weights=usable,
+            configurations={name: self._loaded[name][0].to_dict() for name in usable},
+            versions={name: int(found[-1]) for name in usable if (found := re.findall(r"\d+", name))},
+            unusable=unusable,
+            layers=int(config.num_hidden_layers),
+            longest=int((np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)).max(initial=0)),
+            eos=_end(config, batch),
+        )
+
+    def logits(self, change: Change) -> NDArray[np.float32]:
+        """Return the logits [T, V] before each response token under `change`. Raises CannotTryError."""
+        if change not in self._logits:
+            try:
+                found = self._replayed(change)
+            except (
+                RuntimeError,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+                IndexError,
+                NotImplementedError,
+            ) as error:
+                raise CannotTryError(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+            while self._logits and sum(each.nbytes for each in self._logits.values()) + found.nbytes > _CACHED_BYTES:
+                self._logits.pop(next(iter(self._logits)))
+            self._logits[change] = found
+        return self._logits[change]
+
+    def _replayed(self, change: Change) -> NDArray[np.float32]:
+        model = self._model(change)
+        cached = None
+        if change.get("prompt_weights") is not None:
+            cached = self._model(change.plus(Change.of(weights=change.get("prompt_weights"))))
+        pad = model.config.pad_token_id
+        found = logits_of(model, cached, self._batch, change, int(pad) if isinstance(pad, int) and pad >= 0 else 0)
+        if not np.isfinite(found).all():
+            raise CannotTryError("the forward pass gives values that are not finite")
+        return found
+
+    def _load(self, name: str) -> None:
+        try:
+            model = load_model(self._folders[name], torch.float32, "sdpa", torch.device("cpu"))
+        except UnsupportedScoreError as error:
+            raise CannotTryError(f"{name}: {error}") from error
+        ids = max(self._batch.response_token_ids.max(initial=0), self._batch.prompt_token_ids.max(initial=0))
+        if ids >= model.config.vocab_size:
+            raise CannotTryError(
+                f"{name} has a vocabulary of {model.config.vocab_size} ids and the rollouts have the id {ids}: "
+                "they are of another tokenizer"
+            )
+        state = {key: value.detach() for key, value in model.state_dict().items()}
+        self._loaded[name] = (model.config, state)
+
+    def _model(self, change: Change) -> Any:
+        from transformers import AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
+
+        config, state = self._loaded[change.get("weights")]
+        config, state = copy.deepcopy(config), self._changed(dict(state), change, config)
+        if change.get("config") is not None:
+            set_field(config, *change.get("config"))
+        head = state.get("lm_head.weight")
+        if head is not None and config.tie_word_embeddings and change.get("part") is not None:
+            config.tie_word_embeddings = head is state["model.embed_tokens.weight"]
+        needs_own = change.get("kv") is not None or change.get("attention_scale", 1.0) != 1.0
+        config._attn_implementation = ATTENTION if needs_own else "sdpa"
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation)
+        if config.tie_word_embeddings:
+            state.pop("lm_head.weight", None)
+        lacking, surplus = model.load_state_dict(state, strict=False)
+        if surplus or set(lacking) - {"lm_head.weight"}:
+            raise CannotTryError(f"the changed configuration needs other tensors: {[*lacking, *surplus][0]}")
+        model.tie_weights()
+        kind = change.get("precision")
+        model = model.eval().to(_DTYPES.get(kind, torch.float32))
+        if kind == "bfloat16_head32":
+            _head_in_float32(model)
+        return model
+
+    def _changed(self, state: dict[str, torch.Tensor], change: Change, config: Any) -> dict[str, torch.Tensor]:
+        if part := change.get("part"):
+            state |= {name: self._loaded[part[0]][1][name] for name in _names_of(state, part[1], config)}
+        if delta := change.get("delta"):
+            other = self._loaded[delta[0]][1]
+            state = {name: other[name] + delta[1] * (value - other[name]) for name, value in state.items()}
+        if kind := change.get("quantise"):
+            state = {
+                name: quantised(value, kind) if value.dim() > 1 and "layers." in name else value
+                for name, value in state.items()
+            }
+        if layers := change.get("layers"):
+            state = _moved_layers(state, *layers)
+        if kind := change.get("norm"):
+            state = {
+                name: _norm(value, kind)
+                if name.endswith("norm.weight")
+                and ".q_" not in name
+                and ".k_" not in name
+                and (kind != "final_dropped" or "layers." not in name)
+                else value
+                for name, value in state.items()
+            }
+        if change.get("qk_norm"):
+            state = {
+                name: torch.ones_like(value) if re.search(r"\.[qk]_norm\.weight$", name) else value
+                for name, value in state.items()
+            }
+        return state
+
+
+def set_field(config: Any, field: str, value: Any) -> None:
+    """Set a field of a configuration; those of the rotary embedding are in a dictionary of their own."""
+    if field in ("rope_theta", "rope_factor", "rope_parameters"):
+        rope = dict(config.rope_parameters or {})
+        if field == "rope_factor":
+            rope |= {"rope_type": "linear", "factor": value}
+        config.rope_parameters = (
+            dict(value) if field == "rope_parameters" else rope | ({} if field == "rope_factor" else {field: value})
+        )
+        return
+    if not hasattr(config, field):
+        raise CannotTryError(f"the configuration has no field {field!r}")
+    setattr(config, field, value)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return a short name for each folder: its own, with parents if two have the same."""
+    for depth in range(1, 4):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _end(config: Any, batch: RolloutBatch) -> int | None:
+    """Return the id that ends sequences: that of the configuration, else the most frequent last id."""
+    eos = config.eos_token_id
+    if isinstance(eos, list):
+        eos = eos[0] if eos else None
+    if isinstance(eos, int):
+        return eos
+    offsets = batch.response_offsets
+    last = batch.response_token_ids[offsets[1:][np.diff(offsets) > 0] - 1]
+    return int(np.bincount(last).argmax()) if last.size else None
+
+
+def _names_of(state: Mapping[str, torch.Tensor], part: str, config: Any) -> list[str]:
+    if part == "layers":
+        return [name for name in state if part_of(name).startswith("layers.")]
+    if part == "embeddings" and config.tie_word_embeddings:
+        return [name for name in state if part_of(name) in ("embeddings", "lm_head")]
+    return [name for name in state if part_of(name) == part]
+
+
+def _moved_layers(state: dict[str, torch.Tensor], kind: str, first: int, second: int) -> dict[str, torch.Tensor]:
+    """Swap two layers, or make layer `first` add nothing (its output projections are 0)."""
+    found = dict(state)
+    for name, value in state.items():
+        if match := re.match(r"(.*\blayers\.)(\d+)(\..*)", name):
+            number = int(match[2])
+            if kind == "swap" and number in (first, second):
+                found[f"{match[1]}{second if number == first else first}{match[3]}"] = value
+            elif kind == "skip" and number == first and re.search(r"o_proj|down_proj|out_proj|c_proj", name):
+                found[name] = torch.zeros_like(value)
+    return found
+
+
+def _norm(value: torch.Tensor, kind: str) -> torch.Tensor:
+    return torch.ones_like(value) if kind == "final_dropped" else value + 1
+
+
+def _head_in_float32(model: Any) -> None:
+    head = model.get_output_embeddings()
+    weight = head.weight.float()
+    head.forward = lambda hidden: torch.nn.functional.linear(hidden.float(), weight)

@@ -1,0 +1,218 @@
+"""Forward passes of a torch model with changed positions, changed attention, or a prompt cached by other weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foreshock.doctor.changes import CannotTryError, Change
+from foreshock.rollouts import RolloutBatch
+from foreshock_probes.scorers.forward_pass import precision
+
+__all__ = ["ATTENTION", "logits_of", "quantised"]
+
+ATTENTION = "foreshock_doctor"
+"""The name under which transformers knows the attention whose keys, values and scale can be changed."""
+_ROWS = 32
+_OTHER_ROWS = 1
+
+_edit: Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, float]] | None = None
+
+
+def quantised(values: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return `values` rounded to a narrower format and back, in their own dtype.
+
+    `fp8` has the scale 1, `fp8_tensor` and `fp8_channel` one scale a tensor or output row; `int8_channel` and
+    `int4_group` (128 inputs, or all of a row) are symmetric.
+    """
+    wide = values.float()
+    if kind == "fp8":
+        return wide.clamp(-448, 448).to(torch.float8_e4m3fn).to(values.dtype)
+    if kind.startswith("fp8"):
+        scale = (wide.abs().amax() if kind == "fp8_tensor" else wide.abs().amax(-1, keepdim=True)) / 448
+        return ((wide / scale.clamp(min=1e-12)).to(torch.float8_e4m3fn).float() * scale).to(values.dtype)
+    largest = 127 if kind == "int8_channel" else 7
+    size = 128 if kind == "int4_group" and wide.shape[-1] % 128 == 0 else wide.shape[-1]
+    parts = wide.reshape(*wide.shape[:-1], -1, size)
+    scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
+    return ((parts / scale).round().clamp(-largest, largest) * scale).reshape(wide.shape).to(values.dtype)
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attention(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
+    ) -> Any:
+        if _edit is not None:
+            key, value, factor = _edit(key, value, 1.0)
+            options["scaling"] = options.get("scaling") or query.shape[-1] ** -0.5
+            options["scaling"] *= factor
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+_register()
+
+
+@contextlib.contextmanager
+def _edited(change: Change) -> Iterator[None]:
+    global _edit
+    kind, factor = change.get("kv"), change.get("attention_scale", 1.0)
+    if kind is not None or factor != 1.0:
+
+        def edit(key: torch.Tensor, value: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor, float]:
+            if kind is None:
+                return key, value, scale * factor
+            return quantised(key, kind), quantised(value, kind), scale * factor
+
+        _edit = edit
+    try:
+        yield
+    finally:
+        _edit = None
+
+
+def logits_of(model: Any, cached: Any | None, batch: RolloutBatch, change: Change, pad: int) -> NDArray[np.float32]:
+    """Return the logits [T, V] before each response token.
+
+    `cached`: the model of other weights that filled the cache of the prompts, all but their last token.
+    """
+    prompts, responses = (
+        [values[offsets[row] : offsets[row + 1]] for row in range(batch.num_rollouts)]
+        for values, offsets in (
+            (batch.prompt_token_ids, batch.prompt_offsets),
+            (batch.response_token_ids, batch.response_offsets),
+        )
+    )
+    autocast = torch.bfloat16 if change.get("precision") == "autocast" else None
+    found: list[NDArray[np.float32]] = []
+    with torch.no_grad(), precision(torch.device("cpu"), autocast), _edited(change):
+        if cached is not None:
+            return np.concatenate(
+                [
+                    _after_cache(model, cached, prompt, response)
+                    for prompt, response in zip(prompts, responses, strict=True)
+                ]
+            )
+        rows = _OTHER_ROWS if change.get("composition") else int(change.get("packed", (0,))[0] or _ROWS)
+        for start in range(0, batch.num_rollouts, rows):
+            part = slice(start, start + rows)
+            passes = _packed if change.get("packed") else _padded
+            found += passes(model, prompts[part], responses[part], change, pad, max(map(len, prompts)))
+    return np.concatenate(found)
+
+
+Rows = list[NDArray[np.int32]]
+
+
+def _padded(
+    model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
+) -> list[NDArray[np.float32]]:
+    """Return the logits of each rollout, each in a row of its own."""
+    rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
+    visible, positions = change.get("visible"), change.get("positions")
+    before = [longest_prompt - len(prompt) if visible == "pads" else 0 for prompt in prompts]
+    width = max(len(row) + pads for row, pads in zip(rows, before, strict=True))
+    if change.get("composition"):
+        before = [width - len(row) for row in rows]
+    ids = np.full((len(rows), width), pad, dtype=np.int64)
+    real = np.zeros((len(rows), width), dtype=bool)
+    places = np.zeros_like(ids)
+    for row, (tokens, pads, prompt) in enumerate(zip(rows, before, prompts, strict=True)):
+        ids[row, pads : pads + len(tokens)] = tokens
+        real[row, (0 if visible == "pads" else pads) : pads + len(tokens)] = True
+        places[row, pads : pads + len(tokens)] = _positions(positions, len(prompt), len(tokens), longest_prompt)
+        if visible == "pads":
+            places[row] = np.arange(width)
+    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(ids), "use_cache": False}
+    if positions is not None or change.get("composition"):
+        inputs["position_ids"] = torch.from_numpy(places)
+    if visible is None:
+        inputs["attention_mask"] = torch.from_numpy(real.astype(np.int64))
+    else:
+        inputs["attention_mask"] = torch.from_numpy(_mask(visible, real, [len(prompt) for prompt in prompts]))
+    logits = model(**inputs).logits.float().numpy()
+    return [
+        logits[row, pads + len(prompt) - 1 : pads + len(tokens) - 1]
+        if len(prompt)
+        else _without_prompt(logits[row], len(tokens))
+        for row, (tokens, pads, prompt) in enumerate(zip(rows, before, prompts, strict=True))
+    ]
+
+
+def _without_prompt(logits: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Return the logits of a response without a prompt; the first token has none, and its row is not used."""
+    return np.concatenate([np.zeros_like(logits[:1]), logits[: max(length - 1, 0)]])[:length]
+
+
+def _positions(kind: str | None, prompt: int, length: int, longest_prompt: int) -> NDArray[np.int64]:
+    """Return the position of each token of a rollout."""
+    plain = np.arange(length)
+    response = plain >= prompt
+    if kind == "zero":
+        return np.zeros_like(plain)
+    moved = {"restart": -prompt, "gap": longest_prompt - prompt, "response-1": -1, "response+1": 1}.get(kind or "", 0)
+    return plain + moved * response
+
+
+def _mask(visible: Any, real: NDArray[np.bool_], prompts: list[int]) -> NDArray[np.bool_]:
+    """Return what each position may attend to, [rows, 1, time, time]."""
+    width = real.shape[1]
+    query, key = np.arange(width)[:, None], np.arange(width)[None]
+    allowed = np.broadcast_to(key <= query, (real.shape[0], width, width)).copy()
+    kind, size = visible if isinstance(visible, tuple) else (visible, 0)
+    if kind == "window":
+        allowed &= query - key < size
+    elif kind == "bidirectional":
+        allowed[:] = True
+    for row, prompt in enumerate(prompts):
+        if kind == "response_only":
+            allowed[row] &= (key >= prompt) | (query < prompt)
+        elif kind == "no_first":
+            allowed[row] &= (key > 0) | (query == 0)
+        elif kind == "prompt_last":
+            allowed[row] &= key >= prompt - size
+    allowed &= real[:, None, :]
+    allowed |= (query == key)[None]
+    return allowed[:, None]
+
+
+def _packed(
+    model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
+) -> list[NDArray[np.float32]]:
+    """Return the logits of rollouts that are concatenated without a border: each attends to those before it."""
+    _, resets = change.get("packed")
+    rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
+    ids = torch.from_numpy(np.concatenate(rows).astype(np.int64))[None]
+    width = ids.shape[1]
+    places = np.concatenate([np.arange(len(row)) for row in rows]) if resets else np.arange(width)
+    mask = torch.ones(1, 1, width, width, dtype=torch.bool).tril()
+    logits = model(
+        input_ids=ids, position_ids=torch.from_numpy(places)[None], attention_mask=mask, use_cache=False
+    ).logits[0]
+    found, start = [], 0
+    for row, prompt in zip(rows, prompts, strict=True):
+        found.append(logits[start + len(prompt) - 1 : start + len(row) - 1].float().numpy())
+        start += len(row)
+    return found
+
+
+def _after_cache(
+    model: Any, cached: Any, prompt: NDArray[np.int32], response: NDArray[np.int32]
+) -> NDArray[np.float32]:
+    if len(prompt) < 2 or not len(response):
+        raise CannotTryError("a prompt of one token has no cache, or a response is empty")
+    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+    past = cached(input_ids=ids[:, : len(prompt) - 1], use_cache=True).past_key_values
+    logits: torch.Tensor = model(input_ids=ids[:, len(prompt) - 1 : -1], past_key_values=past, use_cache=True).logits[0]
+    return logits.float().numpy()

@@ -1,0 +1,70 @@
+"""An experimenter without a model: its logits follow from token, position and change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.doctor import CannotTryError, Change, Subject
+from foreshock.rollouts import RolloutBatch
+
+VOCABULARY = 12
+ROUNDING = {"bfloat16": 0.02, "autocast": 0.01, "float32": 0.0}
+
+
+class FakeExperimenter:
+    """Random logits for each weights; a precision adds its own small noise, and other batches a smaller one."""
+
+    def __init__(self, batch: RolloutBatch, weights: tuple[str, ...] = ("step_10", "step_7")) -> None:
+        self.batch = batch
+        self.subject = Subject(
+            announced={"rollout": weights[0], "trainer": weights[0]},
+            weights=weights,
+            configurations={name: {"rope_parameters": {"rope_theta": 1e4}} for name in weights},
+            versions={name: int(name.partition("_")[2]) for name in weights},
+            longest=16,
+            eos=1,
+        )
+        self.made: list[Change] = []
+
+    def logits(self, change: Change) -> NDArray[np.float32]:
+        """Return the logits of `change`."""
+        self.made.append(change)
+        known = {"weights", "precision", "composition", "positions"}
+        if set(dict(change.values)) - known:
+            raise CannotTryError("the fake has no such change")
+        found = self._random(0, change.get("weights")) * 2.0
+        found += ROUNDING.get(change.get("precision"), 0.03) * self._random(1, change.get("precision"))
+        if change.get("positions"):
+            found += self._random(2, change.get("positions"))
+        if change.get("composition"):
+            found += 0.002 * self._random(3, change.get("precision"))
+        return found.astype(np.float32)
+
+    def _random(self, kind: int, name: Any) -> NDArray[np.float64]:
+        seed = [kind, *str(name).encode()]
+        return np.random.default_rng(seed).normal(size=(self.batch.num_tokens, VOCABULARY))
+
+
+def logged(experimenter: FakeExperimenter, temperature: float = 1.0, **change: Any) -> NDArray[np.float32]:
+    """Return the log-probs that a side logs which computes with `change`."""
+    values = {"weights": "step_10", "precision": "bfloat16"} | change
+    logits = experimenter.logits(Change.of(**values)).astype(np.float64) / temperature
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    ids = experimenter.batch.response_token_ids
+    found: NDArray[np.float32] = logits[np.arange(ids.size), ids].astype(np.float32)
+    return found
+
+
+def rollouts(seed: int = 0) -> RolloutBatch:
+    """Return 32 rollouts of 8 prompts, without log-probs."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(6, 14, 32)
+    return RolloutBatch.from_lists(
+        [f"r{row}" for row in range(32)],
+        [[2, 3, 4]] * 32,
+        [random.integers(0, VOCABULARY, length).tolist() for length in lengths],
+        group_ids=[f"g{row // 4}" for row in range(32)],
+    )

@@ -1,0 +1,135 @@
+"""The doctor names what reproduces the logged log-probs, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from foreshock.doctor import Budget, DoctorReport, examine
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
+
+
+def _examined(
+    batch: RolloutBatch, mu: NDArray[np.float32], pi: NDArray[np.float32], budget: Budget | None = None
+) -> DoctorReport:
+    return examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=pi), FakeExperimenter(batch), budget)
+
+
+@pytest.fixture
+def batch() -> RolloutBatch:
+    return rollouts()
+
+
+@pytest.fixture
+def lab(batch: RolloutBatch) -> FakeExperimenter:
+    return FakeExperimenter(batch)
+
+
+def test_two_precisions_of_the_same_weights_are_expected_rounding(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    report = _examined(batch, logged(lab), logged(lab, precision="float32"))
+
+    assert [each.kind for each in report.findings] == ["expected"]
+    assert report.findings[0].cause == "rounding"
+    assert {each.side: each.precision for each in report.sides} == {"rollout": "bfloat16", "trainer": "float32"}
+
+
+def test_rounding_of_an_unknown_kernel_is_no_cause(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    noise = np.random.default_rng(5).normal(0, 0.012, batch.num_tokens).astype(np.float32)
+    report = _examined(batch, logged(lab) + noise, logged(lab, precision="autocast"))
+
+    assert report.causes == ()
+
+
+def test_older_weights_of_the_engine_are_named_on_its_side(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    report = _examined(batch, logged(lab, weights="step_7"), logged(lab))
+
+    assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "other_weights", "step_7")]
+    assert report.causes[0].share > 0.99
+    assert "step_7" in "\n".join(report.lines())
+
+
+def test_a_lag_that_the_rollouts_declare_is_expected(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    declared = replace(batch, weights_version=np.full(batch.num_tokens, 7, np.int32))
+    report = _examined(declared, logged(lab, weights="step_7"), logged(lab))
+
+    assert report.causes == ()
+    assert "a lag, not a fault" in report.findings[0].sentence
+
+
+def test_older_weights_in_some_rollouts_are_named_with_these_rollouts(
+    batch: RolloutBatch, lab: FakeExperimenter
+) -> None:
+    rows = np.repeat(np.arange(batch.num_rollouts), batch.response_lengths)
+    mixed = np.where(rows % 3 == 0, logged(lab, weights="step_7"), logged(lab))
+    finding = _examined(batch, mixed, logged(lab)).causes[0]
+
+    assert (finding.cause, finding.rollouts) == ("other_weights", 11)
+    assert finding.sample_ids[:3] == ("r0", "r3", "r6")
+
+
+def test_a_temperature_is_fitted_and_named_on_the_side_that_has_it(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    report = _examined(batch, logged(lab, temperature=0.8), logged(lab))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "temperature")]
+    assert float(report.causes[0].value) == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_trainer_without_the_declared_temperature_is_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    declared = replace(batch, attributes=BatchAttributes(temperature=0.8, logprobs_mode="processed_logprobs"))
+    report = _examined(declared, logged(lab, temperature=0.8), logged(lab))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("trainer", "temperature")]
+    assert "does not apply it" in report.causes[0].sentence
+
+
+def test_each_side_has_its_own_cause(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    report = _examined(batch, logged(lab, temperature=0.7), logged(lab, positions="zero"))
+
+    assert {(each.side, each.cause) for each in report.causes} == {("rollout", "temperature"), ("trainer", "positions")}
+
+
+def test_two_causes_of_one_side_are_separated(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    mu = logged(lab, positions="restart")
+    mu[::5] = -9999.0
+    report = _examined(batch, mu, logged(lab))
+
+    assert {each.cause for each in report.causes} == {"sentinels", "positions"}
+
+
+def test_a_shift_is_named_without_any_replay_of_its_own(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    plain = logged(lab)
+    report = _examined(batch, plain, np.concatenate([plain[1:], plain[:1]]))
+
+    assert [(each.side, each.cause, each.value) for each in report.causes] == [("trainer", "shift", "the token after")]
+    assert report.replays <= 8
+
+
+@pytest.mark.parametrize("size", [0.3, 1.0])
+def test_a_fault_that_no_variant_reproduces_is_unknown(batch: RolloutBatch, lab: FakeExperimenter, size: float) -> None:
+    noise = np.random.default_rng(3).normal(0, size, batch.num_tokens).astype(np.float32)
+    report = _examined(batch, np.minimum(logged(lab) + noise, 0), logged(lab))
+
+    assert report.causes == ()
+    assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
+    assert report.ruled_out
+    assert ("kv_cache: fp8 with scale 1", "the fake has no such change") in report.not_tried
+
+
+def test_a_copied_column_is_named_and_only_the_engine_is_explained(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    report = _examined(batch, logged(lab), logged(lab))
+
+    assert [each.cause for each in report.findings] == ["bypass"]
+    assert [each.side for each in report.sides] == ["rollout"]
+
+
+def test_a_spent_budget_is_said_with_what_it_left_out(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    budget = Budget(seconds=5.0, clock=iter(range(10_000)).__next__)
+    report = _examined(batch, logged(lab, positions="zero"), logged(lab, precision="autocast"), budget)
+
+    assert report.ended == "the budget is spent"
+    assert ("positions", "the budget is spent") in report.not_tried
+    assert report.causes == ()

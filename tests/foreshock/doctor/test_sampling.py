@@ -1,0 +1,74 @@
+"""Sampling distributions are those that an engine computes, and fits recover their parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreshock.doctor import Change
+from foreshock.doctor.evidence import Compared
+from foreshock.doctor.sampling import Sampling, fitted
+from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
+
+BATCH = rollouts(2)
+LAB = FakeExperimenter(BATCH)
+LOGITS = LAB.logits(Change.of(weights="step_10"))
+
+
+def _compared(sampling: Sampling) -> Compared:
+    plain = Compared.of(BATCH, logged(LAB))
+    values = sampling.log_probs(LOGITS, plain)
+    return Compared.of(BATCH, np.where(np.isfinite(values), values, np.nan).astype(np.float32))
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it_and_renormalises() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
+    batch = rollouts().select([0])
+    one = Compared.of(batch, np.zeros(batch.num_tokens, np.float32)).at(np.array([0]))
+
+    assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 1))) == pytest.approx([0.3 / 0.8])
+    assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 2))) == [0]
+
+
+def _with_id(compared: Compared, token: int) -> Compared:
+    compared.ids[:] = token
+    return compared
+
+
+@pytest.mark.parametrize(
+    ("fit", "sampling", "value"),
+    [
+        ("temperature", Sampling(temperature=0.6), 0.6),
+        ("top_p", Sampling(top_p=0.9), 0.9),
+        ("top_k", Sampling(top_k=5), 5),
+        ("min_p", Sampling(min_p=0.1), 0.1),
+        ("repetition", Sampling(repetition=1.3), 1.3),
+        ("presence", Sampling(presence=0.7), 0.7),
+        ("frequency", Sampling(frequency=0.4), 0.4),
+        ("softcap", Sampling(softcap=3.0), 3.0),
+    ],
+)
+def test_a_fit_recovers_its_parameter(fit: str, sampling: Sampling, value: float) -> None:
+    compared = _compared(sampling)
+    found = fitted(fit, LOGITS, compared, Sampling(), eos=1)
+
+    assert found is not None
+    assert getattr(found, fit) == pytest.approx(value, rel=0.06)
+    assert compared.gap(found.log_probs(LOGITS, compared)) < 1e-6
+
+
+def test_biased_and_banned_ids_are_found() -> None:
+    compared = _compared(Sampling(biases=((3, 1.0), (7, -np.inf))))
+    found = fitted("biases", LOGITS, compared, Sampling(), eos=1)
+
+    assert found is not None
+    biases = dict(found.biases)
+    assert biases[7] == -np.inf
+    assert biases[3] == pytest.approx(1.0, abs=0.02)
+
+
+def test_an_end_banned_at_first_tokens_is_found() -> None:
+    found = fitted("banned_until", LOGITS, _compared(Sampling(banned_until=(1, 4))), Sampling(), eos=1)
+
+    assert found is not None
+    assert found.banned_until == (1, 4)

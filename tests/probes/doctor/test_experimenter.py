@@ -1,0 +1,125 @@
+"""The torch experimenter replays what a plain forward pass computes, and says what it cannot try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from foreshock.doctor import CannotTryError, Change, examine
+from foreshock.rollouts import RolloutBatch
+from foreshock_probes.doctor.command import doctor, seconds
+from foreshock_probes.doctor.experimenter import TorchExperimenter
+from tests.probes.tiny import VOCABULARY, save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("weights")
+    return save_checkpoint(root / "step_0010", 1), save_checkpoint(root / "step_0007", 2)
+
+
+def _rollouts(**columns: Any) -> RolloutBatch:
+    random = np.random.default_rng(0)
+    responses = [random.integers(0, VOCABULARY, length).tolist() for length in random.integers(5, 12, 24)]
+    return RolloutBatch.from_lists(
+        [f"r{row}" for row in range(24)],
+        [random.integers(0, VOCABULARY, 4).tolist() for _ in range(24)],
+        responses,
+        group_ids=[f"g{row // 3}" for row in range(24)],
+        **columns,
+    )
+
+
+@torch.no_grad()
+def _plain(folder: Path, batch: RolloutBatch) -> NDArray[np.float32]:
+    """Return the log-probs [T] of one float32 pass a rollout."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for row in range(batch.num_rollouts):
+        prompt = batch.prompt_token_ids[batch.prompt_offsets[row] : batch.prompt_offsets[row + 1]]
+        response = batch.response_token_ids[batch.response_offsets[row] : batch.response_offsets[row + 1]]
+        ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+        log_probs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        found.append(log_probs.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy())
+    return np.concatenate(found)
+
+
+def _log_probs(experimenter: TorchExperimenter, batch: RolloutBatch, **change: Any) -> NDArray[np.float64]:
+    logits = experimenter.logits(Change.of(**change)).astype(np.float64)
+    values = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return np.asarray(values[np.arange(batch.num_tokens), batch.response_token_ids])
+
+
+def test_a_float32_replay_is_the_plain_forward_pass(folders: tuple[Path, Path]) -> None:
+    batch = _rollouts()
+    experimenter = TorchExperimenter(batch, folders[0], folders[0], [folders[1]])
+
+    for folder in folders:
+        replay = _log_probs(experimenter, batch, weights=folder.name, precision="float32")
+        assert replay == pytest.approx(_plain(folder, batch), abs=2e-5)
+    other = _log_probs(experimenter, batch, weights="step_0010", precision="float32", composition="other")
+    assert other == pytest.approx(_plain(folders[0], batch), abs=2e-5)
+
+
+def test_older_weights_are_found_from_two_folders(folders: tuple[Path, Path]) -> None:
+    batch = _rollouts()
+    columns = {"rollout_log_probs": _plain(folders[1], batch), "trainer_log_probs": _plain(folders[0], batch)}
+    offsets = batch.response_offsets[1:-1]
+    logged = _rollouts(**{name: np.split(values, offsets) for name, values in columns.items()})
+    report = examine(logged, TorchExperimenter(logged, folders[0], folders[0], [folders[1]]))
+
+    assert [(each.side, each.cause, each.value) for each in report.causes] == [
+        ("rollout", "other_weights", "step_0007")
+    ]
+
+
+def test_ids_beyond_the_vocabulary_are_another_tokenizer(folders: tuple[Path, Path]) -> None:
+    batch = RolloutBatch.from_lists(["a"], [[1, 2]], [[VOCABULARY + 3, 1]])
+
+    with pytest.raises(CannotTryError, match="another tokenizer"):
+        TorchExperimenter(batch, folders[0], folders[0])
+
+
+def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path]) -> None:
+    experimenter = TorchExperimenter(_rollouts(), folders[0], folders[0])
+
+    with pytest.raises(CannotTryError, match="num_experts"):
+        experimenter.logits(Change.of(weights="step_0010", config=("num_experts_per_tok", 3)))
+
+
+def test_a_folder_without_weights_fails_at_once(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    batch = _rollouts()
+    with pytest.raises(CannotTryError, match="cannot load"):
+        TorchExperimenter(batch, tmp_path, tmp_path)
+    usable = TorchExperimenter(batch, folders[0], folders[0], [tmp_path])
+    assert list(usable.subject.unusable) == [tmp_path.name]
+
+
+def test_the_command_reads_files_and_prints_the_report(
+    tmp_path: Path, folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import argparse
+
+    from foreshock.rollouts import encode_rollouts
+
+    batch = _rollouts()
+    offsets = batch.response_offsets[1:-1]
+    pi = np.split(_plain(folders[0], batch), offsets)
+    (tmp_path / "step_0010.parquet").write_bytes(encode_rollouts(_rollouts(trainer_log_probs=pi)))
+    parser = argparse.ArgumentParser()
+    doctor.configure(parser)
+    words = [str(tmp_path / "step_0010.parquet"), "--engine-weights", str(folders[0]), str(folders[1])]
+
+    assert doctor.run(parser.parse_args(words)) == 0
+    assert "ordinary rounding" in capsys.readouterr().out
+
+
+def test_a_budget_has_a_unit() -> None:
+    assert [seconds(text) for text in ("90s", "10m", "1h")] == [90.0, 600.0, 3600.0]
