@@ -26,7 +26,7 @@ from foreshock.doctor.changes import CannotTryError, Change, Experimenter
 from foreshock.doctor.data import DATA_CHANGES
 from foreshock.doctor.evidence import Compared, Float64, mean_range, share_range
 from foreshock.doctor.sampling import Sampling, fitted
-from foreshock.doctor.trials import Budget, Trial
+from foreshock.doctor.trials import Budget, Trial, switched
 
 __all__ = ["SideSearch"]
 
@@ -74,6 +74,8 @@ class SideSearch:
         """Return the trial that explains the side; the base if none does or none is needed."""
         if not self._is_exact(self.base):
             self.found = self._search()
+        if self.found.variants and self.found.rows.all():
+            self.found = self._further(self.found)
         return self.found
 
     @property
@@ -285,22 +287,9 @@ class SideSearch:
         if 2 <= better.sum() < better.size - 1:
             yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better)
         if trial.change.get("weights") != start.change.get("weights"):
-            yield replace(trial, halves=self._switched(start.halves, trial.halves), rows=better)
-
-    def _switched(self, mine: Float64, others: Float64) -> Float64:
-        """Return d²/2 if each rollout changes the weights once: the first tokens of the others, or the last."""
-        found = mine.copy()
-        offsets = self.compared.batch.response_offsets
-        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            one, other = mine[start:stop], others[start:stop]
-            best = min((one, other), key=lambda each: float(each.sum()))
-            for first, last in ((other, one), (one, other)):
-                sums = np.concatenate([[0.0], np.cumsum(first)]) + np.concatenate([np.cumsum(last[::-1])[::-1], [0.0]])
-                place = int(sums.argmin())
-                if 0 < place < stop - start and sums[place] < best.sum():
-                    best = np.concatenate([first[:place], last[place:]])
-            found[start:stop] = best
-        return found
+            yield replace(
+                trial, halves=switched(start.halves, trial.halves, self.compared.batch.response_offsets), rows=better
+            )
 
     def _mixture(self) -> Iterator[Trial]:
         """Yield the trial in which each rollout has the weights, of all that were tried, that fit it best."""
@@ -339,13 +328,22 @@ class SideSearch:
                 return min(named, key=lambda each: each.gap)
         return None
 
+    def _further(self, found: Trial) -> Trial:
+        """Search what a cause leaves within ordinary rounding, if it is far beyond the noise of other batches."""
+        if self._mean(found.halves) <= max(_WORTH_A_SEARCH * self._usual_noise(), self.noise_of(found)):
+            return found
+        tried = [trial for family in FAMILIES for trial in self._seconds(family, found) if trial.rows.all()]
+        best = min(tried, key=lambda each: each.gap, default=found)
+        others = [1 - each.gap / found.gap for each in tried if each.variants[-1].cause != best.variants[-1].cause]
+        return best if self.share(best, found)[1] > max(_MOST_OF_ROUNDING, *others, 0.0) else found
+
     def _seconds(self, family: str, start: Trial) -> Iterator[Trial]:
         first = start.variants[0]
         for variant in variants_of(family, self.subject, self.side):
             if variant.cause == first.cause or set(dict(variant.change.values)) & set(dict(first.change.values)):
                 continue
             # A fit is made again under the change, and data changes come last.
-            plain = self.base if first.fit and variant.change.values else start
+            plain = self.base if first.fit and variant.change.values and len(start.variants) == 1 else start
             variants = (variant, first) if plain is self.base else (variant,)
             for trial in self._attempted(plain, variants):
                 yield trial

@@ -14,7 +14,7 @@ from foreshock.doctor.changes import Change
 from foreshock.doctor.evidence import Float64
 from foreshock.doctor.sampling import Sampling
 
-__all__ = ["Budget", "Trial"]
+__all__ = ["Budget", "Trial", "switched"]
 
 
 @dataclass(slots=True)
@@ -57,3 +57,18 @@ class Trial:
     def gap(self) -> float:
         """The sum of d²/2; all trials of a side have the same tokens."""
         return float(self.halves.sum())
+
+
+def switched(mine: Float64, others: Float64, offsets: NDArray[np.int64]) -> Float64:
+    """Return d²/2 [T] if each rollout changes the weights at most once: the first tokens of the others, or the last."""
+    found = mine.copy()
+    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        one, other = mine[start:stop], others[start:stop]
+        best = min((one, other), key=lambda each: float(each.sum()))
+        for first, last in ((other, one), (one, other)):
+            sums = np.concatenate([[0.0], np.cumsum(first)]) + np.concatenate([np.cumsum(last[::-1])[::-1], [0.0]])
+            place = int(sums.argmin())
+            if 0 < place < stop - start and sums[place] < best.sum():
+                best = np.concatenate([first[:place], last[place:]])
+        found[start:stop] = best
+    return found
