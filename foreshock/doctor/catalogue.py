@@ -53,7 +53,7 @@ def _data(name: str, says: str, fix: str, *changes: str) -> Cause:
     def fill(subject: Subject, side: str) -> Iterator[Variant]:
         for change in changes or (name,):
             assert change in DATA_CHANGES
-            yield Variant(name, _DATA_LABELS.get(change, change), data=change)
+            yield Variant(name, _DATA_LABELS.get(change, ""), data=change)
 
     return Cause(name, "data", says, {"any": fix}, fill, needs="both log-probs or the weights")
 

@@ -217,8 +217,11 @@ def _biases(data: _Data) -> Sampling | None:
     for _ in range(_MOST_IDS):
         others = ~np.isin(ids, chosen)
         left = target - (columns[:, chosen] @ slopes if chosen else 0.0)
-        norms = (columns[others] ** 2).sum(axis=0) + 1e-12
-        gains = (columns[others].T @ left[others]) ** 2 / norms
+        own = columns[others, ids[others]]  # an id's own tokens follow another equation
+        products, squares = columns[others].T @ left[others], (columns[others] ** 2).sum(axis=0)
+        products -= np.bincount(ids[others], own * left[others], columns.shape[1])
+        squares -= np.bincount(ids[others], own * own, columns.shape[1])
+        gains = products**2 / np.maximum(squares, 1e-9)
         gains[chosen] = 0
         chosen.append(int(np.argmax(gains)))
         others = ~np.isin(ids, chosen)
