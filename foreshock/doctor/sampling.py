@@ -234,7 +234,7 @@ def _biases(data: _Data) -> Sampling | None:
         )
         trial = data.base.having("biases", biases)
         now = data.gap(trial)
-        if now > 0.5 * gap:
+        if now > (gap if found is None else 0.7 * gap):
             break
         gap, found = now, trial
     return found
