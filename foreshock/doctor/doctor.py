@@ -250,7 +250,7 @@ def _between(
     mine, theirs = (float(np.mean(each.found.sampling.temperature)) for each in (engine, trainer))
     if mine != theirs and not any(each.cause == "temperature" for each in so_far):
         found.append(_temperatures(batch, mine, theirs))
-    names = [search.subject.announced[search.side] for search in (engine, trainer)]
+    names = [str(search.found.change.get("weights")) for search in (engine, trainer)]
     if names[0] == names[1]:
         return found
     compared, subject = trainer.compared, experimenter.subject

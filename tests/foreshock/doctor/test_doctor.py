@@ -52,6 +52,18 @@ def test_older_weights_of_the_engine_are_named_on_its_side(batch: RolloutBatch, 
     assert "step_7" in "\n".join(report.lines())
 
 
+def test_weights_that_both_sides_hold_are_no_lag(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    logged_batch = replace(
+        batch,
+        rollout_log_probs=logged(lab, weights="step_7"),
+        trainer_log_probs=logged(lab, weights="step_7", precision="autocast"),
+    )
+    lab.subject = replace(lab.subject, announced={"rollout": "step_10", "trainer": "step_7"})
+    report = examine(logged_batch, lab)
+
+    assert [(each.kind, each.cause, each.value) for each in report.findings] == [("cause", "other_weights", "step_7")]
+
+
 def test_a_lag_that_the_rollouts_declare_is_expected(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     declared = replace(batch, weights_version=np.full(batch.num_tokens, 7, np.int32))
     report = _examined(declared, logged(lab, weights="step_7"), logged(lab))
