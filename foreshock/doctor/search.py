@@ -33,9 +33,9 @@ __all__ = ["SideSearch"]
 _TWO_ROUNDINGS = 2.0
 _RESOLUTION = 1e-13
 """E[d²]/2 of float32 log-probs around 1 nat that differ in the last bit or two."""
-_MOST_OF_ROUNDING = 0.75
-"""Within ordinary rounding a cause is named if it explains more than this, and more than any other cause does: in
-healthy batches the best of all variants explained at most a half of what rounding left."""
+_MOST = 0.75
+"""A cause explains more than this. In healthy batches the best of all variants explained up to a half of what rounding
+left; within ordinary rounding a cause therefore also has to explain more than every other one."""
 _CHEAP = ("data", "sampling", "weights")
 _WORTH_A_SEARCH = 10.0
 """A side within ordinary rounding is searched further if it is beyond so many times the noise of other batches."""
@@ -219,9 +219,10 @@ class SideSearch:
         if self._mean(trial.halves) > self.rounding:
             return False
         low = self.share(trial)[1]
-        if mean_range(self.base.halves, self.compared)[0] > self.rounding:
-            return low > MAJORITY
-        return bool(trial.rows.all()) and low > max(_MOST_OF_ROUNDING, self._best_of_others(trial))
+        if low <= _MOST:
+            return False
+        beyond = mean_range(self.base.halves, self.compared)[0] > self.rounding
+        return beyond or (bool(trial.rows.all()) and low > self._best_of_others(trial))
 
     def _best_of_others(self, trial: Trial) -> float:
         """Return the largest share that single variants of other causes explain: the null of this very batch."""
@@ -335,7 +336,7 @@ class SideSearch:
         tried = [trial for family in FAMILIES for trial in self._seconds(family, found) if trial.rows.all()]
         best = min(tried, key=lambda each: each.gap, default=found)
         others = [1 - each.gap / found.gap for each in tried if each.variants[-1].cause != best.variants[-1].cause]
-        return best if self.share(best, found)[1] > max(_MOST_OF_ROUNDING, *others, 0.0) else found
+        return best if self.share(best, found)[1] > max(_MOST, *others, 0.0) else found
 
     def _seconds(self, family: str, start: Trial) -> Iterator[Trial]:
         first = start.variants[0]
