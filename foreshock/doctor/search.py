@@ -201,7 +201,7 @@ class SideSearch:
             except CannotTryError:
                 continue
             for each in again:
-                if each.gap < trial.gap:
+                if self.share(each, trial)[1] > MAJORITY:
                     self.trials.append(each)
                     yield each
 

@@ -102,6 +102,8 @@ class TorchExperimenter:
         return found
 
     def _load(self, name: str) -> None:
+        if not self._folders[name].is_dir():
+            raise CannotTryError(f"there is no folder {self._folders[name]}")
         try:
             model = load_model(self._folders[name], torch.float32, "sdpa", torch.device("cpu"))
         except UnsupportedScoreError as error:
