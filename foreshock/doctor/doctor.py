@@ -31,8 +31,10 @@ def examine(
 ) -> DoctorReport:
     """Explain the logged log-probs of `batch`, those of each side apart, by experiments within `budget`.
 
-    Raises CannotTryError if the announced weights of a side cannot be replayed at all.
+    Raises CannotTryError if neither side was logged, or if the announced weights cannot be replayed at all.
     """
+    if batch.rollout_log_probs is None and batch.trainer_log_probs is None:
+        raise CannotTryError("the rollouts have neither rollout_log_probs nor trainer_log_probs: nothing to explain")
     budget = budget or Budget()
     logged = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
     searches: dict[str, SideSearch] = {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foreshock.doctor import Budget, DoctorReport, examine
+from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
 
@@ -145,3 +145,8 @@ def test_a_spent_budget_is_said_with_what_it_left_out(batch: RolloutBatch, lab: 
     assert report.ended == "the budget is spent"
     assert ("positions", "the budget is spent") in report.not_tried
     assert report.causes == ()
+
+
+def test_rollouts_without_log_probs_are_refused(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    with pytest.raises(CannotTryError, match="neither rollout_log_probs nor"):
+        examine(batch, lab)
