@@ -275,26 +275,10 @@ def _between(
             continue
         share = share_range(before, after, compared)
         if share[1] > MAJORITY:
-            row = _ROWS["configuration"]
             ours = subject.configurations[names[0]].get(field)
             says = f"the configurations of both sides differ: {field} is {ours} in {names[0]} and {value} in {names[1]}"
-            found.append(
-                Finding(
-                    "cause",
-                    "both",
-                    row.name,
-                    f"{field} = {value}",
-                    says,
-                    batch.num_tokens,
-                    batch.num_rollouts,
-                    (),
-                    *share,
-                    before=float(before.mean()),
-                    after=float(after.mean()),
-                    fixes=row.fixes,
-                    confirm=row.confirm,
-                )
-            )
+            size = (float(before.mean()), float(after.mean()))
+            found.append(_configuration(batch, f"{field} = {value}", says, share, size))
     if not found and share_range(before, trainer.found.halves, compared)[1] > MAJORITY:
         says = (
             f"the sides were given other weights, {names[0]} and {names[1]}, and each side is reproduced by its own: "
@@ -302,6 +286,27 @@ def _between(
         )
         found.append(Finding("expected", "both", "lag", names[0], says, batch.num_tokens, batch.num_rollouts))
     return found
+
+
+def _configuration(
+    batch: RolloutBatch, value: str, says: str, share: tuple[float, float, float], size: tuple[float, float]
+) -> Finding:
+    row = _ROWS["configuration"]
+    return Finding(
+        "cause",
+        "both",
+        row.name,
+        value,
+        says,
+        batch.num_tokens,
+        batch.num_rollouts,
+        (),
+        *share,
+        before=size[0],
+        after=size[1],
+        fixes=row.fixes,
+        confirm=row.confirm,
+    )
 
 
 def _temperatures(batch: RolloutBatch, mine: float, theirs: float) -> Finding:
