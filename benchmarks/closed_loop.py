@@ -41,7 +41,7 @@ from foreshock.backtest.scoring import score
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 
 CONFIGURATION = WarningConfiguration.for_model("dense")
-FACTORS = (0.5, 1.0, 2.0, 4.0)
+FACTORS = (1.0, 2.0, 4.0, 8.0)
 MOST_LOST = 0.05
 
 
