@@ -60,8 +60,10 @@ def test_zoom_survives_the_refresh_of_a_live_run(visit: Visit, site: Site) -> No
 @browsed
 def test_axis_smoothing_and_scale_are_chosen_and_kept_in_the_address(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
-    page.locator("#curves").get_by_label("Over").select_option("hours")
-    page.wait_for_function(f"() => document.querySelector('{LENGTH}')._fullLayout.xaxis.title.text.startsWith('hours')")
+    page.locator("#curves").get_by_label("Over").select_option("over hours")
+    page.wait_for_function(
+        f"() => document.querySelector('{MISMATCH}')._fullLayout.xaxis.title.text.startsWith('hours')"
+    )
     first, last = page.locator(MISMATCH).evaluate("e => [e.data[0].x[0], e.data[0].x.at(-1)]")
     assert first == 0
     assert 0 < last < 1, "the steps arrived within seconds"
