@@ -167,7 +167,12 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         store=open_store(settings),
         decoders=decoders or DecoderPool(settings, shard_decoding.PRELOAD),
         uploads=UploadPlaces(settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads),
-        key_limits=keys.KeyLimits(settings.key_requests_per_second, settings.key_bytes_per_second),
+        key_limits=keys.KeyLimits(
+            settings.key_requests_per_second,
+            settings.key_bytes_per_second,
+            tokens_per_second=settings.key_tokens_per_second,
+            decoding_per_second=settings.key_decoding_per_second,
+        ),
         session_secret=secret.encode(),
         events=subscribe_handlers(EventBus()),
         # Adds replayed scores to the tokens that are shown.

@@ -7,6 +7,7 @@ measures or compresses them happens in `encode_shard`.
 from __future__ import annotations
 
 import io
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,6 +235,8 @@ def _from_columns(columns: dict[str, Any], default_ids: str) -> RolloutBatch:
     rollouts = (len(responses) if responses is not None else len(columns["response_token_ids"]) + 1) - 1
     sample_ids = columns.pop("sample_ids", None)
     sample_ids = _default_ids(default_ids, rollouts) if sample_ids is None else [str(name) for name in sample_ids]
+    if isinstance(columns.get("reward"), list | tuple):
+        columns["reward"] = [math.nan if each is None else each for each in columns["reward"]]
     for name in _STRINGS & columns.keys():
         columns[name] = [None if item is None else str(item) for item in columns[name]]
     if prompts is None and responses is None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from foreshock.changes import ChangeKind
 from foreshock.client import deliveries
 from foreshock.client.capture import Rollouts, capture_rollouts, encode_shard, size_of
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.launch import find_launch
 from foreshock.client.pipeline import Pipeline
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from foreshock.reading.reader import Reader
 
 __all__ = ["Client"]
+
+# Of the feed and the exporters, which run in the trainer.
+_MOST_ANSWER_BYTES = 16 * TRAINER_ANSWER_BYTES
 
 
 class Client:
@@ -125,7 +128,9 @@ class Client:
     def new_connection(self, *, timeout_seconds: float | None = None) -> ServiceConnection:
         """Return another connection with this client's address and key, for another thread."""
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-        return ServiceConnection(self.settings.url, self.settings.api_key, timeout_seconds=seconds)
+        return ServiceConnection(
+            self.settings.url, self.settings.api_key, timeout_seconds=seconds, max_answer_bytes=_MOST_ANSWER_BYTES
+        )
 
     def reader(self) -> Reader:
         """Return a reader of what the service has, with this client's address, key and project."""
@@ -238,7 +243,7 @@ class Client:
 
     @never_raises
     def log_scalars(self, step: int, values: Mapping[str, Any], *, source: str = "trainer") -> None:
-        """Log numbers of a step by name (`grad_norm`, `entropy`, …); NaN and ±inf count as missing."""
+        """Log numbers of a step by name (`grad_norm`, `entropy`, …); None, NaN and ±inf count as missing."""
         registration = self._started()
         if len(values):
             self._log_delivery(f"scalars of step {step}", deliveries.scalars(registration, step, source, values))
@@ -266,6 +271,8 @@ class Client:
         registration = self._started()
         if digest is None and local_folder is None:
             raise ConfigurationError("log_checkpoint needs `digest` or `local_folder`, got neither")
+        if digest is not None:
+            deliveries.check_digest(digest)
         what = f"the checkpoint of step {step}"
 
         def make() -> Delivery:

@@ -2,14 +2,20 @@
 
 Used by the client, the advice feed, readers and operators, the commands and the workers. Every failure is a
 ServiceError: ServiceUnavailable, WrongService, Unauthorized or Rejected (`foreshock/errors.py`).
+
+An answer is bounded in size and time, since it may come from anything that listens at the address. No encoding is
+asked for and none is decoded: a megabyte of gzip can be a gigabyte.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -46,6 +52,13 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError)
 _TEMPORARY_STATUSES = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 _CONNECT_SECONDS = 5.0
+# A body of a request may be sent so slowly, on average.
+_LEAST_BYTES_PER_SECOND = 65_536
+LONGEST_ANSWER_BYTES = 1 << 30
+"""Of a reader or a worker: tables of rollouts are the largest answers."""
+TRAINER_ANSWER_BYTES = 1 << 20
+"""Of what runs in a trainer: receipts, advice and problems."""
+_MOST_REASON = 1000
 
 QueryValue = str | int | float | None
 Query = Mapping[str, QueryValue] | list[tuple[str, QueryValue]] | None
@@ -65,14 +78,16 @@ def wrong_service(url: str) -> WrongService:
 class _Connection:
     """The address of a service, and what requests and answers are to threads and event loops alike."""
 
-    def __init__(self, url: str, api_key: str | None, timeout_seconds: float) -> None:
+    def __init__(self, url: str, api_key: str | None, timeout_seconds: float, max_answer_bytes: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConfigurationError(
                 f"the service's address must look like {DEFAULT_URL}, got {url!r}; check FORESHOCK_URL"
             )
         self.url = url.rstrip("/")
-        headers = {"User-Agent": "foreshock-client"}
+        self._timeout_seconds = timeout_seconds
+        self._max_answer_bytes = max_answer_bytes
+        headers = {"User-Agent": "foreshock-client", "Accept-Encoding": "identity"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
         self._options: dict[str, Any] = {
@@ -87,8 +102,22 @@ class _Connection:
         """Return the JSON of an answer. Raises WrongService if it is not JSON."""
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise wrong_service(self.url) from error
+
+    def _check_size(self, response: httpx.Response, size: int) -> None:
+        """Raise WrongService if `size` bytes of the answer are too many, or if they are in an encoding."""
+        if size > self._max_answer_bytes:
+            raise WrongService(
+                f"{self.url} answers with more than {self._max_answer_bytes:,} bytes; check FORESHOCK_URL"
+            )
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise WrongService(f"{self.url} answers in an encoding that was not asked for; check FORESHOCK_URL")
+
+    def _most_seconds(self, timeout_seconds: float | None, size: int) -> float:
+        """Return the longest time from the first byte of a request of `size` bytes to the last one of its answer."""
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        return seconds + size / _LEAST_BYTES_PER_SECOND
 
     def _no_answer(self, error: Exception) -> ServiceUnavailable:
         reason = str(error) or type(error).__name__
@@ -108,6 +137,8 @@ class _Connection:
             target = response.headers.get("Location", "another address")
             raise WrongService(f"{self.url} redirects to {target}; set FORESHOCK_URL to the final address", **fields)
         detail = problem.get("detail") or problem.get("title") or response.reason_phrase
+        # One line of a log, whatever the answer holds.
+        detail = "".join(each if each.isprintable() else " " for each in str(detail)[:_MOST_REASON])
         message = f"{response.request.method} {response.request.url.path}: {status} {detail}"
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise Unauthorized(f"{message}; check FORESHOCK_API_KEY", **fields)
@@ -121,9 +152,16 @@ class _Connection:
 class ServiceConnection(_Connection):
     """HTTP requests to one service, with its API key. Use one connection per thread."""
 
-    def __init__(self, url: str, api_key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        max_answer_bytes: int = LONGEST_ANSWER_BYTES,
+    ) -> None:
         """Prepare the connection; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
-        super().__init__(url, api_key, timeout_seconds)
+        super().__init__(url, api_key, timeout_seconds, max_answer_bytes)
         self._socket: socket.socket | None = None
         self._http = httpx.Client(**self._options)
 
@@ -138,23 +176,48 @@ class ServiceConnection(_Connection):
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
     ) -> httpx.Response:
-        """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
+        """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none.
+
+        The timeout is of each pause, and of the whole request beside the time that its body takes.
+        """
         if json_body is not None:
             content = json.dumps(json_body, allow_nan=False).encode()
             headers = {"Content-Type": "application/json", **(headers or {})}
+        most_seconds = self._most_seconds(timeout_seconds, _size_of(content, headers))
+        deadline = time.monotonic() + most_seconds
         try:
-            response = self._http.request(
-                method,
-                path,
-                params=_parameters(query),
-                content=cast("bytes | Iterable[bytes] | None", content),
-                headers=headers,
-                timeout=_timeout(timeout_seconds),
-                extensions={"trace": self._trace},
-            )
+            # Nothing else ends a read that gets a byte now and then.
+            watch = threading.Timer(most_seconds, self.interrupt)
+            watch.daemon = True
+            watch.start()
+            try:
+                with self._http.stream(
+                    method,
+                    path,
+                    params=_parameters(query),
+                    content=cast("bytes | Iterable[bytes] | None", content),
+                    headers=headers,
+                    timeout=_timeout(timeout_seconds),
+                    extensions={"trace": self._trace},
+                ) as response:
+                    answer = self._read(response)
+            finally:
+                watch.cancel()
         except _FAILURES as error:
-            raise self._no_answer(error) from error
-        return self._checked(response)
+            late = time.monotonic() >= deadline
+            raise self._no_answer(
+                TimeoutError(f"no whole answer in {most_seconds:.0f} s") if late else error
+            ) from error
+        return self._checked(answer)
+
+    def _read(self, response: httpx.Response) -> httpx.Response:
+        """Return the answer with its body, as it came. Raises WrongService if it is too large or encoded."""
+        self._check_size(response, 0)
+        body = bytearray()
+        for piece in response.iter_raw():
+            body += piece
+            self._check_size(response, len(body))
+        return _with_body(response, bytes(body))
 
     def get_json(self, path: str, query: Query = None) -> Any:
         """Return the decoded JSON of a GET. Raises ServiceError."""
@@ -189,7 +252,7 @@ class AsyncServiceConnection(_Connection):
 
     def __init__(self, url: str, api_key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
         """Prepare the connection; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
-        super().__init__(url, api_key, timeout_seconds)
+        super().__init__(url, api_key, timeout_seconds, LONGEST_ANSWER_BYTES)
         self._http = httpx.AsyncClient(**self._options)
 
     async def request(
@@ -204,17 +267,25 @@ class AsyncServiceConnection(_Connection):
     ) -> httpx.Response:
         """Send a request and return the answer (2xx or 304). Raises ServiceError for any other, and for none."""
         try:
-            response = await self._http.request(
-                method,
-                path,
-                params=_parameters(query),
-                content=content,
-                headers=headers,
-                timeout=_timeout(timeout_seconds),
-            )
+            async with (
+                asyncio.timeout(self._most_seconds(timeout_seconds, _size_of(content, headers))),
+                self._http.stream(
+                    method,
+                    path,
+                    params=_parameters(query),
+                    content=content,
+                    headers=headers,
+                    timeout=_timeout(timeout_seconds),
+                ) as response,
+            ):
+                self._check_size(response, 0)
+                body = bytearray()
+                async for piece in response.aiter_raw():
+                    body += piece
+                    self._check_size(response, len(body))
         except _FAILURES as error:
             raise self._no_answer(error) from error
-        return self._checked(response)
+        return self._checked(_with_body(response, bytes(body)))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -226,6 +297,22 @@ def _timeout(seconds: float | None) -> Any:
     if seconds is None:
         return httpx.USE_CLIENT_DEFAULT
     return httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+
+
+def _size_of(content: object, headers: Mapping[str, str] | None) -> int:
+    """Return the bytes of a request's body; an iterable's are those of its Content-Length."""
+    return len(content) if isinstance(content, bytes) else int((headers or {}).get("Content-Length", 0))
+
+
+def _with_body(response: httpx.Response, body: bytes) -> httpx.Response:
+    """Return the answer with a body that was read as it came."""
+    return httpx.Response(
+        response.status_code,
+        headers=response.headers,
+        content=body,
+        request=response.request,
+        extensions=response.extensions,
+    )
 
 
 def _parameters(query: Query) -> Any:
@@ -246,11 +333,12 @@ def _problem(response: httpx.Response) -> dict[str, Any]:
 def _retry_after_seconds(response: httpx.Response) -> float | None:
     """Return the Retry-After header in seconds from now (it may be a number or an HTTP date), None without one."""
     value = response.headers.get("Retry-After", "")
-    if value.isdigit():
-        return float(value)
+    if value.isdecimal():
+        # More digits are as long as these.
+        return float(value[:12])
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     # A date without a zone ("-0000") is UTC by RFC 5322.
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -6,6 +6,7 @@ The functions make the deliveries of the client's calls and check their argument
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ __all__ = [
     "acknowledgement",
     "acknowledgement_body",
     "change",
+    "check_digest",
     "check_shard",
     "checkpoint",
     "registration",
@@ -39,6 +41,7 @@ __all__ = [
 PARQUET = "application/vnd.apache.parquet"
 ATTEMPT = {"attempt": "{attempt}"}
 
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLICE_BYTES = 256 * 1024
 
 Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "change", "state", "acknowledgement"]
@@ -209,13 +212,19 @@ def check_shard(step: int, shard: int, shards: int) -> None:
         raise ConfigurationError(f"shard must satisfy 0 <= shard < shards, got shard={shard!r}, shards={shards!r}")
 
 
+def check_digest(digest: object) -> None:
+    """Raise ConfigurationError unless a digest of weights has the form of those of `weights_digest`."""
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ConfigurationError(f"digest must be sha256: and 64 hexadecimal digits, got {str(digest)[:100]!r}")
+
+
 def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
-    """Return the delivery of numbers by name; NaN and ±inf become null. Raises ConfigurationError for other types."""
+    """Return the delivery of numbers by name; None, NaN and ±inf become null. Raises ConfigurationError for others."""
     _check_whole_number("step", step)
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
         try:
-            number = float(value)
+            number = math.nan if value is None else float(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"scalar {name!r} must be one number, got {value!r}") from error
         numbers[str(name)] = finite_or_none(number)

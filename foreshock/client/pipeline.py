@@ -18,9 +18,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.queues import BoundedQueue, Outbox, Work
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
@@ -60,7 +60,12 @@ class Pipeline:
             max_rejected_bytes=settings.max_rejected_bytes,
         )
         self._outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
-        self._connection = ServiceConnection(settings.url, settings.api_key, timeout_seconds=settings.timeout_seconds)
+        self._connection = ServiceConnection(
+            settings.url,
+            settings.api_key,
+            timeout_seconds=settings.timeout_seconds,
+            max_answer_bytes=TRAINER_ANSWER_BYTES,
+        )
         self.registrar = Registrar(self._connection, log)
         self.heartbeats = Heartbeats(self._connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
         self.want_weights_at_step: int | None = None
@@ -145,42 +150,36 @@ class Pipeline:
 
         Prints what is missing, if anything is. Never raises.
         """
-        if self._disabled_by_fork or self._closed:
-            return self.status()
-        self._closed = True
+        close_together([self], timeout_seconds)
+        return self.status()
+
+    @contextlib.contextmanager
+    def _never_raises(self) -> Iterator[None]:
         try:
-            self._stop(self._settings.exit_seconds if timeout_seconds is None else timeout_seconds)
-            self._spool.close()
-            self._connection.close()
+            yield
         except Exception as error:
             self._counters.add(internal_errors=1)
             self._log.exception("close", "closing the client failed", error)
-        _open_pipelines.discard(self)
-        status = self.status()
-        if not status.complete:
-            self._print(status)
-        return status
 
     def _idle(self) -> bool:
         return not len(self._queue) and not len(self._outbox)
 
-    def _stop(self, timeout_seconds: float) -> None:
-        """Deliver until the timeout, write the rest to disk, end the threads."""
-        failed_before = self._sender.failed_attempts
-        deadline = time.monotonic() + timeout_seconds
+    def _deliver(self, failed_before: int, seconds: float) -> None:
+        """Deliver for so long; less if an attempt fails or all that is left is refused: the disk keeps the rest."""
 
-        def waiting_gains_nothing() -> bool:
-            # An attempt since the call failed, or the service refused all that is left: the disk keeps the rest.
+        def gains_nothing() -> bool:
             failed = self._sender.failed_attempts > failed_before
             return not len(self._queue) and (failed or self._outbox.next_due(time.monotonic())[0] is None)
 
-        self._sender.wait(lambda: self._idle() or waiting_gains_nothing(), timeout_seconds)
-        self._sender.begin_stop()
-        self._queue.close()
-        # The encoder ends when the queue is empty: the rest of the queue is encoded and written to disk.
-        self._encoder.join(max(1.0, deadline - time.monotonic()))
-        self._sender.stop()
-        self._outbox.sync()
+        self._sender.wait(lambda: self._idle() or gains_nothing(), seconds)
+
+    def _end(self, deadline: float) -> None:
+        """Write the rest to disk and end the threads, until `deadline` of `time.monotonic`."""
+        # The encoder ends when the queue is empty.
+        self._encoder.join(max(0.0, deadline - time.monotonic()) / 2)
+        self._sender.stop(deadline)
+        self._spool.close()
+        self._connection.close()
 
     def _encode_all(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -194,9 +193,6 @@ class Pipeline:
                 self._log.exception(f"encoding {type(error).__name__}", f"{work.what} could not be encoded", error)
             finally:
                 self._queue.release(work.size)
-            # Several items that are logged at once are synced together.
-            if self._sender.failing and not len(self._queue):
-                self._outbox.sync()
             self._sender.wake()
 
     def _make_and_put(self, what: str, make: Callable[[], Delivery]) -> None:
@@ -249,12 +245,55 @@ class Pipeline:
 
 
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+# By address of a service: the seconds that clients of this process waited for it while it took nothing.
+_waited_in_vain: dict[str, float] = {}
+# What is left of a timeout to write the rest to disk.
+_MOST_END_SECONDS, _LEAST_END_SECONDS = 2.0, 0.5
+
+
+def close_together(pipelines: Sequence[Pipeline], timeout_seconds: float | None = None) -> None:
+    """Close pipelines within one timeout, the longest `exit_seconds` by default, which includes writing to disk.
+
+    Also clients that are closed one after the other do not wait longer, by default, for a service that takes nothing.
+    """
+    closing = [each for each in pipelines if not (each._closed or each._disabled_by_fork)]
+    if not closing:
+        return
+    begin = time.monotonic()
+    seconds = timeout_seconds
+    if seconds is None:
+        longest = max(each._settings.exit_seconds for each in closing)
+        seconds = longest - min(_waited_in_vain.get(each._settings.url, 0.0) for each in closing)
+    end = begin + max(seconds, 0.0)
+    failed_before = [each._sender.failed_attempts for each in closing]
+    delivered_before = [each._counters.delivered for each in closing]
+    for each in closing:
+        each._closed = True
+        each._sender.try_now()
+    for each, failed, delivered in zip(closing, failed_before, delivered_before, strict=True):
+        with each._never_raises():
+            left = end - min(_MOST_END_SECONDS, max(seconds, 0.0) / 2) - time.monotonic()
+            each._deliver(failed, left)
+        url = each._settings.url
+        in_vain = not each._idle() and each._counters.delivered == delivered
+        _waited_in_vain[url] = _waited_in_vain.get(url, 0.0) + time.monotonic() - begin if in_vain else 0.0
+    for each in closing:
+        each._sender.begin_stop()
+        each._queue.close()
+    # Beyond the deadline if there was no time for it: what is in memory only is lost else.
+    end = max(end, time.monotonic() + _LEAST_END_SECONDS)
+    for each in closing:
+        with each._never_raises():
+            each._end(end)
+        _open_pipelines.discard(each)
+        status = each.status()
+        if not status.complete:
+            each._print(status)
 
 
 @atexit.register
 def _close_all() -> None:
-    for pipeline in list(_open_pipelines):
-        pipeline.close()
+    close_together(list(_open_pipelines))
 
 
 def _disable_all_after_fork() -> None:

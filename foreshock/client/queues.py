@@ -3,9 +3,9 @@
 `BoundedQueue` is in memory, between the trainer and the encoder. `Outbox` is on disk, between the encoder and the
 sender: each item is written to the spool before it is sent, and deleted when the service has it.
 
-What is written survives a kill of the process. It is synced, so that it survives a loss of power too, once the service
-fails to take it, or if more than `max_memory_bytes` wait. Until then the bytes are in memory as well, so that sending
-does not read them again (a step of 4 MB: 3 ms of CPU).
+What is written survives a kill of the process. The newest `max_memory_bytes` are in memory as well, so that sending
+does not read them again (a step of 4 MB: 3 ms of CPU). Once the service fails to take an item, the sender syncs what
+waits, so that it survives a loss of power too.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._items: deque[Item] = deque()
         self._set_back: dict[Item | tuple[str, str], _SetBack] = {}
-        # Items in memory: not on disk, or not synced.
+        # Items whose bytes are in memory, oldest first.
         self._in_memory: dict[Item, None] = {}
         self._memory_bytes = 0
         self._appended = 0
@@ -156,21 +156,36 @@ class Outbox:
         with self._lock:
             self._appended += 1
             item = Item(len(delivery.body), delivery.registration.run_identity, self._appended, delivery=delivery)
-            if not self._write(item, delivery):
-                self._sync()
-                if self._memory_bytes + item.size > self._max_memory_bytes and not delivery.needed:
-                    self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
-                    return
+            is_written = self._write(item, delivery)
+            self._free(self._max_memory_bytes - item.size)
+            if not (is_written or delivery.needed) and self._memory_bytes + item.size > self._max_memory_bytes:
+                self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
+                return
             self._items.append(item)
             self._in_memory[item] = None
             self._memory_bytes += item.size
-            if self._memory_bytes > self._max_memory_bytes:
-                self._sync()
+            # An item that is larger than the bound.
+            self._free(self._max_memory_bytes)
 
     def sync(self) -> None:
-        """Make every item survive the end of this process and a loss of power."""
+        """Write what is in memory only, and make everything on disk survive a loss of power. Called by the sender."""
         with self._lock:
-            self._sync()
+            for item in self._in_memory:
+                if item.path is None and item.delivery is not None and not self._write(item, item.delivery):
+                    break
+            waiting = [item for item in self._items if item.path is not None and not item.is_synced]
+        if not waiting:
+            return
+        # Not under the lock: a disk may take milliseconds for each.
+        try:
+            self._spool.sync(waiting)
+        except SpoolError as error:
+            self._warn("spool", str(error))
+            return
+        with self._lock:
+            for item in waiting:
+                self._note_spooled(item)
+                item.is_synced = True
 
     def next_due(self, now: float) -> tuple[Item | None, float | None]:
         """Return the first item that can be sent now; else None, and the seconds until one is due, None if empty."""
@@ -251,20 +266,19 @@ class Outbox:
             return False
         return True
 
-    def _sync(self) -> None:
-        """Write what is in memory only, sync what is on disk, and free its memory. The caller holds the lock."""
-        for item in self._in_memory:
-            if item.path is None and item.delivery is not None and not self._write(item, item.delivery):
-                break
-        written = [item for item in self._in_memory if item.path is not None]
-        try:
-            self._spool.sync(written)
-        except SpoolError as error:
-            self._warn("spool", str(error))
-            return
-        for item in written:
-            self._forget(item)
-            item.delivery = None
+    def _free(self, most_bytes: int) -> None:
+        """Free the memory of the oldest written items until `most_bytes` are left. The caller holds the lock."""
+        for item in list(self._in_memory) if self._memory_bytes > most_bytes else ():
+            if self._memory_bytes <= most_bytes:
+                return
+            if item.path is not None:
+                self._note_spooled(item)
+                self._forget(item)
+                item.delivery = None
+
+    def _note_spooled(self, item: Item) -> None:
+        if item.number and not item.is_spooled:
+            item.is_spooled = True
             self._counters.add(spooled=1, spooled_bytes=item.size)
 
     def _forget(self, item: Item) -> None:

@@ -12,6 +12,7 @@ Runs and attempts are registered when something of theirs is first sent. The ans
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -40,6 +41,7 @@ __all__ = ["Heartbeats", "Registrar", "Scope", "Sender", "scope_of"]
 
 Scope = Literal["service", "run", "item", "final"]
 
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST_NOT_ALLOWED = PROBLEM_TYPE_PREFIX + HOST_NOT_ALLOWED
 
 
@@ -123,9 +125,11 @@ class Registrar:
 
     def _created(self, path: str, body: Any, field: str) -> Any:
         answer = self._connection.decoded(self._connection.request("POST", path, json_body=dict(body)))
-        if not isinstance(answer, dict) or field not in answer:
+        found = answer.get(field) if isinstance(answer, dict) else None
+        # It becomes a part of paths.
+        if not isinstance(found, str | int) or not _IDENTIFIER.fullmatch(str(found)[:100]):
             raise wrong_service(self._connection.url)
-        return answer[field]
+        return found
 
 
 def scope_of(error: ServiceError, *, registering: bool) -> Scope:
@@ -160,6 +164,7 @@ _LONGEST_RETRY_SECONDS = 30.0
 _FIRST_REFUSED_SECONDS = 2.0
 _LONGEST_REFUSED_SECONDS = 300.0
 _LONGEST_WAIT_SECONDS = 60.0
+_LONGEST_STOP_SECONDS = 60.0
 
 _HEARTBEAT_TIMEOUT_SECONDS = 10.0
 
@@ -260,6 +265,8 @@ class Sender:
         self._may_adopt_other_keys = True
         self._changed = threading.Condition()
         self._stopping = False
+        self._interrupted = False
+        self._complete = threading.Event()
         self._backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         self._next_attempt = 0.0
         self._pid = os.getpid()
@@ -269,23 +276,23 @@ class Sender:
         """Start the thread."""
         self._thread.start()
 
-    @property
-    def failing(self) -> bool:
-        """True if the last attempt failed, or the sender stops."""
-        return self._backoff.failures > 0 or self._stopping
-
     def wake(self) -> None:
         """Look for items now."""
         with self._changed:
             self._changed.notify_all()
 
-    def wait(self, reached: Callable[[], bool], timeout_seconds: float) -> None:
-        """Try the service at once, also with what it refused, and wait until `reached()` or the timeout."""
-        deadline = time.monotonic() + timeout_seconds
+    def try_now(self) -> None:
+        """Try the service at once, also with what it refused."""
         with self._changed:
             self._next_attempt = 0.0
             self._outbox.try_all_now()
             self._changed.notify_all()
+
+    def wait(self, reached: Callable[[], bool], timeout_seconds: float) -> None:
+        """Try the service at once, and wait until `reached()` or the timeout."""
+        self.try_now()
+        deadline = time.monotonic() + timeout_seconds
+        with self._changed:
             while not reached():
                 left = deadline - time.monotonic()
                 if left <= 0 or self._pid != os.getpid():
@@ -293,15 +300,21 @@ class Sender:
                 self._changed.wait(min(left, 0.2))
 
     def begin_stop(self) -> None:
-        """Send nothing more after the request that is under way."""
+        """Send nothing more after the request that is under way, but a report of losses."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Make the request that is under way fail, and wait for the end of the thread."""
+    def stop(self, deadline: float) -> None:
+        """Nothing more is appended: sync what waits, and end the thread by `deadline` of `time.monotonic`.
+
+        A request that is still under way halfway to the deadline is made to fail. A disk that hangs is left alone.
+        """
+        self._complete.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()) / 2)
+        self._interrupted = True
         self._connection.interrupt()
-        self._thread.join(5.0)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _send_all(self) -> None:
         while self._wait_for_work():
@@ -314,8 +327,10 @@ class Sender:
                 self._log.exception(f"sending {type(error).__name__}", "sending failed and is retried", error)
                 self._schedule_retry(None)
             self.wake()
-        if not self._backoff.failures:
+        if not (self._backoff.failures or self._interrupted):
             self._heartbeats.send_last(self._status())
+        self._complete.wait(_LONGEST_STOP_SECONDS)
+        self._outbox.sync()
 
     def _wait_for_work(self) -> bool:
         """Wait until an item or a heartbeat is due; False when stopping."""

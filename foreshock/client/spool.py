@@ -36,6 +36,7 @@ from foreshock.client.private_files import (
     read_own,
     require_private,
     sync,
+    sync_file_system,
     write_whole,
 )
 from foreshock.client.rejected import DAMAGED, ITEM, REJECTED_FOLDER, RejectedItems
@@ -45,6 +46,7 @@ from foreshock.errors import SpoolError
 __all__ = ["Item", "Spool", "SpoolFullError", "WaitingFolder", "waiting_folders"]
 
 _LOCK = "lock"
+_MOST_SYNCS = 16
 
 
 class SpoolFullError(SpoolError):
@@ -64,6 +66,10 @@ class Item:
     number: int = 0
     path: Path | None = None
     delivery: Delivery | None = None
+    is_synced: bool = False
+    """True if it survives a loss of power."""
+    is_spooled: bool = False
+    """True if it was counted as one that waits on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +125,31 @@ class Spool:
             require_private(self.directory)
             for folder in _process_folders(self.directory):
                 wanted = folder.name.endswith(self._owner) or (other_keys and self._project in folder.name)
-                lock = _lock_of(folder) if wanted and folder not in self._locks else None
-                if lock is not None:
-                    self._locks[folder] = lock
-                    for path in folder.glob("*.partial"):
-                        path.unlink()
-                    items += _items_of(folder)
+                if wanted and folder not in self._locks:
+                    items += self._adopt_folder(folder)
         self.size += sum(item.size for item in items)
         return items
+
+    def _adopt_folder(self, folder: Path) -> list[Item]:
+        """Lock a folder and return its items. Nothing is locked, nor returned, if another client adopted it first.
+
+        The other client may close, and remove the folder, between any two steps.
+        """
+        lock = _lock_of(folder)
+        if lock is None:
+            return []
+        try:
+            if os.fstat(lock).st_nlink:
+                for path in folder.glob("*.partial"):
+                    path.unlink()
+                items = list(_items_of(folder))
+                self._locks[folder] = lock
+                return items
+        except OSError:
+            # Gone, or not readable: it stays for the next client, and the folders behind it are adopted.
+            pass
+        os.close(lock)
+        return []
 
     def write(self, item: Item, delivery: Delivery) -> None:
         """Write a delivery, which then survives this process; `sync` makes it survive a loss of power.
@@ -144,11 +167,17 @@ class Spool:
         item.path = path
 
     def sync(self, items: Iterable[Item]) -> None:
-        """Make written items survive a loss of power: one sync an item, one a folder. Raises SpoolError."""
+        """Make written items survive a loss of power; those that were removed meanwhile count. Raises SpoolError.
+
+        A few are synced one by one, more by one sync of their file system: a disk commits a hundred files a second.
+        """
         with as_spool_error(self.directory):
             paths = [item.path for item in items if item.path is not None]
+            if len(paths) > _MOST_SYNCS and sync_file_system(self.directory):
+                return
             for path in [*paths, *{path.parent for path in paths}]:
-                sync(path)
+                with contextlib.suppress(FileNotFoundError):
+                    sync(path)
 
     def load(self, path: Path) -> Delivery:
         """Read a delivery. Raises ValueError if it is damaged or no request of a client, SpoolError if unreadable."""

@@ -14,9 +14,9 @@ Anything else is refused with the first value that contradicts, unless the user 
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 
+Sample = TypeVar("Sample")
 _LOG_PROBS = ("rollout_log_probs", "trainer_log_probs")
 
 
@@ -114,6 +115,28 @@ def _log_probs(
     return converted, notes + remarks
 
 
+class WrongLength(InvalidRolloutsError):
+    """A rollout whose lists differ in length: it cannot be read, and says nothing about the others."""
+
+
+def rows_of(samples: Iterable[Sample], make: Callable[[Sample], Row]) -> tuple[list[Row], list[str]]:
+    """Return the rows of samples, without those whose lists differ in length, and a remark that counts these.
+
+    Raises the error of the first one if none is left.
+    """
+    rows: list[Row] = []
+    refused: list[WrongLength] = []
+    for sample in samples:
+        try:
+            rows.append(make(sample))
+        except WrongLength as error:
+            refused.append(error)
+    if refused and not rows:
+        raise refused[0]
+    left_out = f"{len(refused)} of {len(rows) + len(refused)} rollouts are left out, since their lists differ in length"
+    return rows, [f"{left_out}: {refused[0]}"] if refused else []
+
+
 def prompt_group(prompt: NDArray[np.int64]) -> str:
     """Return a name for all rollouts of one prompt, for formats without prompt groups."""
     return "prompt-" + hashlib.sha256(prompt.astype("<i8").tobytes()).hexdigest()[:16]
@@ -168,7 +191,7 @@ def _array(value: Any, place: str, field: str, length: int | None) -> NDArray[An
     if array.ndim != 1:
         raise refusal(place, field, f"expected a flat list of numbers, got {array.ndim} dimensions")
     if length is not None and array.size != length:
-        raise refusal(place, field, f"expected {length} values, one per token, got {array.size}")
+        raise WrongLength(str(refusal(place, field, f"expected {length} values, one per token, got {array.size}")))
     return array
 
 

@@ -23,7 +23,17 @@ from numpy.typing import NDArray
 
 from foreshock.errors import InvalidRolloutsError
 from foreshock.importers.dumps import Dump, DumpFormat, ImportedStep, ReadOptions, refusal
-from foreshock.importers.rows import Row, floats, integers, make_batch, mask, number, prompt_group
+from foreshock.importers.rows import (
+    Row,
+    WrongLength,
+    floats,
+    integers,
+    make_batch,
+    mask,
+    number,
+    prompt_group,
+    rows_of,
+)
 from foreshock.importers.sandbox.reader import read_pickled
 
 _NAME = re.compile(r"(?:.*?\D)??(?P<step>\d+)(?:_(?P<rank>\d+))?\.pt")
@@ -81,10 +91,10 @@ class SlimeFormat(DumpFormat):
             if repeated:
                 notes.append("training data of ranks that hold the same samples (tensor parallelism) were read once")
         samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
-        rows = [_row(sample, dump.step, options) for sample in samples]
+        rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
         attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
         batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
-        return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + remarks)))
+        return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + left_out + remarks)))
 
 
 def _files(path: Path) -> dict[int, list[Path]]:
@@ -181,7 +191,7 @@ def _row(sample: Sample, step: int, options: ReadOptions) -> Row:
     name = "response_length" if sample.get("response_length") is not None else "response_lengths"
     length = number(sample.get(name), place, name)
     if length is None or length != int(length) or not 0 <= length <= tokens.size:
-        raise refusal(place, name, f"expected 0 to {tokens.size}, the number of tokens, got {length}")
+        raise WrongLength(str(refusal(place, name, f"expected 0 to {tokens.size}, the number of tokens, got {length}")))
     start = tokens.size - int(length)
     response = tokens[start:]
     columns: dict[str, Any] = {

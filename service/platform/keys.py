@@ -220,12 +220,20 @@ class TooManyRequests(ProblemError):
     problem_type = "too-many-requests"
 
 
+# What a key is limited in, the least that admits a request, and the setting that bounds it.
+_LIMITED = {
+    "requests": (1.0, "FORESHOCK_KEY_REQUESTS_PER_SECOND"),
+    "bytes": (0.0, "FORESHOCK_KEY_BYTES_PER_SECOND"),
+    "tokens": (0.0, "FORESHOCK_KEY_TOKENS_PER_SECOND"),
+    "seconds of decoding": (0.0, "FORESHOCK_KEY_DECODING_PER_SECOND"),
+}
+
+
 @dataclass(slots=True)
 class _Buckets:
-    """What is left of requests and bytes, as of `at`."""
+    """What is left of each limit, as of `at`."""
 
-    requests: float
-    bytes: float
+    left: dict[str, float]
     at: float
 
 
@@ -237,8 +245,14 @@ class KeyLimits:
         requests_per_second: float = 0.0,
         bytes_per_second: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        tokens_per_second: float = 0.0,
+        decoding_per_second: float = 0.0,
     ) -> None:
-        self._rates = (requests_per_second or math.inf, bytes_per_second or math.inf)
+        rates = (requests_per_second, bytes_per_second, tokens_per_second, decoding_per_second)
+        self._rates = dict(zip(_LIMITED, (rate or math.inf for rate in rates), strict=True))
+        # At least one request, so that a rate below one in five seconds admits any.
+        self._most = {name: max(_LIMITED[name][0], rate * BURST_SECONDS) for name, rate in self._rates.items()}
         self._clock = clock
         self._lock = threading.Lock()
         self._keys: dict[str, _Buckets] = {}
@@ -246,33 +260,32 @@ class KeyLimits:
     def admit(self, key_id: str) -> None:
         """Count a request of the key; raises TooManyRequests with the seconds until the next one is admitted."""
         with self._lock:
-            buckets = self._refilled(key_id)
-            for name, left, rate, least in (
-                ("requests", buckets.requests, self._rates[0], 1.0),
-                ("bytes", buckets.bytes, self._rates[1], 0.0),
-            ):
-                if left < least:
-                    seconds = max(1, math.ceil((least - left) / rate))
+            left = self._refilled(key_id)
+            for name, (least, setting) in _LIMITED.items():
+                if left[name] < least:
+                    rate = self._rates[name]
+                    seconds = max(1, math.ceil((least - left[name]) / rate))
                     raise TooManyRequests(
-                        f"this key is limited to {rate:,.0f} {name} per second: try again in {seconds} s "
-                        f"(FORESHOCK_KEY_{name.upper()}_PER_SECOND of the service)",
+                        f"this key is limited to {rate:,.10g} {name} per second: try again in {seconds} s "
+                        f"({setting} of the service)",
                         headers={"Retry-After": str(seconds)},
                     )
-            buckets.requests -= 1.0
+            left["requests"] -= 1.0
 
-    def charge(self, key_id: str, size: int) -> None:
-        """Charge the bytes of a body to its key."""
+    def charge(self, key_id: str, size: int = 0, *, tokens: int = 0, decoding_seconds: float = 0.0) -> None:
+        """Charge the bytes of a body, its tokens and the time that a decoder took for it to its key."""
         with self._lock:
-            self._refilled(key_id).bytes -= size
+            left = self._refilled(key_id)
+            left["bytes"] -= size
+            left["tokens"] -= tokens
+            left["seconds of decoding"] -= decoding_seconds
 
-    def _refilled(self, key_id: str) -> _Buckets:
+    def _refilled(self, key_id: str) -> dict[str, float]:
         now = self._clock()
-        # At least one request, so that a rate below one in five seconds admits any.
-        most_requests, most_bytes = max(1.0, self._rates[0] * BURST_SECONDS), self._rates[1] * BURST_SECONDS
-        buckets = self._keys.setdefault(key_id, _Buckets(most_requests, most_bytes, now))
+        buckets = self._keys.setdefault(key_id, _Buckets(dict(self._most), now))
         passed = now - buckets.at
         if passed > 0.0:
-            buckets.requests = min(most_requests, buckets.requests + passed * self._rates[0])
-            buckets.bytes = min(most_bytes, buckets.bytes + passed * self._rates[1])
+            for name, rate in self._rates.items():
+                buckets.left[name] = min(self._most[name], buckets.left[name] + passed * rate)
             buckets.at = now
-        return buckets
+        return buckets.left

@@ -122,6 +122,12 @@ class Settings(BaseSettings):
     key_bytes_per_second: float = Field(
         default=0.0, ge=0, description="bytes of bodies per second of one key in each process; 0: no limit"
     )
+    key_tokens_per_second: float = Field(
+        default=0.0, ge=0, description="uploaded tokens per second of one key in each process; 0: no limit"
+    )
+    key_decoding_per_second: float = Field(
+        default=0.0, ge=0, description="seconds of decoders per second of one key in each process; 0: no limit"
+    )
     key_uploads: int = Field(
         default=48,
         ge=0,

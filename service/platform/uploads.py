@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import keys, problem, request_guards
+from foreshock_service.platform.decoding.turns import decoding_key
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
 
@@ -122,9 +123,12 @@ class UploadPlaces:
         self._taken += 1
         if key_id is not None:
             self._taken_by[key_id] += 1
+        # Copied into the thread that decodes.
+        token = decoding_key.set(key_id)
         try:
             yield
         finally:
+            decoding_key.reset(token)
             self._taken -= 1
             if key_id is not None:
                 self._taken_by[key_id] -= 1

@@ -17,6 +17,7 @@ from foreshock.clock import now_us
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
+from foreshock_service.platform.decoding.turns import decoding_seconds
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath
 from foreshock_service.platform.problem import InvalidRequest, ProblemError
@@ -192,7 +193,15 @@ def _store_shard(
     context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, name: str
 ) -> _Stored:
     whole_step = address.step_key if address.shards == 1 else None
-    decoded = _decode_to(context, address, upload, name, whole_step)
+    decoding_seconds.set(0.0)
+    try:
+        decoded = _decode_to(context, address, upload, name, whole_step)
+    finally:
+        # Also for a body that is refused.
+        if principal.key_id is not None:
+            context.key_limits.charge(principal.key_id, decoding_seconds=decoding_seconds.get())
+    if principal.key_id is not None:
+        context.key_limits.charge(principal.key_id, tokens=decoded.measured.tokens)
     may_be_committed = False
 
     def commit(session: Session) -> _Stored:

@@ -9,10 +9,10 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +20,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
+from foreshock_service.platform.decoding.turns import Turns, decoding_key, decoding_seconds
 from foreshock_service.platform.decoding.worker import (
     COMPILED,
     StartedDecoder,
@@ -130,10 +131,7 @@ class DecoderPool:
         # What the decoders run with: numpy's pass until the compiled one is there.
         self._choice = first_choice(self._wanted_choice)
         self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
-        # The last one that was used is the next one: its caches are warm.
-        self._idle: queue.LifoQueue[_Decoder | None] = queue.LifoQueue()
-        for decoder in self._decoders:
-            self._idle.put(decoder)
+        self._turns = Turns(self._decoders)
         self._state = "starting"
         self._token_pass = ""
         self._compiler: subprocess.Popen[bytes] | None = None
@@ -171,7 +169,7 @@ class DecoderPool:
         """Start every process now, so that the first upload does not wait for it."""
         taken: list[_Decoder] = []
         try:
-            taken.extend(self._take() for _ in self._decoders)
+            taken.extend(self._turns.take() for _ in self._decoders)
             passes = [decoder.start(self._choice).token_pass for decoder in taken]
         except Exception as error:
             self._state = f"failed: {type(error).__name__}"
@@ -180,7 +178,7 @@ class DecoderPool:
             raise
         finally:
             for decoder in taken:
-                self._idle.put(decoder)
+                self._turns.give(decoder)
         self._token_pass = min(passes, key=lambda found: found == COMPILED)
         self._state = "ok"
         if self._choice.compile and not self._choice.for_now and self._token_pass != COMPILED:
@@ -244,13 +242,17 @@ class DecoderPool:
                 self._bodies -= 1
 
     def _run(self, task: Callable[[], Result]) -> Result:
-        decoder = self._take()
+        key = decoding_key.get()
+        decoder = self._turns.take(key)
+        begin = time.monotonic()
         try:
             for _ in range(_TRIES):
                 with contextlib.suppress(BrokenProcessPool):
                     return decoder.run(self._choice, task)
         finally:
-            self._idle.put(decoder)
+            seconds = time.monotonic() - begin
+            decoding_seconds.set(seconds)
+            self._turns.give(decoder, key, seconds)
         raise DecoderDied(
             "the process that decoded this body died, and so did the next one (memory, time or a damaged file): send "
             "smaller shards",
@@ -263,14 +265,6 @@ class DecoderPool:
             self._closing.set()
             if self._compiler is not None:
                 self._compiler.kill()
-        for decoder in [self._take() for _ in self._decoders]:
+        for decoder in [self._turns.take() for _ in self._decoders]:
             decoder.stop(wait=True)
-        self._idle.put(None)
-
-    def _take(self) -> _Decoder:
-        decoder = self._idle.get()
-        if decoder is None:
-            # For the next one that asks.
-            self._idle.put(None)
-            raise RuntimeError("the decoders are closed")
-        return decoder
+        self._turns.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -347,6 +348,24 @@ def test_strict_client_raises_for_invalid_arguments(make: Any) -> None:
         client.log_rollouts(1, {**rollouts(), "logprobs": [1]})
     with pytest.raises(ConfigurationError, match="one number"):
         client.log_scalars(1, {"x": [1, 2]})
+    for digest in ("sha256:12", "abc", "sha256:" + "A" * 64):
+        with pytest.raises(ConfigurationError, match="digest must be sha256: and 64 hexadecimal digits"):
+            client.log_checkpoint(1, root="r", path="p", digest=digest)
+
+
+def test_none_is_a_missing_value_of_scalars_and_rewards(make: Any, service: FaultyService) -> None:
+    client = make(strict=True)
+    client.log_scalars(1, {"x": None, "y": 2.0})
+    logged = rollouts()
+    count = len(logged["response_offsets"]) - 1 if "response_offsets" in logged else len(logged["response_token_ids"])
+    client.log_rollouts(1, {**logged, "reward": [None] + [1.0] * (count - 1)})
+    assert client.flush(30)
+    (body,) = service.bodies("/steps/1/scalars")
+    assert json.loads(body)["values"] == {"x": None, "y": 2.0}
+    reward = decode_rollouts(service.bodies("rollouts")[0]).reward
+    assert reward is not None
+    assert np.isnan(reward[0])
+    assert (reward[1:] == 1.0).all()
 
 
 def test_invalid_settings_raise_at_once(tmp_path: Path) -> None:

@@ -121,3 +121,37 @@ def test_calls_after_close_are_only_counted(make: Any) -> None:
     client.finish()
     client.close()
     assert client.counters.dropped_closed == 2
+
+
+def test_clients_that_a_silent_service_holds_end_within_one_timeout(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import sys, time
+        from foreshock import Client
+        made = [
+            Client(sys.argv[1], run_key=f"run-{each}", spool_directory=f"{sys.argv[2]}/{each}", exit_seconds=3.0)
+            for each in range(3)
+        ]
+        for client in made:
+            for step in range(100):
+                client.log_scalars(step, {"a": 1.0})
+        time.sleep(1)
+        if sys.argv[3] == "close":
+            begin = time.monotonic()
+            for client in made:
+                client.close()
+            assert time.monotonic() - begin < 6, "the second and the third do not wait anew"
+        print("ends", flush=True)
+    """)
+    with faulty_service() as service:
+        service.always = "held"
+        for how in ("close", "exit"):
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, service.url, str(tmp_path / how), how],
+                cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ends\n"
+            begin = time.monotonic()
+            assert process.wait(30) == 0
+            assert time.monotonic() - begin < 6
+            assert len(list((tmp_path / how).glob("*/*/*.item"))) == 303

@@ -1,15 +1,20 @@
-"""The connection sends its key to the configured address only."""
+"""The connection sends its key to the configured address only, and bounds every answer."""
 
 from __future__ import annotations
 
+import resource
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
+from benchmarks.broken_service import serve
+from foreshock import Client
 from foreshock.client.connection import ServiceConnection
-from foreshock.errors import WrongService
+from foreshock.errors import ServiceUnavailable, WrongService
 from tests.foreshock.client.faulty_service import FaultyService
 
 
@@ -40,3 +45,53 @@ def test_key_does_not_follow_a_redirect(redirecting: str, service: FaultyService
     with ServiceConnection(redirecting, "fsk_secret") as connection, pytest.raises(WrongService, match="redirects to"):
         connection.get_json("/v1/runs")
     assert service.requests == 0
+
+
+def answering(kind: str) -> Iterator[str]:
+    listener, url = serve(kind)
+    try:
+        yield url
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("gzip bomb", WrongService, "in an encoding that was not asked for"),
+        ("gzip bomb as an error", WrongService, "in an encoding that was not asked for"),
+        ("chunks without an end", WrongService, "answers with more than 1,048,576 bytes"),
+        ("body of an exabyte", WrongService, "answers with more than 1,048,576 bytes"),
+        ("nested JSON", WrongService, "is not a Foreshock service"),
+        ("headers a byte at a time", ServiceUnavailable, "no whole answer in 1 s"),
+        ("1xx without an end", ServiceUnavailable, "no whole answer in 1 s"),
+        ("body a byte at a time", ServiceUnavailable, "no whole answer in 1 s"),
+        ("429 with no number", ServiceUnavailable, "429 no"),
+        ("503 until the year 9999", ServiceUnavailable, "503 no"),
+        ("id is a megabyte", None, ""),
+    ],
+)
+def test_answer_is_bounded_in_size_and_time(kind: str, error: type[Exception] | None, text: str) -> None:
+    for url in answering(kind):
+        connection = ServiceConnection(url, timeout_seconds=1.0, max_answer_bytes=1 << 20)
+        begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if error is None:
+            connection.get_json("/v1/runs")
+        else:
+            with pytest.raises(error, match=text):
+                connection.get_json("/v1/runs")
+        connection.close()
+        assert time.monotonic() - begin < 10
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+@pytest.mark.parametrize("kind", ["id is a path", "id is null", "id is a megabyte", "attempt is no number", "digits"])
+def test_answer_that_no_service_gives_sends_nothing_to_another_path(kind: str, tmp_path: Path) -> None:
+    for url in answering(kind):
+        client = Client(url, run_key="run", spool_directory=tmp_path)
+        client.log_scalars(1, {"a": 1.0})
+        status = client.flush(1.0)
+        assert status.undelivered == 2, "kept until the address is corrected"
+        assert client.counters.internal_errors == 0
+        assert "is not a Foreshock service" in str(status.reason)
+        client.close(0.1)

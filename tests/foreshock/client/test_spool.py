@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from foreshock.client import spool as spool_module
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.spool import Item, Spool, SpoolFullError, WaitingFolder, waiting_folders
 from foreshock.errors import SpoolError
@@ -286,3 +288,43 @@ def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> Non
         [sys.executable, "-c", program, tmp_path], cwd=Path(__file__).parents[3], capture_output=True, text=True
     )
     assert done.stdout.count("belongs to another user (uid 12345)") == 2, done.stderr
+
+
+def test_many_items_are_synced_by_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Path] = []
+    monkeypatch.setattr(spool_module, "sync", calls.append)
+    monkeypatch.setattr(spool_module, "sync_file_system", lambda folder: calls.append(folder) or True)
+    spool = spool_in(tmp_path / "spool", max_bytes=1 << 20)
+    items = [item_of(spool, number, delivery(b"x")) for number in range(3_000)]
+    calls.clear()
+    spool.sync(items)
+    assert calls == [tmp_path / "spool"]
+
+
+def test_item_that_is_delivered_while_it_is_synced_is_no_failure(tmp_path: Path) -> None:
+    spool = spool_in(tmp_path / "spool")
+    items = [item_of(spool, number, delivery(b"x")) for number in range(3)]
+    spool.remove(items[1])
+    spool.sync(items)
+
+
+def test_folder_that_another_client_removes_meanwhile_leaves_nothing_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        ended = spool_in(tmp_path / "spool")
+        written(ended, number, delivery(b"x"))
+        ended.close()
+    first, *_ = sorted((tmp_path / "spool").iterdir())
+    lock_of = spool_module._lock_of
+
+    def removed(folder: Path) -> int | None:
+        lock = lock_of(folder)
+        if folder == first:
+            shutil.rmtree(folder)
+        return lock
+
+    monkeypatch.setattr(spool_module, "_lock_of", removed)
+    spool = spool_in(tmp_path / "spool")
+    assert len(spool.adopt()) == 2
+    assert first not in spool._locks

@@ -154,6 +154,21 @@ def test_folders_of_different_runs_are_not_joined(tmp_path: Path) -> None:
         FORMATS["slime"].read(step, ReadOptions(allow_pickle=True))
 
 
+def test_rollout_of_a_wrong_length_is_left_out_and_counted(tmp_path: Path) -> None:
+    import torch
+
+    folder = copied("slime", tmp_path)
+    content = torch.load(folder / "rollout_data" / "45.pt", weights_only=True)
+    content["samples"][1]["rollout_log_probs"].pop()
+    torch.save(content, folder / "rollout_data" / "45.pt")
+    (step,) = [dump for dump in find_dumps("slime", folder) if dump.step == 45]
+    imported = FORMATS["slime"].read(step, ReadOptions(allow_pickle=True))
+    count = len(content["samples"])
+    assert imported.batches[0].num_rollouts == count - 1
+    (note,) = [each for each in imported.notes if "left out" in each]
+    assert note.startswith(f"1 of {count} rollouts are left out, since their lists differ in length: 45.pt, sample 1")
+
+
 def test_completions_without_the_columns_of_trl_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "completions_00001.parquet"
     pq.write_table(pa.table({"step": [1]}), path)

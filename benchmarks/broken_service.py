@@ -1,0 +1,283 @@
+"""Does a broken service harm the trainer that logs to it? `make bench-broken-service`.
+
+For each kind of broken service, and for 1, 3 and 8 clients, a trainer process logs 200 sets of scalars and 20 shards of
+each client, waits two seconds for the background to meet the service, and ends. Bars: the median call takes less than
+1 ms, resident memory grows by at most 64 MiB beyond a trainer whose service is away, and the process ends within
+`exit_seconds` of its last line (and half a second of the interpreter's own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+CLIENTS = (1, 3, 8)
+EXIT_SECONDS, OWN_EXIT_SECONDS = 3.0, 0.5
+MOST_CALL_SECONDS, MOST_GROWTH_BYTES = 1e-3, 64 << 20
+_OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+_PROBLEM = b"Content-Type: application/problem+json\r\n"
+
+
+def _answer(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
+    head = [b"HTTP/1.1 " + status, b"Content-Type: application/json", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def _status(status: bytes, *headers: bytes, body: bytes = b'{"detail": "no"}') -> bytes:
+    return _answer(body, *headers, status=status)
+
+
+def _endless(piece: bytes) -> Iterator[bytes]:
+    while True:
+        yield piece
+
+
+def _slow(data: bytes) -> Iterator[bytes]:
+    for byte in data:
+        yield bytes([byte])
+        time.sleep(0.05)
+
+
+def _pauses() -> Iterator[bytes]:
+    while True:
+        time.sleep(1)
+        yield b""
+
+
+def _then(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+_CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
+_BOMB = zlib.compressobj(9, wbits=31)
+_GZIP = _BOMB.compress(bytes(1 << 30)) + _BOMB.flush()
+_CREATED = {"id": "run_1", "attempt": 1}
+
+
+def _json(**changed: object) -> bytes:
+    return _answer(json.dumps(_CREATED | changed).encode())
+
+
+Kind = Callable[[], Iterator[bytes] | bytes | None]
+"""What is sent for each request: bytes, pieces without an end, or nothing at all (None)."""
+
+KINDS: dict[str, Kind] = {
+    "silent": lambda: None,
+    "closes": lambda: b"",
+    "half of the headers": lambda: _then(_OK, _pauses()),
+    "headers a byte at a time": lambda: _slow(_OK * 1000),
+    "headers without an end": lambda: _then(_OK, _endless(b"X-A: " + b"a" * 1000 + b"\r\n")),
+    "1xx without an end": lambda: _endless(b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n" * 100),
+    "chunks without an end": lambda: _then(_OK + b"Transfer-Encoding: chunked\r\n\r\n", _endless(_CHUNK)),
+    "chunks of a byte": lambda: _then(_OK + b"Transfer-Encoding: chunked\r\n\r\n", _endless(b"1\r\n \r\n" * 1000)),
+    "body without an end": lambda: _then(_OK + b"\r\n", _endless(b" " * 65_536)),
+    "body of an exabyte": lambda: _then(_OK + b"Content-Length: 999999999999999999\r\n\r\n", _endless(b"[" * 65_536)),
+    "body a byte at a time": lambda: _then(_OK + b"Content-Length: 99999\r\n\r\n", _slow(b" " * 99_999)),
+    "gzip bomb": lambda: _answer(_GZIP, b"Content-Encoding: gzip"),
+    "gzip bomb as an error": lambda: _status(b"503 X", b"Content-Encoding: gzip", body=_GZIP),
+    "deflate": lambda: _answer(zlib.compress(bytes(100 << 20)), b"Content-Encoding: deflate"),
+    "unknown encoding": lambda: _answer(b"{}", b"Content-Encoding: rot13"),
+    "gzip of many layers": lambda: _answer(gzip.compress(_GZIP), b"Content-Encoding: gzip, gzip"),
+    "nested JSON": lambda: _answer(b"[" * 500_000),
+    "empty lists": lambda: _answer(b"[" + b"[]," * 300_000 + b"[]]"),
+    "digits": lambda: _answer(b"9" * 500_000),
+    "NaN": lambda: _answer(b'{"id": NaN, "attempt": Infinity}'),
+    "no UTF-8": lambda: _answer(b'{"id": "\xff\xfe"}'),
+    "unknown charset": lambda: _answer(b"<html>", b"Content-Type: text/html; charset=rot13", status=b"500 X"),
+    "HTML": lambda: _answer(b"<html>welcome</html>"),
+    "empty": lambda: _answer(b""),
+    "204": lambda: b"HTTP/1.1 204 No Content\r\n\r\n",
+    "101": lambda: b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+    "redirect": lambda: _status(b"307 X", b"Location: http://127.0.0.1:1/"),
+    "401": lambda: _status(b"401 X"),
+    "403": lambda: _status(b"403 X"),
+    "404": lambda: _status(b"404 X"),
+    "409": lambda: _status(b"409 X"),
+    "413": lambda: _status(b"413 X"),
+    "422": lambda: _status(b"422 X"),
+    "429 for ever": lambda: _status(b"429 X", b"Retry-After: " + b"9" * 400),
+    "429 with no number": lambda: _status(b"429 X", b"Retry-After: \xb2"),
+    "503 until the year 9999": lambda: _status(b"503 X", b"Retry-After: Fri, 31 Dec 9999 23:59:59 GMT"),
+    "500": lambda: _status(b"500 X"),
+    "long detail": lambda: _status(b"503 X", body=json.dumps({"detail": "\x1b[2J\n" * 100_000}).encode()),
+    "id is a path": lambda: _json(id="../../other"),
+    "id is null": lambda: _json(id=None),
+    "id is a megabyte": lambda: _json(id="r" * 500_000),
+    "attempt is no number": lambda: _json(attempt="x"),
+    "attempt is huge": lambda: _json(attempt=10**300),
+    "cut in the body": lambda: _OK + b"Content-Length: 100\r\n\r\n{",
+    "more than its length": lambda: _answer(b"{}") + b"garbage" * 100,
+    "no HTTP": lambda: b"SSH-2.0-OpenSSH_9.6\r\n",
+    "noise": lambda: bytes(range(256)) * 16,
+    "takes everything": lambda: _json(),
+}
+
+
+def serve(kind: str) -> tuple[socket.socket, str]:
+    """Serve broken answers on a free port, in threads; the last kind of all is an address where nobody listens."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    listener.settimeout(600)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=_serve_connection, args=(connection, KINDS[kind]), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return listener, f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _serve_connection(connection: socket.socket, kind: Kind) -> None:
+    with connection:
+        try:
+            while connection.recv(1 << 20):
+                made = kind()
+                if made is None:
+                    time.sleep(60)
+                elif isinstance(made, bytes):
+                    connection.sendall(made)
+                    if not made.startswith(b"HTTP") or b"\r\n\r\n" not in made:
+                        return
+                else:
+                    for piece in made:
+                        connection.sendall(piece)
+        except OSError:
+            return
+
+
+class Outcome(NamedTuple):
+    """What one trainer saw: seconds of a median call, bytes of growth, seconds to its end."""
+
+    kind: str
+    clients: int
+    call: float
+    growth: int
+    exit: float
+    status: int
+
+
+def run_trainer(kind: str, clients: int) -> Outcome:
+    """Run a trainer against a kind of broken service."""
+    listener, url = serve(kind) if kind in KINDS else (None, "http://127.0.0.1:9")
+    with tempfile.TemporaryDirectory() as spool:
+        command = [sys.executable, "-m", "benchmarks.broken_service", "--trainer", url, spool, str(clients)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        begin = time.monotonic()
+        try:
+            status = process.wait(90)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        seconds = time.monotonic() - begin
+    if listener is not None:
+        listener.close()
+    call, growth = json.loads(line) if line else (float("inf"), 1 << 40)
+    return Outcome(kind, clients, call, growth, seconds, status)
+
+
+def trainer(url: str, spool: str, count: int) -> None:
+    """Log as a trainer does, print the median call and the growth of memory, and end."""
+    import numpy as np
+
+    from foreshock import Client
+
+    tokens = np.arange(4096, dtype=np.int32)
+    batch = {
+        "prompt_token_ids": tokens[:256], "prompt_offsets": np.arange(0, 257, 64), "response_token_ids": tokens,
+        "response_offsets": np.arange(0, 4097, 1024), "rollout_log_probs": np.full(4096, -0.5, np.float32),
+        "trainer_log_probs": np.full(4096, -0.5, np.float32),
+    }  # fmt: skip
+    first = Client("http://127.0.0.1:9", run_key="first", spool_directory=spool + "/first", exit_seconds=0.1)
+    first.log_rollouts(0, batch)
+    first.log_scalars(0, {"a": 1.0})
+    time.sleep(0.3)
+    before = _resident()
+    logged = [
+        Client(
+            url, run_key=f"run-{each}", spool_directory=f"{spool}/{each}", exit_seconds=EXIT_SECONDS, timeout_seconds=5
+        )
+        for each in range(count)
+    ]
+    seconds: list[float] = []
+    for step in range(200):
+        for client in logged:
+            begin = time.perf_counter()
+            client.log_scalars(step, {"grad_norm": 1.0, "entropy": float(np.sin(step))})
+            seconds.append(time.perf_counter() - begin)
+            if step % 10 == 0:
+                client.log_rollouts(step, batch)
+        time.sleep(0.002)
+    peak = before
+    for _ in range(20):
+        time.sleep(0.1)
+        peak = max(peak, _resident())
+    print(json.dumps([statistics.median(seconds), peak - before]), flush=True)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def main() -> int:
+    """Run every kind with every number of clients; print a table and return 1 if a bar is not reached."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trainer", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--kinds", default="", help="only those with this text in their name")
+    parser.add_argument("--clients", type=int, nargs="*", default=CLIENTS)
+    parser.add_argument("--parallel", type=int, default=2)
+    arguments = parser.parse_args()
+    if arguments.trainer:
+        trainer(arguments.trainer[0], arguments.trainer[1], int(arguments.trainer[2]))
+        return 0
+    kinds = [each for each in (*KINDS, "nobody listens") if arguments.kinds in each]
+    asked = [(kind, clients) for kind in kinds for clients in arguments.clients]
+    with ThreadPoolExecutor(arguments.parallel) as pool:
+        outcomes: list[Outcome] = []
+        for each in pool.map(lambda each: run_trainer(*each), asked):
+            outcomes.append(each)
+            print(
+                f"{each.kind:26} {each.clients} clients: call {each.call * 1e6:6.0f} µs, memory "
+                f"+{each.growth / 2**20:5.1f} MiB, exit {each.exit:5.2f} s, status {each.status}",
+                flush=True,
+            )
+    worst = {
+        "call_us": max(each.call for each in outcomes) * 1e6,
+        "growth_mib": max(each.growth for each in outcomes) / 2**20,
+        "exit_s": max(each.exit for each in outcomes),
+    }
+    failed = sum(each.status != 0 for each in outcomes)
+    reached = (
+        not failed
+        and worst["call_us"] < MOST_CALL_SECONDS * 1e6
+        and worst["growth_mib"] <= MOST_GROWTH_BYTES / 2**20
+        and worst["exit_s"] <= EXIT_SECONDS + OWN_EXIT_SECONDS
+    )
+    figures = {"kinds": len(kinds), "trainers": len(outcomes), "failed": failed}
+    pairs = [f"{name}={value}" for name, value in figures.items()] + [
+        f"{name}={value:.2f}" for name, value in worst.items()
+    ]
+    print(" ".join(pairs), f"reached={str(reached).lower()}")
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
