@@ -15,7 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-coverage bench-lint \
 	bench-truth bench-connect bench-faults bench-ingest bench-queries \
-	bench-house bench-diagnosis bench-bad-input bench-pages bench-jobs bench-closed-loop bench-doctor
+	bench-house bench-diagnosis bench-bad-input bench-pages bench-jobs bench-closed-loop bench-doctor \
+	bench-broken-service
 
 .DEFAULT_GOAL := help
 .PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs screenshot clean

@@ -5,6 +5,7 @@ import math
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from types import FrameType
@@ -16,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, keys, logs, process
+from foreshock_service.platform import audit, disk_room, keys, logs, process
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.http_protocol import BoundedProtocol
@@ -42,7 +43,9 @@ def serve(*, show_settings: bool = False) -> None:
     # First: a service that cannot have its port makes no database and no folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
+        disk_room.free_reserve(settings)
         opening.prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
+        disk_room.make_reserve(settings)
         with opening.only_service(settings.database_url):
             check_store(settings)
             prepare_keys(settings)
@@ -168,11 +171,14 @@ def check_processes(settings: Settings) -> None:
 
 
 def check_store(settings: Settings) -> None:
-    """Raise ConfigurationError if no file can be written to the token store."""
+    """Raise ConfigurationError if no file can be written to the token store; a full one is read and deleted from."""
     store = open_store(settings)
     try:
         store.check_writable()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"the token store {settings.store_url} is full: uploads wait until there is room", file=sys.stderr)
+            return
         raise ConfigurationError(
             f"the token store {settings.store_url} cannot be written ({error.strerror or error}): give this user write "
             "access to it, or set FORESHOCK_STORE_URL to another place"

@@ -127,7 +127,10 @@ class Registrar:
         answer = self._connection.decoded(self._connection.request("POST", path, json_body=dict(body)))
         found = answer.get(field) if isinstance(answer, dict) else None
         # It becomes a part of paths.
-        if not isinstance(found, str | int) or not _IDENTIFIER.fullmatch(str(found)[:100]):
+        known = isinstance(found, str) and _IDENTIFIER.fullmatch(found[:100]) is not None
+        if field == "attempt":
+            known = type(found) is int and 0 <= found < 1 << 31
+        if not known:
             raise wrong_service(self._connection.url)
         return found
 

@@ -34,8 +34,7 @@ class ClientSettings:
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
     max_outbox_bytes: int = 256 * _MEBIBYTE
-    """Bound on undelivered items that a loss of power would lose: in the system's cache, or in memory if the spool
-    cannot take them. Beyond it, items on disk are synced, and others dropped."""
+    """Bound on undelivered items in memory. Beyond it those on disk are read from there, and others are dropped."""
     max_spool_bytes: int = 16 * _GIBIBYTE
     """Bound on undelivered items on disk; further ones are dropped and counted."""
     max_rejected_bytes: int = _GIBIBYTE
@@ -43,7 +42,7 @@ class ClientSettings:
     timeout_seconds: float = 60.0
     """Timeout of a request."""
     exit_seconds: float = 10.0
-    """Longest delay of the end of the process to deliver the rest, which then stays on disk."""
+    """Longest delay of the end of the process, for all its clients together, to deliver the rest and write it to disk."""
     heartbeat_seconds: float = 30.0
     """Time between the messages that tell the service that this trainer lives."""
     mode: ClientMode = "tokens"

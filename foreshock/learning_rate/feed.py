@@ -255,7 +255,8 @@ class AdviceFeed:
                 if not self._stop.is_set():
                     self._acknowledgement_added.clear()
                 while self._acknowledgements:
-                    body = acknowledgement_body(*self._acknowledgements[0])
+                    sent = self._acknowledgements[0]
+                    body = acknowledgement_body(*sent)
                     try:
                         connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
                     except ServiceError as error:
@@ -266,5 +267,7 @@ class AdviceFeed:
                             self._stop.wait(backoff.next_delay(error.retry_after_seconds))
                             continue
                     backoff.reset()
+                    # A full queue may have dropped it meanwhile: then the first one was not sent.
                     with contextlib.suppress(IndexError):
-                        self._acknowledgements.popleft()
+                        if self._acknowledgements[0] is sent:
+                            self._acknowledgements.popleft()

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import keys, problem, request_guards
 from foreshock_service.platform.decoding.turns import decoding_key
+from foreshock_service.platform.disk_room import check_room
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
 
@@ -175,6 +176,7 @@ async def received_upload(
     if media_type != expected:
         raise problem.UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     async with context.uploads.place(getattr(request.state, "key_id", None)):
+        await context.uploads.run(check_room, context.settings)
         path = await context.uploads.run(context.store.temporary_file)
         try:
             yield await _receive(request, context, path)

@@ -10,6 +10,7 @@ RLIMIT_NOFILE   no further file or socket can be opened
 RLIMIT_FSIZE    no byte can be written to a file
 RLIMIT_AS       memory
 RLIMIT_CPU      seconds of computing
+PDEATHSIG       it ends with the process that started it, on Linux
 no_new_privs    no program with more rights can be started
 seccomp         on Linux x86-64: system calls other than those below fail with EPERM, so that no file is opened or
                 removed, no socket or process is made and no other process is reached, also by root
@@ -22,6 +23,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 import zipfile
@@ -42,6 +44,7 @@ from foreshock.importers.sandbox.unpickling import (
     numpy_array,
 )
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
@@ -71,6 +74,10 @@ def lock_down(*, memory_bytes: int, cpu_seconds: int) -> None:
         return
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     libc = ctypes.CDLL(None, use_errno=True)
+    # An import that is killed cannot stop what it started.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1:
+        os._exit(1)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs was refused")
     if platform.machine() == "x86_64":

@@ -356,9 +356,7 @@ def test_strict_client_raises_for_invalid_arguments(make: Any) -> None:
 def test_none_is_a_missing_value_of_scalars_and_rewards(make: Any, service: FaultyService) -> None:
     client = make(strict=True)
     client.log_scalars(1, {"x": None, "y": 2.0})
-    logged = rollouts()
-    count = len(logged["response_offsets"]) - 1 if "response_offsets" in logged else len(logged["response_token_ids"])
-    client.log_rollouts(1, {**logged, "reward": [None] + [1.0] * (count - 1)})
+    client.log_rollouts(1, {**rollouts(), "reward": [None, 1.0, 1.0]})
     assert client.flush(30)
     (body,) = service.bodies("/steps/1/scalars")
     assert json.loads(body)["values"] == {"x": None, "y": 2.0}

@@ -145,13 +145,13 @@ def test_clients_that_a_silent_service_holds_end_within_one_timeout(tmp_path: Pa
     with faulty_service() as service:
         service.always = "held"
         for how in ("close", "exit"):
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, service.url, str(tmp_path / how), how],
-                cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ends\n"
-            begin = time.monotonic()
-            assert process.wait(30) == 0
-            assert time.monotonic() - begin < 6
+            command = [sys.executable, "-c", program, service.url, str(tmp_path / how), how]
+            with subprocess.Popen(
+                command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            ) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ends\n"
+                begin = time.monotonic()
+                assert process.wait(30) == 0
+                assert time.monotonic() - begin < 6
             assert len(list((tmp_path / how).glob("*/*/*.item"))) == 303

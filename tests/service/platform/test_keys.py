@@ -196,7 +196,7 @@ def test_tokens_and_decoding_of_small_bodies_are_limited_too(clock: Clock) -> No
     assert refused.value.headers == {"Retry-After": "55"}
     limits.admit("key_2")
     limits.charge("key_2", 5_000, decoding_seconds=7.5)
-    with pytest.raises(TooManyRequests, match="0.5 seconds of decoding per second: try again in 10 s"):
+    with pytest.raises(TooManyRequests, match=r"0\.5 seconds of decoding per second: try again in 10 s"):
         limits.admit("key_2")
     clock.now += 10.0
     limits.admit("key_2")
