@@ -42,7 +42,7 @@ class ClientSettings:
     timeout_seconds: float = 60.0
     """Timeout of a request."""
     exit_seconds: float = 10.0
-    """Longest delay of the end of the process, for all its clients together, to deliver the rest and write it to disk."""
+    """Longest delay of the end of the process, for all its clients, to deliver the rest and write it to disk."""
     heartbeat_seconds: float = 30.0
     """Time between the messages that tell the service that this trainer lives."""
     mode: ClientMode = "tokens"

@@ -150,6 +150,15 @@ def test_images_are_pinned_to_a_version(services: dict[str, dict[str, Any]]) -> 
         assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-[a-z-]+", image) for image in images), dockerfile
 
 
+def test_every_service_has_a_limit_of_memory_and_no_worker_has_the_administrators_key(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    assert [name for name, service in services.items() if "mem_limit" not in service] == []
+    for name in ("worker", "worker-cuda"):
+        assert services[name]["environment"]["FORESHOCK_API_KEY"] == "${FORESHOCK_WORKER_API_KEY:-}"
+        assert "BOOTSTRAP" not in str(services[name])
+
+
 def test_servers_have_a_health_check_and_other_services_disable_it(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
         check = service["healthcheck"]

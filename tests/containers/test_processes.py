@@ -155,6 +155,7 @@ def test_service_asks_for_its_key(running: Running) -> None:
 def test_worker_starts_with_its_environment(running: Running, services: dict[str, dict[str, Any]]) -> None:
     values = environment(services["worker"]) | {
         "FORESHOCK_URL": str(running.http.base_url),
+        "FORESHOCK_API_KEY": KEY,
         "FORESHOCK_WEIGHTS_ROOTS": f"checkpoints={running.folder}",
     }
     command = [sys.executable, "-m", "foreshock.commands.main", "worker", "--scorers", "torch.float32"]

@@ -293,7 +293,12 @@ def test_folders_of_other_users_are_neither_read_nor_used(tmp_path: Path) -> Non
 def test_many_items_are_synced_by_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Path] = []
     monkeypatch.setattr(spool_module, "sync", calls.append)
-    monkeypatch.setattr(spool_module, "sync_file_system", lambda folder: calls.append(folder) or True)
+
+    def sync_file_system(folder: Path) -> bool:
+        calls.append(folder)
+        return True
+
+    monkeypatch.setattr(spool_module, "sync_file_system", sync_file_system)
     spool = spool_in(tmp_path / "spool", max_bytes=1 << 20)
     items = [item_of(spool, number, delivery(b"x")) for number in range(3_000)]
     calls.clear()

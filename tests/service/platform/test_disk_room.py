@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class Usage(NamedTuple):
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(disk_room.shutil, "disk_usage", lambda folder: Usage(1 << 40, (1 << 40) - free, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(1 << 40, (1 << 40) - free, free))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
