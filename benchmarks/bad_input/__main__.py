@@ -6,12 +6,14 @@
 3. Requests as bytes: headers without a bound, invalid request lines, several or invalid Host, Origin and lengths.
 4. Forged cursors that can be decoded, to every list.
 5. Hostile texts (NUL, lone surrogates, numbers beyond 64 bits) in paths and queries of every page and every GET.
+6. Bodies that are small to send and much to do (`floods.py`), with and without a key, while `/livez` is asked.
 
-The last two also on PostgreSQL, which refuses texts that SQLite takes. The service is the real one, in its own process,
+4 and 5 also on PostgreSQL, which refuses texts that SQLite takes. The service is the real one, in its own process,
 with caps of 4 MiB a body, 4 M tokens a shard and 2 GiB a decoder. Bars: no 5xx; no status or content type that the
 document lacks; every error a documented problem; an answer to every whole request; the service's process lives;
 resident memory (its peak, as the kernel notes it) under 1 GiB for the service and under 2.5 GiB for a decoder, whose
-cap is 2 GiB above its idle size; no file outside the store and the database.
+cap is 2 GiB above its idle size; no file outside the store and the database; during the floods the 99th percentile of
+`/livez` under 100 ms, and the service's resident memory up to 100 MiB above what it was.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import httpx
 from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.cursors import send_cursors
 from benchmarks.bad_input.described import send_described
+from benchmarks.bad_input.floods import send_floods, watched
 from benchmarks.bad_input.mutated import send_mutated
 from benchmarks.bad_input.queries import send_queries
 from benchmarks.bad_input.raw import send_raw
@@ -37,7 +40,8 @@ from tests.service.postgres import start_postgres
 
 MUTATIONS = 10_000
 EXAMPLES = 12
-RAW, CURSORS, QUERIES = 6_000, 3_000, 6_000
+RAW, CURSORS, QUERIES, FLOODS = 6_000, 3_000, 6_000, 10_000
+LIVE_SECONDS, FLOOD_BYTES = 0.1, 100 << 20
 SERVICE_BYTES, DECODER_BYTES = 1 << 30, DECODER_CAP + (1 << 29)
 
 
@@ -46,6 +50,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutations", type=int, default=MUTATIONS)
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="of each operation and key")
+    parser.add_argument("--floods", type=int, default=FLOODS)
+    parser.add_argument("--only-floods", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     seed = arguments.seed
@@ -56,6 +62,11 @@ def main() -> int:
             "queries": send_queries(service, document, QUERIES, seed),
         }
 
+    with in_scene() as (service, _):
+        flood_pairs, floods_missed = run_floods(service, arguments.floods, seed)
+    if arguments.only_floods:
+        print("\n", " ".join(flood_pairs), f" reached={str(not floods_missed).lower()}", sep="")
+        return int(floods_missed)
     with in_scene() as (service, document):
         tallies = {
             "mutated": send_mutated(service, document, arguments.mutations, seed),
@@ -71,9 +82,23 @@ def main() -> int:
             missed_there, pairs_there = report("postgresql", service, reads(service, document))
     finally:
         cluster.stop()
-    is_reached = not missed and not missed_there
-    print("\n", " ".join([*pairs, *pairs_there]), f" reached={str(is_reached).lower()}", sep="")
+    is_reached = not missed and not missed_there and not floods_missed
+    print("\n", " ".join([*flood_pairs, *pairs, *pairs_there]), f" reached={str(is_reached).lower()}", sep="")
     return 0 if is_reached else 1
+
+
+def run_floods(service: Scene, count: int, seed: int) -> tuple[list[str], bool]:
+    """Send the floods, print what was found, and return the figures as pairs, and whether a bar is missed."""
+    before = service.process.memory_info().rss
+    with watched(service.url) as seconds:
+        tally = send_floods(service, count, seed)
+    grown = service.peaks()["service"] - before
+    live = sorted(seconds)
+    p99, longest = live[int(len(live) * 0.99)], live[-1]
+    missed, pairs = report("floods", service, {"floods": tally})
+    pairs += [f"floods_livez_p99_ms={p99 * 1e3:.0f}", f"floods_livez_max_ms={longest * 1e3:.0f}",
+              f"floods_grown_mib={grown >> 20}"]  # fmt: skip
+    return pairs, bool(missed) or p99 > LIVE_SECONDS or grown > FLOOD_BYTES
 
 
 @contextmanager

@@ -1,0 +1,178 @@
+"""Bodies that are small to send and much to do: frames, members, chunks, nesting, unicode, numbers at every border.
+
+While they are sent, with and without a key, `/livez` is asked all the time, as an orchestrator does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import httpx
+
+from benchmarks.bad_input.answers import Tally, is_known
+from benchmarks.bad_input.scene import Scene
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+_MOST_BYTES = 1 << 20
+_BORDERS = (
+    "0", "-0", "-1", "2147483647", "2147483648", "4294967296", "9007199254740993", "9223372036854775807",
+    "9223372036854775808", "-9223372036854775809", "1e308", "1e309", "-1e309", "5e-324", "1e-400", "NaN", "Infinity",
+    "9" * 4300, "9" * 4301, "0." + "0" * 5000 + "1", "1" + "0" * 400, "0x1", "1_0", "+1", "01", ".5", "5.", "true",
+    "null",
+)  # fmt: skip
+_TEXTS = (
+    "", "\x00", "\ufeff", "\u202e", "\ud800", "e\u0301" * 200, "\U0010ffff" * 300, "\u200b", "x" * 65_536, "../" * 99,
+    "{run}", "%00", "\r\nX: y",
+)  # fmt: skip
+
+
+class Body(NamedTuple):
+    """A body of one kind; pieces of an iterator are sent as chunks."""
+
+    kind: str
+    content: bytes | Iterator[bytes]
+    encoding: str | None = None
+
+
+def body(source: random.Random) -> Body:
+    """Return a body of a random kind and size."""
+    return source.choice(_KINDS)(source, int(2 ** source.uniform(3, 20)))
+
+
+def _frames(source: random.Random, size: int) -> Body:
+    frame = source.choice(
+        [zstd.compress(b""), struct.pack("<II", 0x184D2A50, 0), zstd.compress(b" "), zstd.compress(bytes(1 << 16)),
+         zstd.compress(b"")[:5] + b"\x00\x00\x00" * 50 + b"\x01\x00\x00"]
+    )  # fmt: skip
+    return Body("frames", (frame * (size // len(frame) + 1))[:_MOST_BYTES], "zstd")
+
+
+def _members(source: random.Random, size: int) -> Body:
+    member = source.choice([gzip.compress(b""), gzip.compress(b"[" * 100), gzip.compress(bytes(1 << 16))])
+    return Body("members", (member * (size // len(member) + 1))[:_MOST_BYTES], "gzip")
+
+
+def _bomb(source: random.Random, size: int) -> Body:
+    piece = source.choice([b"\0", b"[", b'{"a":', b" "])
+    inner = piece * (size * 64 // len(piece))
+    encoding = source.choice(["gzip", "zstd"])
+    return Body("bombs", gzip.compress(inner) if encoding == "gzip" else zstd.compress(inner), encoding)
+
+
+def _chunks(source: random.Random, size: int) -> Body:
+    piece = bytes([source.choice(b' [{"9')]) * source.choice([1, 1, 2, 7, 100])
+    return Body("chunks", iter([piece] * min(size // len(piece), 20_000)))
+
+
+def _nesting(source: random.Random, size: int) -> Body:
+    begin, end = source.choice([("[", "]"), ('{"a":', "}"), ('{"values":[', "]}"), ("[{},", "]")])
+    count = size // len(begin)
+    return Body(
+        "nesting", (begin * count + source.choice(["", "1", "null"]) + end * source.choice([0, count])).encode()
+    )
+
+
+def _many(source: random.Random, size: int) -> Body:
+    value = source.choice(['"x"', "1", "null", "{}", "[]", *_BORDERS])[:5000]
+    values = ",".join(f'"{number}":{value}' for number in range(min(size // (len(value) + 8) + 1, 60_000)))
+    return Body(
+        "many values", f'{{"values":{{{values}}},"scalar_names":{{{values}}},"key":"k"}}'[:_MOST_BYTES].encode()
+    )
+
+
+def _unicode(source: random.Random, size: int) -> Body:
+    text = json.dumps({source.choice(_TEXTS): source.choice(_TEXTS), "key": source.choice(_TEXTS)})
+    data = text.encode() if source.random() < 0.5 else json.loads(text).__repr__().encode("utf-8", "surrogatepass")
+    cut = data[source.randrange(3) :] + source.choice([b"", b"\xff", b"\xc0\x80", b"\xed\xa0\x80"])
+    return Body("unicode", source.choice([cut, text.encode("utf-16"), text.encode("utf-32")]))
+
+
+def _numbers(source: random.Random, size: int) -> Body:
+    a, b = source.choice(_BORDERS), source.choice(_BORDERS)
+    shape = source.choice(
+        ['{{"values":{{"x":{0},"y":{1}}}}}', '{{"key":"a","resume_step":{0}}}', '{{"key":"k","length_cap":{0}}}',
+         '{{"key":"k","initial_learning_rate":{0}}}', '{{"revision":{0},"step":{1},"applied_lr":{0}}}', "{0}"]
+    )  # fmt: skip
+    return Body("numbers", shape.format(a, b).encode())
+
+
+_KINDS: tuple[Callable[[random.Random, int], Body], ...] = (
+    _frames, _members, _bomb, _chunks, _nesting, _many, _unicode, _numbers,
+)  # fmt: skip
+
+
+def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
+    """Send `count` bodies; the same seed gives the same ones. A third have no key, and a third a wrong one."""
+    tally, clients = Tally(), threading.local()
+
+    def send(number: int) -> tuple[Body, str, httpx.Response | httpx.HTTPError]:
+        source = random.Random(f"{seed}/{number}")
+        if not hasattr(clients, "http"):
+            clients.http = httpx.Client(base_url=scene.url, timeout=120)
+        made = body(source)
+        run = scene.run
+        method, path = source.choice(
+            [("POST", "/v1/runs"), ("POST", f"/v1/runs/{run}/attempts"), ("POST", f"/v1/runs/{run}/lr-advice/ack"),
+             ("PUT", f"/v1/runs/{run}/steps/{source.choice(_BORDERS)[:30]}/scalars"), ("POST", "/login"),
+             ("PUT", f"/v1/runs/{run}/steps/{number}/scalars"), ("PUT", f"/v1/runs/{run}/steps/{number}/rollouts/0")]
+        )  # fmt: skip
+        kind = "application/vnd.apache.parquet" if "rollouts" in path else "application/json"
+        headers = {"Content-Type": "application/x-www-form-urlencoded" if path == "/login" else kind}
+        headers |= {} if made.encoding is None else {"Content-Encoding": made.encoding}
+        headers |= source.choice([{}, {"Authorization": "Bearer fsk_wrong"}, scene.headers("ingest")])
+        try:
+            return made, path, clients.http.request(method, path, content=made.content, headers=headers)
+        except httpx.HTTPError as error:
+            return made, path, error
+
+    with ThreadPoolExecutor(threads) as pool:
+        for number, (made, path, answer) in enumerate(pool.map(send, range(count))):
+            tally.requests += 1
+            example = f"seed {seed}, number {number}, {path}"
+            if isinstance(answer, httpx.HTTPError):
+                # The connection of a body that is mostly framing is closed while it is written.
+                tally.statuses[0] += 1
+                if made.kind != "chunks":
+                    tally.note(f"{made.kind}: no answer", f"{example}: {answer!r}")
+                continue
+            tally.statuses[answer.status_code] += 1
+            known = answer.status_code < 400 or is_known(answer.status_code, answer.headers, answer.content)
+            if answer.status_code >= 500 or not known:
+                tally.note(f"{made.kind}: {answer.status_code}", f"{example}: {answer.content[:200]!r}")
+    return tally
+
+
+@contextmanager
+def watched(url: str) -> Iterator[list[float]]:
+    """Ask `/livez` all the time; the list gets the seconds of each answer."""
+    seconds: list[float] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=url, timeout=120) as http:
+            while not ended.wait(0.01):
+                begin = time.perf_counter()
+                http.get("/livez")
+                seconds.append(time.perf_counter() - begin)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        ended.set()
+        thread.join()
