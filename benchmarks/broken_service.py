@@ -63,7 +63,7 @@ def _then(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
 
 _CHUNK = b"10000\r\n" + b" " * 65_536 + b"\r\n"
 _BOMB = zlib.compressobj(9, wbits=31)
-_GZIP = _BOMB.compress(bytes(1 << 30)) + _BOMB.flush()
+_GZIP = b"".join([*(_BOMB.compress(bytes(1 << 20)) for _ in range(1024)), _BOMB.flush()])
 _CREATED = {"id": "run_1", "attempt": 1}
 
 
