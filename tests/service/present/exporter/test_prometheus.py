@@ -13,7 +13,8 @@ from tests.paths import PROMETHEUS
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 
-pytestmark = pytest.mark.slow
+# The figures are of both databases in `test_metrics.py`.
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
 
 @pytest.fixture
