@@ -186,7 +186,7 @@ class Client:
             "name": name, "model": model, "trainer": trainer, "engine": engine, "hardware": hardware,
             "initial_learning_rate": initial_learning_rate, "length_cap": length_cap, "model_kind": model_kind,
             "advice_mode": advice_mode, "scalar_names": None if scalar_names is None else dict(scalar_names),
-            "tags": list(tags), "note": note, "baseline": baseline,
+            "tags": list(tags) or None, "note": note, "baseline": baseline,
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         given = attributes or BatchAttributes()

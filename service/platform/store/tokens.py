@@ -23,10 +23,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from foreshock.errors import ConfigurationError
-from foreshock_service.platform.settings import Settings
+
+if TYPE_CHECKING:
+    # Decoder processes import this module, and no database.
+    from foreshock_service.platform.settings import Settings
 
 _DIGEST_DIGITS = 16
 _NAME = re.compile(
@@ -324,7 +327,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_store(settings: Settings) -> TokenStore:
+def open_store(settings: "Settings") -> TokenStore:
     """Return the store of FORESHOCK_STORE_URL; raises ConfigurationError if that is neither a folder nor `s3://…`."""
     if settings.store_is_folder:
         return LocalTokenStore(settings.store_folder)
