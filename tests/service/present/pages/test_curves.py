@@ -90,7 +90,9 @@ def test_axis_that_is_not_logged_leaves_the_curves_over_steps(visit: Visit, site
 @browsed
 def test_click_on_a_point_opens_its_step(visit: Visit, site: Site) -> None:
     page = visit.open(site.url, site.run.address, unfold=True)
-    box = page.locator(f"{MISMATCH} g.trace path.point").nth(4).bounding_box()
+    point = page.locator(f"{MISMATCH} g.trace path.point").nth(4)
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.wait_for_url(f"**{site.run.address}/steps/5")
