@@ -29,6 +29,7 @@ OTHER_NAMES = frozenset(
         "INSTRUCTION_SET", "KEY_FILE",
         # docker-compose.yml, which hands them on by other names.
         "BIND", "CHECKPOINTS", "PROXY_BIND", "PUBLIC_HOST", "PUBLIC_PORT", "READER_PASSWORD", "SCRAPE_API_KEY",
+        "SERVICE_MEMORY", "WORKER_MEMORY",
         "WORKER_API_KEY",
     }
 )  # fmt: skip

@@ -33,8 +33,8 @@ by 8 steps from step 61 to step 105 only. The gains of the loop were chosen on r
 recorded curves of the benchmark of collapses, with k3 taken as proportional to the rate to the power of 1.5. Those
 curves were of seeds 0 to 3, so seeds 1 and 2, its locked part, are not blind for the loop's early warning. The gains
 were committed before the first run with them, and changed once since: the moving average of the error got a lower
-bound, and the one run that was made before was thrown away. The arms that do not depend on the advice were run earlier for seeds 1000 to
-1009. All 150 steps of a run are made, also after a collapse. Arms:
+bound, and the one run that was made before was thrown away. The arms that do not depend on the advice were run earlier
+for seeds 1000 to 1009. All 150 steps of a run are made, also after a collapse. Arms:
 
 {arms}
 

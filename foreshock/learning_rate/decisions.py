@@ -160,10 +160,11 @@ def _is_kept_by_rewind(decision: Decision, resume_step: int) -> bool:
 
 
 def _rewound(decision: Decision, resume_step: int) -> Decision:
-    """Move an operator's switch from a dropped step to the step that the run resumes at."""
-    if decision.kind in _KEPT_BY_REWIND and decision.effective_from_step > resume_step:
-        return replace(decision, effective_from_step=resume_step)
-    return decision
+    """Move an operator's switch, or a point of the loop, from a dropped step to the step that the run resumes at."""
+    if decision.effective_from_step <= resume_step or decision.kind not in (*_KEPT_BY_REWIND, "loop"):
+        return decision
+    point = decision.loop and replace(decision.loop, step=resume_step)
+    return replace(decision, effective_from_step=resume_step, loop=point)
 
 
 def _apply(state: AdviceState, decision: Decision) -> AdviceState:
@@ -224,7 +225,8 @@ def _scaled_loop(state: AdviceState, first: int, factor: float) -> tuple[LoopPoi
     if not state.loop:
         return ()
     kept = tuple(point for point in state.loop if point.step < first)
-    return (*kept, LoopPoint(first, min(max(loop_scale(state.loop, first) * factor, state.floor), 1.0)))
+    scale = max(loop_scale(state.loop, first), state.floor) * factor
+    return (*kept, LoopPoint(first, min(max(scale, state.floor), 1.0)))
 
 
 def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:

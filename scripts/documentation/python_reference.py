@@ -44,6 +44,8 @@ def page() -> str:
                 parts.append(f"`{name}`: see [`{places[path]}.{name}`][{path}].\n")
             else:
                 places[path] = module
+                if not path.endswith(f".{name}"):
+                    parts.append(f"[`{module}.{name}`][{path}] is the name of:\n")
                 parts.append(f"::: {path}\n")
     return "\n".join(parts)
 

@@ -105,7 +105,9 @@ def test_retry_after_may_be_a_date() -> None:
 
 def test_redirect_names_its_target() -> None:
     def redirect(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(308, headers={"Location": "https://elsewhere.example/v1/runs"})
+        return httpx.Response(
+            308, headers={"Location": "https://elsewhere.example/v1/runs"}, stream=httpx.ByteStream(b"")
+        )
 
     with ServiceConnection("http://127.0.0.1:8765") as connection:
         connection._http = httpx.Client(base_url=connection.url, transport=httpx.MockTransport(redirect))

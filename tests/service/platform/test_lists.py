@@ -18,6 +18,7 @@ COLUMNAR = {"/v1/runs/{run}/measurements", "/v1/runs/{run}/scalars"}
 
 # Any other array of an answer, and why it is bounded.
 BOUNDED = {
+    "/v1/runs/{run}": "at most 20 tags, and the headline of its diagnosis",
     "/v1/measures": "the measures of the registry",
     "/v1/hardware": "the 500 workers seen last, and at most 500 accelerators with 50 devices each",
     "/v1/rules": "the default rules, a fixed list",
