@@ -59,7 +59,7 @@ def shown(visit: Visit, site: Site, address: str) -> Page:
     """Open a page, and wait for its figures if it has a script."""
     visit.origin = site.url
     visit.go(site.url + address)
-    if visit.page.locator("script").count():
+    if visit.page.locator("script[type=module]").count():
         visit.page.wait_for_selector("body[data-drawn=yes]")
     return visit.page
 

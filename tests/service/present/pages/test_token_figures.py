@@ -154,7 +154,7 @@ def test_run_without_two_scores_has_texts(http: httpx.Client) -> None:
 @pytest.mark.slow
 class TestInTheBrowser:
     def test_a_cell_of_the_heat_map_opens_its_step(self, visit: Visit, site: Site) -> None:
-        page = visit.open(site.url, site.run.address)
+        page = visit.open(site.url, site.run.address, unfold=True)
         cells = page.locator(f"{ON_HEAT_MAP} g.trace.bars path")
         figure = figure_of(site.http, site.run, "figures/heat-map")
         assert cells.count() == len(figure["columns"]["tokens"])
@@ -168,7 +168,7 @@ class TestInTheBrowser:
         visit.assert_clean()
 
     def test_cells_touch_each_other_over_time_too(self, visit: Visit, fleet: Fleet) -> None:
-        page = visit.open(fleet.url, f"{fleet.address('mismatch')}?x=time")
+        page = visit.open(fleet.url, f"{fleet.address('mismatch')}?x=time", unfold=True)
         assert page.locator("#curves").evaluate("form => form.elements.x.value") == "time"
         boxes = page.locator(f"{ON_HEAT_MAP} g.trace.bars").last.evaluate(
             "trace => [...trace.querySelectorAll('path')].map((path) => path.getBoundingClientRect().width)"
@@ -180,8 +180,8 @@ class TestInTheBrowser:
         visit.assert_clean()
 
     def test_heat_map_is_saved_as_a_table_and_as_a_picture(self, visit: Visit, site: Site) -> None:
-        page = visit.open(site.url, site.run.address)
-        card = page.locator(f"section:has({ON_HEAT_MAP})")
+        page = visit.open(site.url, site.run.address, unfold=True)
+        card = page.locator(f".card:has({ON_HEAT_MAP})")
         with page.expect_download() as table:
             card.get_by_role("button", name="Data").click()
         lines = table.value.path().read_text().splitlines()
@@ -193,7 +193,7 @@ class TestInTheBrowser:
         visit.assert_clean()
 
     def test_single_tokens_are_drawn_on_log_axes(self, visit: Visit, site: Site) -> None:
-        page = visit.open(site.url, f"{site.run.address}/steps/5")
+        page = visit.open(site.url, f"{site.run.address}/steps/5", unfold=True)
         figure = figure_of(site.http, site.run, "steps/5/figures/tokens")
         points = page.locator(f"{ON_TOKENS} g.trace path.point")
         assert points.count() == sum(len(trace["x"]) for trace in figure["data"])
