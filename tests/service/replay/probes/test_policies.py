@@ -11,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.clock import now_us
-from foreshock.page_addresses import run_page_path
 from foreshock.rollouts.sampling import select_rollouts
 from foreshock.scorers import default_scorers
 from foreshock_service.platform.context import ServiceContext
@@ -152,7 +151,7 @@ def test_automatic_probes_stop_when_the_budget_is_spent(
     read = run.get("probe-policy").json()
     assert (read["state"], read["spent_seconds"] >= 0.1) == ("budget_spent", True)
     assert "budget is spent" in read["note"]
-    assert read["note"] in http.get(run_page_path("default", "a-run"), follow_redirects=True).text
+    assert read["note"] in http.get(f"/pages/runs/{run.run}/probes").text
     log_steps(run, 31)
     assert make_automatic_probes(context) == 0
     states = {probe["step"]: (probe["state"], probe["reason"]) for probe in probes_of(run)}

@@ -62,7 +62,7 @@ def test_upload_counts_against_the_limit_of_its_key(http: httpx.Client, app: Fas
     run = start_run(http).run
     headers = make_key(app.state.context.database, Scope.INGEST) | {"Content-Type": PARQUET_MEDIA_TYPE}
     limits: KeyLimits = app.state.context.key_limits
-    limits._rates = (1.0, limits._rates[1])
+    limits._rates["requests"], limits._most["requests"] = 1.0, 5.0
     body = encode_rollouts(make_batch(1, seed=1))
     url = f"/v1/runs/{run}/steps/0/rollouts/0"
     statuses = [http.put(url, content=body, headers=headers).status_code for _ in range(8)]
