@@ -88,7 +88,7 @@ def test_run_lint_names_first_and_newest_step_of_each_warning(http: httpx.Client
         "first_step": 2,
         "newest_step": 4,
     }
-    page = http.get(f"/runs/{run.run}").raise_for_status().text
+    page = http.get(f"/pages/runs/{run.run}/semantics").raise_for_status().text
     assert "Before you read the numbers" in page
     assert "at 2 of 5 steps, since step 2" in page
     assert 'href="/runs/default/a-run/steps/4"' in page
@@ -119,7 +119,7 @@ def test_whole_run_test_warns_when_no_step_does(http: httpx.Client) -> None:
     assert lint["whole_run"]["name"] == "raw_log_probs"
     assert lint["whole_run"]["evidence"]["steps"] == 15
     assert "over 15 steps" in lint["whole_run"]["seen"]
-    assert "over 15 steps" in http.get(f"/runs/{run.run}").text
+    assert "over 15 steps" in http.get(f"/pages/runs/{run.run}/semantics").text
 
 
 def test_unchecked_step_has_no_lint(http: httpx.Client, database: Database) -> None:
@@ -131,7 +131,7 @@ def test_unchecked_step_has_no_lint(http: httpx.Client, database: Database) -> N
     assert answer.status_code == 404
     assert "was not checked" in answer.json()["detail"]
     assert run.get("lint").json()["checked_steps"] == 0
-    for path in (f"/runs/{run.run}", f"/runs/{run.run}/steps/1"):
+    for path in (f"/pages/runs/{run.run}/semantics", f"/runs/{run.run}/steps/1"):
         assert "Semantics: not checked." in http.get(path).raise_for_status().text
 
 
@@ -207,4 +207,7 @@ def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client
         assert "mismatch_after_id" not in names(run.get(f"steps/{step}/lint").raise_for_status().json())
     (warning,) = run.get("lint").raise_for_status().json()["window"]
     assert (warning["name"], warning["evidence"]["token_id"]) == ("mismatch_after_id", 0)
-    assert "Your mask drops token 0, which the model sampled" in http.get(f"/runs/{run.run}").raise_for_status().text
+    assert (
+        "Your mask drops token 0, which the model sampled"
+        in http.get(f"/pages/runs/{run.run}/semantics").raise_for_status().text
+    )

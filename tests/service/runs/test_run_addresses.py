@@ -119,5 +119,5 @@ def test_forms_of_a_page_lead_back_to_its_address(http: httpx.Client) -> None:
     Sender(http, run).put_shard(1, make_batch()).raise_for_status()
     page = http.get("/runs/default/team%2Fnightly").text
     token = page.partition('name="csrf_token" value="')[2].partition('"')[0]
-    answer = http.post(f"/runs/{run}/advice", data={"kind": "hold", "csrf_token": token})
+    answer = http.post(f"/runs/{run}/advice", data={"kind": "hold", "reason": "a test", "csrf_token": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/default/team%2Fnightly")

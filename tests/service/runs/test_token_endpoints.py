@@ -58,7 +58,7 @@ def test_answer_to_a_request_for_tokens(http: httpx.Client, run: Sender, app: Fa
 def test_a_request_counts_against_the_limit_of_its_key(http: httpx.Client, run: Sender, app: FastAPI) -> None:
     _, headers = make_key(app.state.context.database, Scope.READ)
     limits: KeyLimits = app.state.context.key_limits
-    limits._rates = (1.0, limits._rates[1])
+    limits._rates["requests"], limits._most["requests"] = 1.0, 5.0
     url = f"/v1/runs/{run.run}/steps/2/tokens"
     statuses = [http.get(url, params={"sample_id": NAME}, headers=headers).status_code for _ in range(8)]
     assert (statuses[0], statuses[-1]) == (200, 429)
