@@ -45,6 +45,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.learning_rate.loop import LoopSettings, LoopState, Reading, advance_loop
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
+from foreshock.ranges import required_range
 
 DETECTOR_VERSION = 9
 """Increased with every change of behaviour: snapshots of another version are not used."""
@@ -101,17 +102,25 @@ class WarningConfiguration:
         return self.schedule if change is None else change.schedule
 
     def loop_at(self, step: int) -> LoopSettings:
-        """Return the loop's settings at a step."""
+        """Return the loop's settings at a step; rules that leave the set point alone have that of the kind of model."""
         change = self._change_at(step)
-        return self.loop if change is None else change.loop
+        if change is None:
+            return self.loop
+        is_usual = change.loop.set_point == LoopSettings().set_point
+        return replace(change.loop, set_point=self.loop.set_point) if is_usual else change.loop
 
     def _change_at(self, step: int) -> RulesFromStep | None:
         return next((change for change in reversed(self.changed_rules) if change.first_step <= step), None)
 
     @classmethod
     def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
-        """Return the configuration for a kind of model; None: unknown."""
-        return cls(rules=default_rules(model_kind))
+        """Return the configuration for a kind of model; None: unknown.
+
+        The loop's set point was tuned on dense models. That of another kind is as far from it as its range of k3.
+        """
+        ranges = [required_range("k3_kl", kind).warning or 1.0 for kind in (model_kind, None)]
+        loop = LoopSettings(set_point=LoopSettings().set_point * ranges[0] / ranges[1])
+        return cls(rules=default_rules(model_kind), loop=loop)
 
     def digest(self) -> str:
         """Return a digest that changes with the detectors' version and with every constant and rule."""
