@@ -137,8 +137,9 @@ def test_a_killed_worker_is_restarted_by_ray_and_its_job_is_done(
         # One rollout at a time, so that there is time to kill its worker.
         probe = run.probe("torch.float32", options={"torch.float32": {"batch_size": 1}})
         run.wait_for(probe, {"running"})
+        # The one that has the job, and the other if it is there already.
         before = actors()
-        assert len(before) == 2
+        assert before
         for each in before.values():
             each.kill()
         done = run.wait_for(probe, {"done", "failed"})
