@@ -117,12 +117,10 @@ _KINDS: tuple[Callable[[random.Random, int], Body], ...] = (
 
 def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
     """Send `count` bodies; the same seed gives the same ones. A third have no key, and a third a wrong one."""
-    tally, clients = Tally(), threading.local()
+    tally = Tally()
 
     def send(number: int) -> tuple[Body, str, httpx.Response | httpx.HTTPError]:
         source = random.Random(f"{seed}/{number}")
-        if not hasattr(clients, "http"):
-            clients.http = httpx.Client(base_url=scene.url, timeout=120)
         made = body(source)
         run = scene.run
         method, path = source.choice(
@@ -135,11 +133,11 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
         headers |= {} if made.encoding is None else {"Content-Encoding": made.encoding}
         headers |= source.choice([{}, {"Authorization": "Bearer fsk_wrong"}, scene.headers("ingest")])
         try:
-            return made, path, clients.http.request(method, path, content=made.content, headers=headers)
+            return made, path, http.request(method, path, content=made.content, headers=headers)
         except httpx.HTTPError as error:
             return made, path, error
 
-    with ThreadPoolExecutor(threads) as pool:
+    with httpx.Client(base_url=scene.url, timeout=120) as http, ThreadPoolExecutor(threads) as pool:
         for number, (made, path, answer) in enumerate(pool.map(send, range(count))):
             tally.requests += 1
             example = f"seed {seed}, number {number}, {path}"

@@ -40,17 +40,14 @@ class Request:
 def send_mutated(scene: Scene, document: dict[str, Any], count: int, seed: int, threads: int = 4) -> Tally:
     """Send `count` mutated bodies; the same seed gives the same bodies."""
     tally, lock, bodies = Tally(), threading.Lock(), scene.valid_bodies()
-    clients = threading.local()
 
     def send(number: int) -> None:
-        if not hasattr(clients, "http"):
-            clients.http = httpx.Client(base_url=scene.url, timeout=120)
         request = _request(scene, bodies, number, random.Random(f"{seed}/{number}"))
         example = f"seed {seed}, number {number}, {len(request.content)} bytes"
         responses = document["paths"][request.path][request.method.lower()]["responses"]
         headers = {**scene.headers(request.scope), **request.headers, "Content-Type": request.media_type}
         try:
-            answer = clients.http.request(request.method, request.url, content=request.content, headers=headers)
+            answer = http.request(request.method, request.url, content=request.content, headers=headers)
         except httpx.HTTPError as error:
             with lock:
                 tally.note(f"{request.method} {request.path}: no answer", f"{example}: {error!r}")
@@ -59,7 +56,7 @@ def send_mutated(scene: Scene, document: dict[str, Any], count: int, seed: int, 
             operation = (request.method, request.path)
             tally.judge(operation, responses, answer.status_code, answer.headers, answer.content, example)
 
-    with ThreadPoolExecutor(threads) as pool:
+    with httpx.Client(base_url=scene.url, timeout=120) as http, ThreadPoolExecutor(threads) as pool:
         list(pool.map(send, range(count)))
     return tally
 
