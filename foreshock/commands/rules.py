@@ -33,7 +33,8 @@ class RulesCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the rules or the changes. Raises InvalidRules for a file that is not valid."""
         from foreshock.diagnosis.default_rules import default_rules
-        from foreshock.diagnosis.rule_files import DEFAULT_LOOP, DEFAULT_SCHEDULE, to_toml
+        from foreshock.diagnosis.rule_files import DEFAULT_SCHEDULE, to_toml
+        from foreshock.learning_rate.loop import DEFAULT_LOOP
 
         model_kind: ModelKind | None = arguments.model_kind
         before = default_rules(model_kind)

@@ -42,7 +42,7 @@ from foreshock.diagnosis.surge_state import (
 )
 from foreshock.digests import digest_of_json
 from foreshock.json_values import finite_or_none
-from foreshock.learning_rate.loop import LoopSettings, LoopState, Reading, advance_loop
+from foreshock.learning_rate.loop import DEFAULT_LOOP, LoopSettings, LoopState, Reading, advance_loop
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
@@ -106,7 +106,7 @@ class WarningConfiguration:
         change = self._change_at(step)
         if change is None:
             return self.loop
-        is_usual = change.loop.set_point == LoopSettings().set_point
+        is_usual = change.loop.set_point == DEFAULT_LOOP.set_point
         return replace(change.loop, set_point=self.loop.set_point) if is_usual else change.loop
 
     def _change_at(self, step: int) -> RulesFromStep | None:
@@ -119,7 +119,7 @@ class WarningConfiguration:
         The loop's set point was tuned on dense models. That of another kind is as far from it as its range of k3.
         """
         ranges = [required_range("k3_kl", kind).warning or 1.0 for kind in (model_kind, None)]
-        loop = LoopSettings(set_point=LoopSettings().set_point * ranges[0] / ranges[1])
+        loop = replace(DEFAULT_LOOP, set_point=DEFAULT_LOOP.set_point * ranges[0] / ranges[1])
         return cls(rules=default_rules(model_kind), loop=loop)
 
     def digest(self) -> str:

@@ -44,7 +44,7 @@ from foreshock.diagnosis.rule import Cause, Direction, Effect, ThresholdRule
 from foreshock.diagnosis.statistics import Pooling
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
 from foreshock.errors import ConfigurationError, did_you_mean
-from foreshock.learning_rate.loop import LoopSettings
+from foreshock.learning_rate.loop import DEFAULT_LOOP, LoopSettings
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.severity import Severity
 
@@ -56,7 +56,6 @@ LARGEST_TEXT = 64 * 1024
 """Characters of a file."""
 
 DEFAULT_SCHEDULE: Final = ScheduleSettings()
-DEFAULT_LOOP: Final = LoopSettings()
 
 LARGEST_MULTIPLIER = 1_000
 """Of a schedule: a period beyond a thousand times the surge step never comes."""

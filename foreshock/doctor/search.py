@@ -72,7 +72,7 @@ class SideSearch:
 
     def run(self) -> Trial:
         """Return the trial that explains the side; the base if none does or none is needed."""
-        if not self._is_exact(self.base):
+        if not self.is_exact(self.base):
             self.found = self._search()
         if self.found.variants and self.found.rows.all():
             self.found = self._further(self.found)
@@ -81,25 +81,17 @@ class SideSearch:
     @property
     def is_explained(self) -> bool:
         """Whether what was found is within ordinary rounding."""
-        return self._mean(self.found.halves) <= self.rounding or self._is_exact(self.found)
-
-    def is_exact(self, trial: Trial) -> bool:
-        """Whether a trial is within the noise of other batches."""
-        return self._is_exact(trial)
+        return self.mean(self.found) <= self.rounding or self.is_exact(self.found)
 
     def share(self, trial: Trial, without: Trial | None = None) -> tuple[float, float, float]:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""
         return share_range((without or self.base).halves, trial.halves, self.compared)
 
-    def mean(self, trial: Trial) -> float:
-        """Return E[d²]/2 that a trial leaves."""
-        return self._mean(trial.halves)
-
     def alternatives(self) -> list[Trial]:
         """Return the other single causes that reproduce the side and cannot be told from what was found."""
         if self.found is self.base:
             return []
-        exact = self._is_exact(self.found)
+        exact = self.is_exact(self.found)
         names = {each.cause for each in self.found.variants}
         others = [
             trial
@@ -109,7 +101,7 @@ class SideSearch:
         return [
             trial
             for trial in others
-            if (self._is_exact(trial) if exact else self._names(trial) and self.share(self.found, trial)[1] <= 0)
+            if (self.is_exact(trial) if exact else self._names(trial) and self.share(self.found, trial)[1] <= 0)
         ]
 
     def _base(self) -> Trial:
@@ -119,7 +111,7 @@ class SideSearch:
             change = self.announced.plus(Change.of(precision=precision))
             plain = [self._trial((), change, each, self._log_probs(change, each)) for each in self._samplings]
             tried[precision] = min(plain, key=lambda each: each.gap)
-            if self._mean(tried[precision].halves) <= _RESOLUTION:
+            if self.mean(tried[precision]) <= _RESOLUTION:
                 return tried[precision]
         best = self._nearest(tried)
         replays = [self._log_probs(trial.change, best.sampling) for trial in tried.values()]
@@ -158,17 +150,17 @@ class SideSearch:
         return max(self.noise_of(self.base), self.noise_of(replace(self.base, change=change)))
 
     def _search(self) -> Trial:
-        before = self._mean(self.base.halves)
+        before = self.mean(self.base)
         for family in FAMILIES:
             if family not in _CHEAP and before <= min(self.rounding, _WORTH_A_SEARCH * self._usual_noise()):
                 self.not_tried["forward"] = "what is left is hardly more than the noise of other batches"
                 break
             for trial in self._singles(family):
                 self.trials.append(trial)
-                if self._is_exact(trial):
+                if self.is_exact(trial):
                     return trial
             found = self._best()
-            if found is not None and (self._is_exact(found) or self._is_clear(found)):
+            if found is not None and (self.is_exact(found) or self._is_clear(found)):
                 return found
         found = self._best()
         if found is not None:
@@ -180,7 +172,7 @@ class SideSearch:
     def _best(self) -> Trial | None:
         """Return the trial that may be named, refined by precision; None if there is none."""
         named = sorted((each for each in self.trials if self._names(each)), key=lambda each: each.gap)[:3]
-        for trial in [each for each in named if not self._is_exact(each)]:
+        for trial in [each for each in named if not self.is_exact(each)]:
             named += self._refined(trial)
         return min(named, key=lambda each: each.gap, default=None)
 
@@ -205,18 +197,19 @@ class SideSearch:
                     self.trials.append(each)
                     yield each
 
-    def _is_exact(self, trial: Trial) -> bool:
-        return self._mean(trial.halves) <= self.noise_of(trial)
+    def is_exact(self, trial: Trial) -> bool:
+        """Whether a trial is within the noise of other batches."""
+        return self.mean(trial) <= self.noise_of(trial)
 
     def _is_clear(self, trial: Trial) -> bool:
         """Whether a named trial explains so much that no later family need be tried."""
-        return self._mean(trial.halves) <= self.rounding and self.share(trial)[1] > 0.9
+        return self.mean(trial) <= self.rounding and self.share(trial)[1] > 0.9
 
     def _names(self, trial: Trial) -> bool:
         """Whether a trial reproduces the side and may be named."""
-        if self._is_exact(trial):
+        if self.is_exact(trial):
             return True
-        if self._mean(trial.halves) > self.rounding:
+        if self.mean(trial) > self.rounding:
             return False
         low = self.share(trial)[1]
         if low <= _MOST:
@@ -268,7 +261,7 @@ class SideSearch:
             return []
         trial = self._trial((*start.variants, *variants), change, sampling, log_probs, data, tuple(values))
         if variants[-1].change.values:
-            self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {self._mean(trial.halves):.2e}")
+            self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {self.mean(trial):.2e}")
         return [trial, *self._in_part(trial, start)]
 
     def _unchanged_data(self, change: Change, sampling: Sampling, data: tuple[str, ...]) -> Compared:
@@ -331,7 +324,7 @@ class SideSearch:
 
     def _further(self, found: Trial) -> Trial:
         """Search what a cause leaves within ordinary rounding, if it is far beyond the noise of other batches."""
-        if self._mean(found.halves) <= max(_WORTH_A_SEARCH * self._usual_noise(), self.noise_of(found)):
+        if self.mean(found) <= max(_WORTH_A_SEARCH * self._usual_noise(), self.noise_of(found)):
             return found
         tried = [trial for family in FAMILIES for trial in self._seconds(family, found) if trial.rows.all()]
         best = min(tried, key=lambda each: each.gap, default=found)
@@ -348,7 +341,7 @@ class SideSearch:
             variants = (variant, first) if plain is self.base else (variant,)
             for trial in self._attempted(plain, variants):
                 yield trial
-                if self._is_exact(trial):
+                if self.is_exact(trial):
                     return
 
     def _needs_both(self, trial: Trial, start: Trial) -> bool:
@@ -381,8 +374,9 @@ class SideSearch:
     def _log_probs(self, change: Change, sampling: Sampling) -> Float64:
         return sampling.log_probs(self._logits(change), self.compared)
 
-    def _mean(self, halves: Float64) -> float:
-        return float(halves.sum()) / self._count
+    def mean(self, trial: Trial) -> float:
+        """Return E[d²]/2 that a trial leaves."""
+        return float(trial.halves.sum()) / self._count
 
 
 def replace_logged(compared: Compared, logged: Float64) -> Compared:

@@ -82,6 +82,9 @@ class LoopSettings:
             raise ValueError(f"floor must satisfy 0 < floor <= 1, got {self.floor}")
 
 
+DEFAULT_LOOP: Final = LoopSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a closed step says; None: not measured.
