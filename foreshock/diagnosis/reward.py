@@ -81,8 +81,8 @@ class RewardSettings:
     rise_values: int = 20
     """Values between the two levels of a rise: a run that learned some time ago does not rise any more."""
     floor: float | None = None
-    """The reward of a policy that learned nothing. None: 0 if no reward was negative, −1 if none was below −1, else
-    best − the larger of |best| and best − lowest level."""
+    """The reward of a policy that learned nothing. None: that of `floor_of` if no reward was below −1, else best − the
+    larger of |best| and best − lowest level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,13 @@ def advance_reward(
         values=values,
         mismatch=(*state.mismatch, mismatch)[-keep:],
         best=level if state.best is None else max(state.best, level),
-        lowest=reward if state.lowest is None else min(state.lowest, reward),
         first=(*state.first, reward) if len(state.first) < settings.start_values else state.first,
     )
-    if not state.held and state.collapse_step is None:
-        lowest = level if state.lowest_level is None else min(state.lowest_level, level)
-        state = replace(state, lowest_level=lowest)
+    # A fall does not move the floor that it is judged by: a still lower reward would end a collapse.
+    if state.lowest is None or state.lowest_level is None:
+        state = replace(state, lowest=reward, lowest_level=level)
+    elif not state.held and not state.is_low:
+        state = replace(state, lowest=min(state.lowest, reward), lowest_level=min(state.lowest_level, level))
     reach = _reach(state, settings)
     is_below = reach > 0.0 and level < _at(state, settings, settings.collapse)
     state = replace(state, held=min(state.held + 1, keep) if is_below else 0)
@@ -349,7 +350,8 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
     reach = _reach(state, settings)
     level = median(state.values[-TRAILING_VALUES:])
     now = level if fall is None else fall.now
-    before = state.best if fall is None else fall.before
+    # What a reader sees on the curve: a rising run is already above its mean over the 20 values before the onset.
+    before = state.best if fall is None else median(state.values[max(fall.onset - TRAILING_VALUES, 0) : fall.onset])
     share = "a quarter" if kind == "fall" else "half"
     evidence: dict[str, float | int | str] = {
         "key": "rollout:reward_mean",

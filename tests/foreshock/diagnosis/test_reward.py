@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreshock.diagnosis.collapse import collapse_step
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState
@@ -88,6 +90,19 @@ def test_collapse_by_the_definition_in_noise_is_found_when_the_definition_has_he
 def test_noise_around_a_level_or_a_rise_is_no_collapse(sigma: float, seed: int) -> None:
     assert changes(np.clip(noisy(np.full(300, 0.5), sigma, seed), 0.0, 1.0)) == []
     assert changes(np.clip(noisy(np.linspace(0.1, 0.9, 300), sigma, seed), 0.0, 1.0)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("start", [0.2, -0.02])
+def test_rewards_just_below_zero_neither_hide_nor_end_a_collapse(start: float, seed: int) -> None:
+    level = np.r_[np.linspace(start, 0.7, 40), np.linspace(0.7, 0.05, 6), np.linspace(0.05, 0.0, 30)]
+    assert [change for change, _ in changes(noisy(level, 0.02, seed))] == ["fired"]
+
+
+@given(after=st.lists(st.floats(-5.0, 0.2), min_size=1, max_size=30), low=st.floats(-5.0, 0.0))
+def test_lower_rewards_never_end_a_collapse(after: list[float], low: float) -> None:
+    curve = np.r_[noisy(np.full(30, 0.7), 0.02), np.full(8, 0.05), after, np.full(10, low)]
+    assert [change for change, _ in changes(curve)] == ["fired"]
 
 
 def test_missing_rewards_are_skipped() -> None:
