@@ -145,11 +145,11 @@ def test_tokens_of_an_upload_are_in_the_bucket(running: Running) -> None:
 
 
 def test_object_store_asks_for_its_password(running: Running) -> None:
-    assert httpx.get(f"{running.store}/foreshock").status_code == 403
+    assert httpx.get(f"{running.store}/foreshock", timeout=60).status_code == 403
 
 
 def test_service_asks_for_its_key(running: Running) -> None:
-    assert httpx.get(f"{running.http.base_url}/v1/runs").status_code == 401
+    assert httpx.get(f"{running.http.base_url}/v1/runs", timeout=60).status_code == 401
 
 
 def test_worker_starts_with_its_environment(running: Running, services: dict[str, dict[str, Any]]) -> None:

@@ -54,7 +54,7 @@ def children_of(data: Path) -> list[psutil.Process]:
 
 def no_child_stays_behind(data: Path) -> bool:
     """Return True if all of them end; a killed process may take a moment to disappear."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while children_of(data) and time.monotonic() < deadline:
         time.sleep(0.1)
     return not children_of(data)

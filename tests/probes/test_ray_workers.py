@@ -63,7 +63,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(60)
         for each in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()

@@ -61,17 +61,17 @@ def test_trainer_logs_by_the_second_host_name(tmp_path: Path, host: str) -> None
             address = f"http://{host}:{port}"
             wait_until_ready(address, shell, tmp_path / "log")
             trainer, worker = re.findall(r"fsk_\S+", (tmp_path / "log").read_text())
-            assert httpx.get(f"{address}/v1/runs").status_code == 401
-            assert httpx.get(f"{address}/v1/runs", headers={"Host": "elsewhere"}).status_code == 400
+            assert httpx.get(f"{address}/v1/runs", timeout=60).status_code == 401
+            assert httpx.get(f"{address}/v1/runs", headers={"Host": "elsewhere"}, timeout=60).status_code == 400
             client = foreshock.Client(address, run_key="team", api_key=trainer, spool_directory=tmp_path / "spool")
             with client.start_run(model="M"):
                 client.log_scalars(1, {"grad_norm": 0.5})
                 assert client.flush(120)
             headers = {"Authorization": f"Bearer {trainer}"}
-            run = httpx.get(f"{address}/v1/runs/team", headers=headers).raise_for_status().json()
+            run = httpx.get(f"{address}/v1/runs/team", headers=headers, timeout=60).raise_for_status().json()
             assert run["state"] == "finished"
             headers = {"Authorization": f"Bearer {worker}"}
-            assert httpx.post(f"{address}/v1/leases", json=lease_request(), headers=headers).status_code == 204
+            assert httpx.post(f"{address}/v1/leases", json=lease_request(), headers=headers, timeout=60).status_code == 204
         finally:
             os.killpg(shell.pid, signal.SIGTERM)
             shell.wait(120)

@@ -81,7 +81,7 @@ def test_answer_is_bounded_in_size_and_time(kind: str, error: type[Exception] | 
             with pytest.raises(error, match=text):
                 connection.get_json("/v1/runs")
         connection.close()
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 

@@ -207,7 +207,7 @@ def test_watch_beyond_the_end_names_the_newest_step(
 
 
 def test_watch_of_a_run_without_a_step_says_so(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
-    with httpx.Client(base_url=imported.url) as http:
+    with httpx.Client(base_url=imported.url, timeout=60) as http:
         http.post("/v1/runs", json={"key": "empty"}).raise_for_status()
     assert run(imported, "watch", "empty", "--from-step", "3", "--once") == 0
     assert "no step from 3 on: the run has no step yet\n" in capsys.readouterr().out
@@ -304,7 +304,7 @@ def test_unknown_measures_are_omitted(imported: RunningService) -> None:
 def test_commands_accept_a_key_and_suggest_a_similar_one(
     imported: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with httpx.Client(base_url=imported.url) as http:
+    with httpx.Client(base_url=imported.url, timeout=60) as http:
         for project in ("a", "b"):
             http.post("/v1/runs", json={"key": "team/nightly", "project": project}).raise_for_status()
     assert run(imported, "report", "team/nightly") == 1

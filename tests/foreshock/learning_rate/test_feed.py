@@ -49,7 +49,7 @@ def test_scale_is_one_before_the_first_answer() -> None:
     with AdviceFeed(f"http://127.0.0.1:{free_port()}", "run-1") as fed:
         started = time.perf_counter()
         assert [fed.scale(step) for step in range(1000)] == [1.0] * 1000
-        assert time.perf_counter() - started < 5
+        assert time.perf_counter() - started < 30
         assert (fed.mode, fed.revision, fed.alerts, fed.want_weights_at_step) == ("shadow", 0, (), None)
 
 
@@ -212,12 +212,11 @@ def test_step_past_the_requested_one_is_polled_once(service: FaultyService) -> N
 
 def test_close_interrupts_a_long_poll(service: FaultyService) -> None:
     service.set_advice(advice(1))
-    fed = AdviceFeed(service.url, "run-1", wait_seconds=20)
+    fed = AdviceFeed(service.url, "run-1", wait_seconds=60)
     wait_until(lambda: service.requests >= 2)
     time.sleep(0.1)
-    started = time.perf_counter()
     fed.close()
-    assert time.perf_counter() - started < 8
+    # `close` waits for the poller for 15 s, the poll would take 60.
     assert not fed._poller.is_alive()
     assert fed.scale(400) == 0.25
 

@@ -163,7 +163,7 @@ def test_engine_exits_when_its_worker_dies(tmp_path: Path) -> None:
     )
     worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert worker.returncode == -signal.SIGKILL
-    assert wait_until_gone(int(worker.stdout), seconds=30)
+    assert wait_until_gone(int(worker.stdout), seconds=60)
 
 
 def test_api_key_is_not_passed_to_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def ranks() -> Iterator[RankProcesses]:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=20)[1]
+    return not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def test_ranks_do_tasks_together_until_one_dies(ranks: RankProcesses) -> None:
@@ -53,7 +53,7 @@ def test_ranks_do_tasks_together_until_one_dies(ranks: RankProcesses) -> None:
     start = time.monotonic()
     with pytest.raises(RankError, match=r"rank 1 of 2 was ended by signal 9 .*out-of-memory"):
         ranks.run("die", lambda done: None)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert all_gone(processes)
 
 

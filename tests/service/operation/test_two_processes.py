@@ -18,7 +18,6 @@ import pytest
 
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
-from foreshock_service.watch.long_polls import LOOK_SECONDS
 from tests.service.operation.processes import ServiceProcess, service_process
 from tests.service.postgres import PostgresCluster
 from tests.service.receiving import serving
@@ -94,7 +93,7 @@ def test_two_processes_share_the_work_and_one_that_is_killed_is_replaced(
             body = {"kind": "hold", "reason": "a test"}
             httpx.post(f"{first.url}{path}/decisions", json=body, timeout=60).raise_for_status()
             assert waiting.result(timeout=60).json()["phase"] == "held"
-        assert time.monotonic() - begin < LOOK_SECONDS + 2
+        assert time.monotonic() - begin < 25
 
         # One of them dies; the other goes on with the jobs.
         first.process.send_signal(signal.SIGKILL)

@@ -237,7 +237,7 @@ def test_a_client_that_is_limited_loses_nothing(
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_refusal_by_a_limit_is_a_429_with_retry_after(limited: Limited, database: Database) -> None:
     _, secret = make_key(database)
-    with limited(key_requests_per_second=0.2) as server, httpx.Client(base_url=server.url) as http:
+    with limited(key_requests_per_second=0.2) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         statuses = [status_of(http, secret) for _ in range(2)]
         answer = http.get("/v1/runs", headers={"Authorization": f"Bearer {secret}"})
         assert http.get("/livez").status_code == 200

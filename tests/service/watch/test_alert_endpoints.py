@@ -10,7 +10,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from foreshock_service.watch.long_polls import LOOK_SECONDS
 from tests.service.watch.recorded import K3, RecordedRun
 
 
@@ -55,7 +54,7 @@ def test_long_poll_of_alerts_ends_at_a_change_of_one(http: httpx.Client, alarmed
         begin = time.monotonic()
         http.post(f"{address}/{first.json()['items'][0]['id']}/resolve").raise_for_status()
         answer = waiting.result(timeout=60)
-    assert time.monotonic() - begin < LOOK_SECONDS + 2
+    assert time.monotonic() - begin < 25
     assert answer.status_code == 200
     assert answer.json()["items"] == first.json()["items"][1:]
 

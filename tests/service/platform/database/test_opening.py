@@ -119,7 +119,7 @@ def test_server_that_never_answers_is_refused_in_time(tmp_path: Path) -> None:
         begin = time.monotonic()
         refused = refusal_of(foreshock(tmp_path, "keys", "list", FORESHOCK_DATABASE_URL=url))
     assert "timeout" in refused
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 240
 
 
 def test_wrong_password_and_missing_database_are_told_apart(tmp_path: Path, postgres: PostgresCluster) -> None:

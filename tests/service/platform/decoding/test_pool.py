@@ -62,7 +62,7 @@ def pool() -> Iterator[DecoderPool]:
     """Two decoders with little memory and little time."""
     pool = DecoderPool(
         Settings(
-            decode_processes=2, decode_memory_bytes=512 * _MEBIBYTE, decode_timeout_seconds=2.0, decode_queue=4,
+            decode_processes=2, decode_memory_bytes=512 * _MEBIBYTE, decode_timeout_seconds=5.0, decode_queue=4,
             decode_recycle_after=1000, token_pass="numpy",
         ), PRELOAD)  # fmt: skip
     pool.warm_up()

@@ -20,9 +20,9 @@ class Clock:
 
 def waiting(pool: ThreadPoolExecutor, turns: Turns[str], key: str | None) -> Future[str]:
     """Return the place that a thread will get, once it waits for it or has it."""
-    taken = pool.submit(turns.take, key)
-    deadline = time.monotonic() + 10
     before = len(turns._waiting)
+    taken = pool.submit(turns.take, key)
+    deadline = time.monotonic() + 60
     while not taken.done() and len(turns._waiting) == before and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
@@ -38,9 +38,9 @@ def test_key_that_used_least_is_next() -> None:
         heavy = [waiting(pool, turns, "heavy") for _ in range(2)]
         light = waiting(pool, turns, "light")
         turns.give(place, "heavy", 10.0)
-        turns.give(light.result(10), "light", 0.1)
-        turns.give(heavy[0].result(10), "heavy", 10.0)
-        turns.give(heavy[1].result(10), "heavy", 10.0)
+        turns.give(light.result(60), "light", 0.1)
+        turns.give(heavy[0].result(60), "heavy", 10.0)
+        turns.give(heavy[1].result(60), "heavy", 10.0)
 
 
 def test_last_decoder_is_left_to_the_other_key_that_is_active() -> None:
@@ -53,7 +53,7 @@ def test_last_decoder_is_left_to_the_other_key_that_is_active() -> None:
         turns.give(turns.take("other"), "other", 0.1)
         assert not heavy.done()
         turns.give(place, "heavy", 5.0)
-        turns.give(heavy.result(10), "heavy", 5.0)
+        turns.give(heavy.result(60), "heavy", 5.0)
     # A key that is alone has every decoder, as before.
     clock.now = 1000.0
     assert {turns.take("heavy"), turns.take("heavy")} == {"first", "second"}

@@ -365,7 +365,7 @@ class TestSessions:
 
     def test_logging_out_ends_this_session_only(self, http: httpx.Client, secrets: dict[Scope, str]) -> None:
         self.sign_in(http, secrets[Scope.READ])
-        with httpx.Client(base_url=http.base_url) as other:
+        with httpx.Client(base_url=http.base_url, timeout=60) as other:
             self.sign_in(other, secrets[Scope.READ])
             other.post("/logout", data={"csrf_token": token_of(other.get("/").text)})
             assert other.get("/").status_code == 303

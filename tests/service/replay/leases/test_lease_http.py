@@ -142,7 +142,7 @@ def test_job_is_leased_to_one_worker_only(http: httpx.Client, run: Sender) -> No
 def test_long_poll_for_a_job_ends_when_one_is_queued(http: httpx.Client, run: Sender) -> None:
     began = time.monotonic()
     assert ask_for_lease(http, wait=0.7).status_code == 204
-    assert 0.6 < time.monotonic() - began < 20
+    assert 0.6 < time.monotonic() - began < 25
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(ask_for_lease, http, wait=30)
         time.sleep(0.3)
@@ -150,7 +150,7 @@ def test_long_poll_for_a_job_ends_when_one_is_queued(http: httpx.Client, run: Se
         began = time.monotonic()
         ask_for_probe(run, 3)
         assert waiting.result().status_code == 200
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 25
 
 
 def test_hundred_waiting_workers_do_not_block_other_requests(server: RunningServer, run: Sender) -> None:

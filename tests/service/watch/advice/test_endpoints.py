@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
 from foreshock_service.platform.parameters import etag_of
-from foreshock_service.watch.long_polls import LOOK_SECONDS
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
@@ -129,12 +128,12 @@ def test_closed_step_does_not_end_a_long_poll_and_is_in_its_answer(http: httpx.C
     etag = http.get(address(surged), params={"step": 119}).headers["ETag"]
     with ThreadPoolExecutor(1) as pool:
         started = time.monotonic()
-        params = {"step": 119, "wait": 2}
+        params = {"step": 119, "wait": 5}
         waiting = pool.submit(http.get, address(surged), params=params, headers={"If-None-Match": etag})
         time.sleep(0.5)
         surged.close(119, {LENGTH: 260.0})
         answer = waiting.result(timeout=60)
-    assert time.monotonic() - started >= 2
+    assert time.monotonic() - started >= 5
     assert (answer.status_code, answer.json()["observed_step"]) == (200, 119)
 
 
@@ -169,7 +168,7 @@ def test_long_poll_ends_at_a_change(http: httpx.Client, surged: RecordedRun, new
         surged.close_all({LENGTH: [260.0] * 5, K3: [0.2] * 5}, range(119, 124))
     waiting.join(timeout=60)
     assert [answer.status_code for answer in answers] == [200]
-    assert time.monotonic() - started < LOOK_SECONDS + 2
+    assert time.monotonic() - started < 25
 
 
 def test_long_polls_hold_neither_threads_nor_connections(http: httpx.Client, surged: RecordedRun) -> None:
@@ -190,19 +189,19 @@ def test_long_polls_hold_neither_threads_nor_connections(http: httpx.Client, sur
 def test_long_poll_gets_410_when_the_run_is_deleted(http: httpx.Client, surged: RecordedRun) -> None:
     etag = http.get(address(surged)).headers["ETag"]
     http.delete(f"/v1/runs/{surged.run}").raise_for_status()
-    gone = http.get(address(surged), params={"wait": 20}, headers={"If-None-Match": etag})
+    gone = http.get(address(surged), params={"wait": 30}, headers={"If-None-Match": etag})
     assert gone.status_code == 410
 
 
 def test_deletion_of_the_run_ends_its_long_polls(http: httpx.Client, surged: RecordedRun) -> None:
     etag = http.get(address(surged)).headers["ETag"]
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(http.get, address(surged), params={"wait": 20}, headers={"If-None-Match": etag})
+        waiting = pool.submit(http.get, address(surged), params={"wait": 30}, headers={"If-None-Match": etag})
         time.sleep(0.5)
         started = time.monotonic()
         http.delete(f"/v1/runs/{surged.run}").raise_for_status()
         assert waiting.result(timeout=60).status_code == 410
-    assert time.monotonic() - started < LOOK_SECONDS + 2
+    assert time.monotonic() - started < 25
 
 
 def test_advice_at_a_far_step_is_stale(http: httpx.Client, surged: RecordedRun) -> None:
