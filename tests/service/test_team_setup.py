@@ -71,7 +71,8 @@ def test_trainer_logs_by_the_second_host_name(tmp_path: Path, host: str) -> None
             run = httpx.get(f"{address}/v1/runs/team", headers=headers, timeout=60).raise_for_status().json()
             assert run["state"] == "finished"
             headers = {"Authorization": f"Bearer {worker}"}
-            assert httpx.post(f"{address}/v1/leases", json=lease_request(), headers=headers, timeout=60).status_code == 204
+            leased = httpx.post(f"{address}/v1/leases", json=lease_request(), headers=headers, timeout=60)
+            assert leased.status_code == 204
         finally:
             os.killpg(shell.pid, signal.SIGTERM)
             shell.wait(120)
