@@ -148,6 +148,7 @@ def _documents(scene: Scene, number: int) -> list[tuple[str, str, str, Any]]:
         ("PUT", "/v1/leases/{lease}/weights-search", "worker", search),
         ("PUT", "/v1/leases/{lease}/layers", "worker", layers),
         ("PUT", "/v1/leases/{lease}/routing", "worker", routing),
+        ("POST", "/v1/runs/{run}/lr-advice/follow", "ingest", {"step": 3, "attempt": 1}),
         ("POST", "/v1/runs/{run}/lr-advice/ack", "ingest", {"revision": 1, "step": 3, "applied_lr": 1e-6}),
         ("POST", "/v1/runs/{run}/lr-advice/decisions", "admin", {"kind": "hold", "reason": "a reason"}),
     ]

@@ -118,6 +118,8 @@ class RunSender:
 
     def _poll(self, http: httpx.Client, item: Item) -> None:
         url = f"/v1/runs/{self.run_id}/lr-advice"
+        followed = {"step": item.step + 1, "attempt": item.attempt}
+        self._until_answered(lambda: http.post(f"{url}/follow", json=followed), "follow")
         advice = self._until_answered(lambda: http.get(url, params=item.query), "poll").json()
         self.journal.advice.append(advice)
         body = {

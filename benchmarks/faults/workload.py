@@ -140,8 +140,7 @@ def _items_of_step(draw: random.Random, seed: int, attempt: int, step: int, *, p
     values = {"grad_norm": 0.3 + 0.01 * draw.random() + (0.5 if step > 30 else 0.0), "entropy": 1.0 + draw.random() / 9}
     scalars = {"source": "trainer", "values": values}
     items.insert(0, Item("scalars", step, attempt, "PUT", f"steps/{step}/scalars", {"attempt": attempt}, body=scalars))
-    poll = {"step": step + 1, "follow": "true"}
-    items.append(Item("poll", step, attempt, "GET", "lr-advice", poll))
+    items.append(Item("poll", step, attempt, "GET", "lr-advice", {"step": step + 1}))
     return items
 
 

@@ -144,7 +144,7 @@ async def _running(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[li
 
 
 async def _measure(name: str, addresses: list[str], run: str, trainers: int, changes: int) -> Figures:
-    path = f"/v1/runs/{run}/lr-advice?step=1&follow=true"
+    path = f"/v1/runs/{run}/lr-advice?step=1"
     figures = Figures(name, {address: [] for address in addresses}, [])
     polling: list[tuple[str, Trainer]] = []
     loop = asyncio.get_running_loop()

@@ -81,6 +81,7 @@ class AdviceFeed:
         self._advice: Advice | None = None
         self._advice_lock = threading.Lock()
         self._step: int | None = None
+        self._followed_step: int | None = None
         self._polled_past_request_at: int | None = None
         self._etag: str | None = None
         self._stop = threading.Event()
@@ -206,12 +207,14 @@ class AdviceFeed:
         run = self._run if self._client is None else self._client.run_id
         if run is None:
             return False
+        step = self._step
+        if step is not None and step != self._followed_step:
+            self._follow(run, step)
         etag = self._etag if not self._passed_requested_step() else None
         response = self._connection.request(
             "GET",
             f"/v1/runs/{run}/lr-advice",
-            # `follow` reports our step to the service: later decisions do not change steps up to it.
-            query={"step": self._step, "wait": self._wait_seconds if etag is not None else 0, "follow": "true"},
+            query={"step": step, "wait": self._wait_seconds if etag is not None else 0},
             headers={"If-None-Match": etag} if etag is not None else {},
             timeout_seconds=self._wait_seconds + 15.0,
         )
@@ -226,6 +229,18 @@ class AdviceFeed:
             self._client.set_checkpoint_request(advice.want_weights_at_step)
         return True
 
+    def _follow(self, run: str, step: int) -> None:
+        """Report the step that the trainer does with this advice: later decisions do not change steps up to it."""
+        body = {"step": step, "attempt": self._own_attempt()}
+        try:
+            self._connection.request("POST", f"/v1/runs/{run}/lr-advice/follow", json_body=body)
+        except ServiceUnavailable:
+            raise
+        except ServiceError as error:
+            # A key that may only read, or a service of the release before, which is told by acknowledgements.
+            self._log.warning("follow", f"the step of this trainer is not reported: {error}")
+        self._followed_step = step
+
     def _passed_requested_step(self) -> bool:
         # The ETag does not depend on the step, so the next requested step needs a poll without it: one per step, or a
         # service that keeps requesting an old step would be polled in a busy loop.
@@ -235,10 +250,11 @@ class AdviceFeed:
         self._polled_past_request_at = step
         return True
 
+    def _own_attempt(self) -> int | None:
+        return self._client.attempt if self._attempt is None and self._client is not None else self._attempt
+
     def _is_ours(self, advice: Advice) -> bool:
-        own = self._attempt
-        if own is None and self._client is not None:
-            own = self._client.attempt
+        own = self._own_attempt()
         if own is None or advice.attempt == own:
             return True
         if advice.attempt > own:
@@ -255,19 +271,22 @@ class AdviceFeed:
                 if not self._stop.is_set():
                     self._acknowledgement_added.clear()
                 while self._acknowledgements:
-                    sent = self._acknowledgements[0]
-                    body = acknowledgement_body(*sent)
-                    try:
-                        connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
-                    except ServiceError as error:
-                        self._log.warning("acknowledge", f"reporting the applied learning rate failed: {error}")
-                        if isinstance(error, ServiceUnavailable):
-                            if self._stop.is_set():
-                                return
-                            self._stop.wait(backoff.next_delay(error.retry_after_seconds))
-                            continue
-                    backoff.reset()
-                    # A full queue may have dropped it meanwhile: then the first one was not sent.
-                    with contextlib.suppress(IndexError):
-                        if self._acknowledgements[0] is sent:
-                            self._acknowledgements.popleft()
+                    # Taken first: a full queue drops its oldest, which must not be the next one that was not sent.
+                    body = acknowledgement_body(*self._acknowledgements.popleft())
+                    if not self._send_acknowledgement(connection, backoff, body):
+                        return
+
+    def _send_acknowledgement(self, connection: ServiceConnection, backoff: Backoff, body: dict[str, Any]) -> bool:
+        """Send it until the service takes or refuses it; False if the feed was closed before."""
+        while True:
+            try:
+                connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
+            except ServiceError as error:
+                self._log.warning("acknowledge", f"reporting the applied learning rate failed: {error}")
+                if isinstance(error, ServiceUnavailable):
+                    if self._stop.is_set():
+                        return False
+                    self._stop.wait(backoff.next_delay(error.retry_after_seconds))
+                    continue
+            backoff.reset()
+            return True

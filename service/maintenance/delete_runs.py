@@ -8,7 +8,8 @@ them, and the next round continues. The run's own row stays: it is the tombstone
 import getpass
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
@@ -21,13 +22,14 @@ from foreshock_service.maintenance.command_context import maintenance_context, r
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
 from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
-from foreshock_service.platform.database.engine import table_of
+from foreshock_service.platform.database.engine import insert_if_absent, table_of
 from foreshock_service.platform.database.tables import (
     Base,
     ExactShard,
     Lease,
     Probe,
     ProbeJob,
+    RemovedFailures,
     Run,
     ScoreShard,
     Shard,
@@ -35,6 +37,7 @@ from foreshock_service.platform.database.tables import (
 )
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.store.removal import give_up_files
+from foreshock_service.replay.probes.jobs import FAILURES
 from foreshock_service.replay.probes.service import cancel_jobs_of_run
 from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
 from foreshock_service.runs.events import RunRemoved
@@ -94,7 +97,21 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
             return 0
     one = len(key) == 1
     statement = delete(table).where((key[0] if one else tuple_(*key)).in_(rows))
+    if table is table_of(Lease):
+        ended = session.execute(statement.returning(table.c.outcome, table.c.accelerator)).all()
+        _keep_failures(session, run_id, Counter(row.accelerator for row in ended if row.outcome in FAILURES))
+        return len(ended)
     return int(cast("CursorResult[Any]", session.execute(statement)).rowcount)
+
+
+def _keep_failures(session: Session, run_id: str, tries: Mapping[str, int]) -> None:
+    """Add failed tries, by accelerator, to those of removed runs."""
+    project = session.scalars(select(Run.project).where(Run.id == run_id)).one()
+    for accelerator, count in tries.items():
+        key = {"project": project, "accelerator": accelerator}
+        insert_if_absent(session, RemovedFailures, key | {"tries": 0})
+        same = (RemovedFailures.project == project, RemovedFailures.accelerator == accelerator)
+        session.execute(update(RemovedFailures).where(*same).values(tries=RemovedFailures.tries + count))
 
 
 _FILES_OF = frozenset(table_of(each).name for each in (Shard, ScoreShard, ExactShard))

@@ -80,7 +80,7 @@ class ProblemError(Exception):
         super().__init__(detail)
         self.detail = _clipped(detail, _MOST_DETAIL)
         self.row = row
-        self.column = column
+        self.column = None if column is None else _clipped(column)
         self.errors = [
             ProblemItem(location=_clipped(each.location), message=_clipped(each.message))
             for each in errors[:_MOST_ITEMS]

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import columnar, health, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -27,11 +28,14 @@ from foreshock_service.platform.database.tables import (
     Alert,
     Attempt,
     Attribution,
+    DetectorSnapshot,
     Lease,
     NewestMeasurement,
     Probe,
     ProbeJob,
+    RemovedFailures,
     Run,
+    Scalar,
     Step,
     measurements,
     probes,
@@ -41,7 +45,9 @@ from foreshock_service.present.exporter.families import Scrape, label_text
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import count_live_workers
 from foreshock_service.runs.diagnoses import verdicts_of_runs
+from foreshock_service.runs.scalars import FIRST_SOURCE
 from foreshock_service.watch.advice.service import states_of_runs
+from foreshock_service.watch.detection.states import observed_steps
 
 # Shown for jobs that any worker may do.
 ANY_ACCELERATOR = "any"
@@ -85,6 +91,25 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
     query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
     query = query.select_from(newest).join(measurements, same).where(newest.run_id.in_(run_ids))
     return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
+
+
+def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict[str, float]]:
+    """Return run → name → value of the newest step that the detectors have seen, each from its preferred source."""
+    observed = select(DetectorSnapshot.run_id, func.max(DetectorSnapshot.step).label("step"))
+    newest = observed.where(DetectorSnapshot.run_id.in_(run_ids)).group_by(DetectorSnapshot.run_id).subquery()
+    state = and_(DetectorSnapshot.run_id == newest.c.run_id, DetectorSnapshot.step == newest.c.step)
+    same = and_(
+        Scalar.run_id == DetectorSnapshot.run_id,
+        Scalar.attempt == DetectorSnapshot.attempt,
+        Scalar.step == DetectorSnapshot.step,
+    )
+    query = select(Scalar.run_id, Scalar.source, Scalar.name, Scalar.value)
+    rows = session.execute(query.select_from(newest).join(DetectorSnapshot, state).join(Scalar, same)).all()
+    found: dict[str, dict[str, float]] = {}
+    for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
+        if value is not None:
+            found.setdefault(run_id, {}).setdefault(name, value)
+    return found
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, Attribution]:
@@ -146,12 +171,20 @@ def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, 
 
 
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
-    """Return the number of tries that failed or whose lease expired, by the accelerator of the worker."""
-    query = select(Lease.accelerator, func.count()).join(ProbeJob, ProbeJob.id == Lease.job_id)
-    query = query.join(Probe).join(Run, Run.id == Probe.run_id).where(Lease.outcome.in_(FAILURES))
+    """Return the number of tries that failed or whose lease expired, by the accelerator of the worker.
+
+    Tries of runs that were deleted since then are in it.
+    """
+    kept = select(Lease.accelerator, func.count()).join(ProbeJob, ProbeJob.id == Lease.job_id)
+    kept = kept.join(Probe).join(Run, Run.id == Probe.run_id).where(Lease.outcome.in_(FAILURES))
+    removed = select(RemovedFailures.accelerator, func.sum(RemovedFailures.tries))
     if project is not None:
-        query = query.where(Run.project == project)
-    return dict(session.execute(query.group_by(Lease.accelerator)).all())
+        kept, removed = kept.where(Run.project == project), removed.where(RemovedFailures.project == project)
+    total: Counter[str] = Counter()
+    for query, accelerator in ((kept, Lease.accelerator), (removed, RemovedFailures.accelerator)):
+        for name, tries in session.execute(query.group_by(accelerator)):
+            total[name] += int(tries)
+    return total
 
 
 def is_waiting(state: str) -> bool:
@@ -165,6 +198,11 @@ def _visible(project: str | None) -> ColumnElement[bool]:
 
 _BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
 _MODES = {mode: label_text(("mode",), (mode,)) for mode in ("shadow", "apply")}
+# What a scalar may stand for in a run without rollouts: its metric, and the labels beside the run.
+_QUANTITIES: Mapping[str, tuple[Any, ...]] = {
+    **{f"{STEP_ROW}:{column}": (family,) for column, family in families.OF_STEPS.items()},
+    **{f"{TRAINER_ROLLOUT}:{name}": (family, TRAINER_ROLLOUT) for name, family in families.OF_COMPARISONS.items()},
+}
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
 _OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)
@@ -258,6 +296,7 @@ class Collector:
             scrape.add_row(_OF_RUN, label_text(("run",), (run.id,)), [run.rollouts, run.tokens, *times])
         for run_id, *counts in newest_closed_steps(session, [run.id for run in runs]):
             scrape.add_row(_OF_NEWEST_STEP, label_text(("run",), (run_id,)), counts)
+        _scalars(session, scrape, {run.id: run for run in runs if run.last_step is None})
         return runs
 
     def _probes(self, session: Session, scrape: Scrape) -> None:
@@ -297,6 +336,16 @@ def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> N
             _bucket_samples(scrape, labels, buckets)
 
 
+def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, Run]) -> None:
+    """Add the newest step of runs without rollouts, with the measures that their trainers report as scalars."""
+    for run_id, step in observed_steps(session, runs).items():
+        scrape.add(families.STEP, (run_id,), step)
+    for run_id, values in newest_scalars(session, runs).items():
+        found = quantities_of(values, runs[run_id].scalar_names or {}, _QUANTITIES)
+        for quantity, (family, *further) in _QUANTITIES.items():
+            scrape.add(family, (run_id, *further), found.get(quantity))
+
+
 def _bucket_samples(scrape: Scrape, labels: str, buckets: bytes) -> None:
     values = np.frombuffer(buckets, dtype=np.float64)
     if values.size != 2 * len(_BUCKETS):
@@ -321,6 +370,7 @@ def _attributions(scrape: Scrape, attributions: Iterable[probes.Attribution]) ->
 def _advice(session: Session, scrape: Scrape, runs: Sequence[Run]) -> None:
     run_ids = [run.id for run in runs]
     states = states_of_runs(session, run_ids)
+    observed = observed_steps(session, [run.id for run in runs if run.last_step is None])
     acknowledged = newest_acknowledgements(session, run_ids)
     for run in runs:
         state = states[run.id]
@@ -328,7 +378,8 @@ def _advice(session: Session, scrape: Scrape, runs: Sequence[Run]) -> None:
         for mode, of_mode in _MODES.items():
             value = 1 if run.advice_mode == mode else 0
             scrape.add_row((families.ADVICE_MODE,), f"{of_run},{of_mode}", (value,))
-        advised = state.scale((run.last_step or 0) + 1)
+        newest_step = run.last_step if run.last_step is not None else observed.get(run.id, -1)
+        advised = state.scale(newest_step + 1)
         scrape.add_row(_OF_ADVICE, of_run, (state.revision, advised))
         newest = acknowledged.get(run.id)
         if newest is None:

@@ -95,9 +95,17 @@ def fail(context: ServiceContext, principal: Principal, lease_id: str, body: Fai
 
 def hold(session: Session, principal: Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
     """Return the lease with its job, locked, and its probe. Raises LeaseNotFound, RunDeleted, LeaseLost."""
+    lease, job, probe = lock_lease(session, principal, lease_id)
+    check_held(lease, job, token)
+    return lease, job, probe
+
+
+def lock_lease(session: Session, principal: Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
+    """Return the lease with its job, locked and as they now are, and its probe. Raises LeaseNotFound, RunDeleted."""
     lease, job, probe = find_lease(session, principal, lease_id)
     lock_job(session, job.id)
-    check_held(lease, job, token)
+    # It may have ended while this transaction waited for the job.
+    session.refresh(lease)
     return lease, job, probe
 
 
@@ -192,6 +200,7 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
 def _fail(session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
     lease, job, probe = find_lease(session, principal, lease_id)
     jobs = lock_jobs(session, probe.id)
+    session.refresh(lease)
     if lease.outcome == body.kind and lease.token == body.token:
         return  # A repeated request: the first answer was lost.
     check_held(lease, job, body.token)

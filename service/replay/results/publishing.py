@@ -20,7 +20,7 @@ from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Score, ScoreShard
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
-from foreshock_service.replay.leases.service import find_lease, hold, is_completed
+from foreshock_service.replay.leases.service import check_held, is_completed, lock_lease
 from foreshock_service.replay.probes import environments, jobs
 from foreshock_service.replay.probes.schemas import ScorerName, VariantName
 from foreshock_service.replay.results import documents, exact, shards
@@ -145,10 +145,10 @@ def publish_job(
 
     `measured` are the measures of the exact pairs. A try that has published before publishes nothing.
     """
-    lease, job, probe = find_lease(session, principal, lease_id)
+    lease, job, probe = lock_lease(session, principal, lease_id)
     if is_completed(lease, token):
         return
-    lease, job, probe = hold(session, principal, lease_id, token)
+    check_held(lease, job, token)
     for kind in (SCORES, EXACT):
         sent: Mapping[Any, Any] = kind.shards_of_try(session, job.id, token)
         for key in sorted(kind.asked(job)):

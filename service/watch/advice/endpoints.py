@@ -7,13 +7,17 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.watch import DecisionRecord
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import service
-from foreshock_service.watch.advice.schemas import AcknowledgementCreate, AdviceRead, OperatorDecisionCreate
+from foreshock_service.watch.advice.schemas import (
+    AcknowledgementCreate,
+    AdviceRead,
+    FollowedStep,
+    OperatorDecisionCreate,
+)
 
 router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
@@ -34,7 +38,7 @@ async def read_advice(
         ),
     ] = 0.0,
     follow: Annotated[
-        bool, Query(description="a trainer polls and applies the answer: later decisions do not change `step`")
+        bool, Query(deprecated=True, description="stores nothing any more: a trainer sends `POST …/lr-advice/follow`")
     ] = False,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
@@ -43,17 +47,12 @@ async def read_advice(
     With `wait` and If-None-Match the answer comes when the advice or an alert has changed since that answer. A step
     that closes is no such change: it is in the answer after `wait` seconds.
     """
-    if follow and step is not None and principal.may(Scope.INGEST):
-        await run_in_threadpool(_note_poll, context, principal, run, step)
     await polls.until_changed(principal, run, lambda version: version.of_advice, if_none_match, wait)
-    return await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
-
-
-def _note_poll(context: ServiceContext, principal: Principal, run: str, step: int) -> None:
-    with context.database.read() as session:
-        is_new = service.is_new_step(session, run, step)
-    if is_new:
-        context.database.write(lambda session: service.note_poll(session, principal, run, step))
+    answer = await run_in_threadpool(_advice, context, principal, run, step, if_none_match)
+    if follow:
+        # A GET of a client of the release before, which reads no such header: it is for whoever looks into the traffic.
+        answer.headers["Warning"] = f'299 - "follow=true stores nothing: POST /v1/runs/{run}/lr-advice/follow"'
+    return answer
 
 
 def _advice(
@@ -62,6 +61,15 @@ def _advice(
     with context.database.read() as session:
         found = service.read_snapshot(session, principal, run)
         return long_polls.tagged_response(found.version, found.advice(step), if_none_match)
+
+
+@router.post("/follow", status_code=status.HTTP_204_NO_CONTENT)
+def follow_advice(run: RunIdentifier, body: FollowedStep, context: Context, principal: Ingester) -> None:
+    """Report the step that a trainer does with the advice: later decisions do not change steps up to it."""
+    with context.database.read() as session:
+        is_new = service.is_new_step(session, principal, run, body)
+    if is_new:
+        context.database.write(lambda session: service.note_followed_step(session, principal, run, body))
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)

@@ -111,6 +111,13 @@ class AcknowledgementCreate(BaseModel):
     attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
 
 
+class FollowedStep(BaseModel):
+    """The step that a trainer does with the advice."""
+
+    step: Step
+    attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
+
+
 class OperatorDecisionCreate(BaseModel):
     """An operator's decision and why."""
 

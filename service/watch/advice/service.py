@@ -39,6 +39,7 @@ from foreshock_service.watch.advice.schemas import (
     AdviceRead,
     AppliedRead,
     ControlRead,
+    FollowedStep,
     LoopPointRead,
     OperatorDecisionCreate,
     ScheduleRead,
@@ -106,21 +107,25 @@ def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Advi
     return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
 
 
-def is_new_step(session: Session, run_id: str, step: int) -> bool:
-    """Return whether a following trainer asks for a newer step than it did before."""
-    attempt, _ = repository.newest_version(session, run_id)
-    return step > repository.polled_step(session, run_id, attempt)
+def is_new_step(session: Session, principal: security.Principal, run_id: str, body: FollowedStep) -> bool:
+    """Return whether a following trainer is at a newer step than it was before. Raises RunNotFound and RunDeleted."""
+    runs.get_run(session, principal, run_id)
+    return body.step > repository.polled_step(session, run_id, _followed_attempt(session, run_id, body))
 
 
-def note_poll(session: Session, principal: security.Principal, run_id: str, step: int) -> None:
-    """Note that a following trainer gets the scale of `step`: no later decision may change it."""
+def note_followed_step(session: Session, principal: security.Principal, run_id: str, body: FollowedStep) -> None:
+    """Note that a following trainer does a step with the scale it has: no later decision may change it."""
     runs.lock_run(session, principal, run_id)
-    attempt, _ = repository.newest_version(session, run_id)
+    attempt = _followed_attempt(session, run_id, body)
     if attempts.find_attempt(session, run_id, attempt) is None:
         # The feed may ask between the registration of the run and that of its attempt.
         return
-    if step > repository.polled_step(session, run_id, attempt):
-        repository.put_polled_step(session, run_id, attempt, step)
+    if body.step > repository.polled_step(session, run_id, attempt):
+        repository.put_polled_step(session, run_id, attempt, body.step)
+
+
+def _followed_attempt(session: Session, run_id: str, body: FollowedStep) -> int:
+    return body.attempt if body.attempt is not None else repository.newest_version(session, run_id)[0]
 
 
 def acknowledge(session: Session, principal: security.Principal, run_id: str, body: AcknowledgementCreate) -> None:

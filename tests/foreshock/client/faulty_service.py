@@ -35,7 +35,7 @@ class Received:
         return json.loads(self.body)
 
 
-Fault = int | str | Callable[[Received], int | None]
+Fault = int | str | Callable[[Received], int | str | None]
 """A status to answer, "reset" (close without an answer), "half" (truncate the answer), "html", "held" (answer when
 `released` is set), or a function that returns a status or None."""
 

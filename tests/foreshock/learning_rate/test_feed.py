@@ -72,8 +72,9 @@ def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
     service.set_advice(advice(1))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
         fed.scale(17)
-        wait_until(lambda: service.requests >= 4)
-    polls = service.received
+        wait_until(lambda: service.requests >= 5)
+    followed, polls = service.bodies("/follow"), [item for item in service.received if item.method == "GET"]
+    assert [json.loads(body)["step"] for body in followed] == [17]
     assert polls[0].path == "/v1/runs/run-1/lr-advice"
     assert (polls[0].query.get("wait"), "If-None-Match" in polls[0].headers) == ("0", False)
     assert (polls[-1].query["wait"], polls[-1].query["step"]) == ("0.3", "17")
@@ -184,6 +185,33 @@ def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:
             fed.acknowledge(step, 1e-6)
         wait_until(lambda: len(service.bodies("/ack")) == 5)
     assert [json.loads(body)["step"] for body in service.bodies("/ack")] == list(range(5))
+
+
+def test_full_queue_drops_the_oldest_acknowledgement_and_no_newer_one(
+    service: FaultyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its own deque: one that the feed has taken is no longer in the queue, so a full queue cannot shift it.
+    monkeypatch.setattr(feed, "_MAX_ACKNOWLEDGEMENTS", 8)
+    service.set_advice(advice(1))
+    service.always = lambda received: "held" if received.path.endswith("/ack") else None
+    with AdviceFeed(service.url, "run-1") as fed:
+        fed.acknowledge(0, 1e-6)
+        wait_until(lambda: not fed._acknowledgements)
+        for step in range(1, 30):
+            fed.acknowledge(step, 1e-6)
+        service.always = None
+        service.released.set()
+        wait_until(lambda: len(service.bodies("/ack")) == 9)
+    assert [json.loads(body)["step"] for body in service.bodies("/ack")] == [0, *range(22, 30)]
+
+
+def test_key_that_may_only_read_gets_advice(service: FaultyService) -> None:
+    service.set_advice(advice(1))
+    service.always = lambda received: 403 if received.path.endswith("/follow") else None
+    with AdviceFeed(service.url, "run-1") as fed:
+        fed.scale(17)
+        wait_until(lambda: fed.revision == 1)
+        assert fed.scale(400) == 0.25
 
 
 def test_acknowledgements_queued_at_close_are_sent(service: FaultyService) -> None:

@@ -108,6 +108,16 @@ class Lease(Base):
     reason: Mapped[str | None]
 
 
+class RemovedFailures(Base):
+    """Tries that failed, of runs whose rows were removed: the exporter's counter must not fall."""
+
+    __tablename__ = "removed_failures"
+
+    project: Mapped[str] = mapped_column(primary_key=True)
+    accelerator: Mapped[str] = mapped_column(primary_key=True)
+    tries: Mapped[int]
+
+
 class Worker(Base):
     """A worker that asked for jobs. `project` is that of its key, empty if the key is bound to none."""
 

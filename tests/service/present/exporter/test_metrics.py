@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from sqlalchemy import event
 
+from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.exporter.collector import Collector, newest_closed_steps, newest_measurements
@@ -141,6 +142,53 @@ def test_probes_links_and_workers_are_exported(http: httpx.Client) -> None:
     assert len(shares) == 3
     assert sum(shares) == pytest.approx(1, abs=1e-12)
     assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="vllm.prefill/rollout") is not None
+
+
+def test_counter_of_failures_does_not_fall_when_a_run_is_deleted(http: httpx.Client, app: FastAPI) -> None:
+    def failures() -> float | None:
+        return value(scrape(http), "foreshock_probe_job_failures_total", accelerator="cpu")
+
+    def fail_in(key: str) -> str:
+        run = start_run(http, key)
+        run.put_shard(1, make_batch(6)).raise_for_status()
+        announce_checkpoint(run, 1)
+        ask_for_probe(run, 1).raise_for_status()
+        take_lease(http).fail("final").raise_for_status()
+        return run.run
+
+    for number in (1, 2):
+        run = fail_in(f"deleted-{number}")
+        assert failures() == number
+        http.delete(f"/v1/runs/{run}").raise_for_status()
+        assert failures() == number
+        assert not delete_rows_of_deleted_runs(app.state.context, round_seconds=600)
+        assert failures() == number
+
+
+def test_run_without_rollouts_is_exported_by_its_scalars(http: httpx.Client) -> None:
+    run = start_run(http, initial_learning_rate=1e-5, scalar_names={"reward": "my/score"})
+    for step in (1, 2, 3):
+        run.put_scalars(step, {"my/score": step / 4, "reward": 9.0, "k3": 0.01, "response_length/mean": 70.0})
+    samples = scrape(http)
+    # Step 3 closes when a later one comes.
+    assert value(samples, "foreshock_step", run=run.run) == 2
+    assert value(samples, "foreshock_reward_mean", run=run.run) == 0.5
+    assert value(samples, "foreshock_response_length_mean_tokens", run=run.run) == 70
+    assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="trainer/rollout") == 0.01
+    assert value(samples, "foreshock_pareto_k", run=run.run, comparison="trainer/rollout") is None
+
+
+def test_scale_of_a_run_without_rollouts_is_that_of_its_next_step(http: httpx.Client) -> None:
+    run = start_run(http, advice_mode="apply")
+    for step in range(100, 141):
+        run.put_scalars(step, {"response_length/mean": 100.0 if step < 120 else 300.0}).raise_for_status()
+    observed = run.get("lr-advice").json()["observed_step"]
+    http.post(f"/v1/runs/{run.run}/lr-advice/decisions", json={"kind": "halve", "reason": "a test"}).raise_for_status()
+    for step in (141, 142):
+        run.put_scalars(step, {"response_length/mean": 300.0}).raise_for_status()
+    assert observed == 139
+    assert run.get("lr-advice").json()["advised_scale"] == 0.5
+    assert value(scrape(http), "foreshock_learning_rate_advised_scale", run=run.run) == 0.5
 
 
 def test_each_comparison_is_exported_at_its_newest_step(http: httpx.Client) -> None:

@@ -75,6 +75,26 @@ def test_repeated_requests_change_nothing(http: httpx.Client, run: Sender) -> No
     assert (other.status_code, other.json()["type"]) == (409, "urn:foreshock:problem:result-conflict")
 
 
+def test_job_that_is_completed_by_requests_at_once_is_completed(http: httpx.Client, run: Sender) -> None:
+    # On PostgreSQL the later one waits for the row of the job, and then reads the lease as it was before.
+    ask_for_probe(run, 3)
+    holder = take_lease(http)
+    rollouts = holder.rollouts()
+    holder.put_scores(scores_of(rollouts, noisy(rollouts, 1))).raise_for_status()
+    with ThreadPoolExecutor(8) as pool:
+        answers = [each.result().status_code for each in [pool.submit(holder.complete) for _ in range(8)]]
+    assert answers == [204] * 8
+
+
+def test_failure_that_is_reported_by_requests_at_once_counts_once(http: httpx.Client, run: Sender) -> None:
+    probe = ask_for_probe(run, 3).json()["id"]
+    holder = take_lease(http)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [each.result().status_code for each in [pool.submit(holder.fail, "retry") for _ in range(8)]]
+    assert answers == [204] * 8
+    assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["attempts"] == 1
+
+
 def test_job_fails_after_three_tries_with_every_reason(http: httpx.Client, run: Sender) -> None:
     probe = ask_for_probe(run, 3, ["vllm.prefill", "torch.float32"]).json()["id"]
     for number in range(3):

@@ -224,11 +224,20 @@ def test_acknowledged_steps_are_not_changed_by_later_decisions(http: httpx.Clien
     assert absent.status_code == 404
 
 
-def test_only_a_following_poll_fixes_its_step(http: httpx.Client, surged: RecordedRun) -> None:
+def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, surged: RecordedRun) -> None:
     http.get(address(surged), params={"step": 5000}).raise_for_status()
-    http.get(address(surged), params={"step": 130, "follow": "true"}).raise_for_status()
-    http.get(address(surged), params={"step": 125, "follow": "true"}).raise_for_status()
+    for step in (130, 125):
+        assert http.post(f"{address(surged)}/follow", json={"step": step}).status_code == 204
+    # A trainer of another attempt changes nothing of this one.
+    http.post(f"{address(surged)}/follow", json={"step": 4000, "attempt": 7}).raise_for_status()
     assert operate(http, surged, "halve").json()["rule_halvings"] == [131]
+
+
+def test_poll_of_an_older_client_is_answered_and_stores_nothing(http: httpx.Client, surged: RecordedRun) -> None:
+    answer = http.get(address(surged), params={"step": 5000, "follow": "true"})
+    assert answer.json() == http.get(address(surged), params={"step": 5000}).json()
+    assert "lr-advice/follow" in answer.headers["Warning"]
+    assert operate(http, surged, "halve").json()["rule_halvings"] == [119]
 
 
 def test_operator_holds_releases_halves_and_raises(http: httpx.Client, surged: RecordedRun) -> None:
