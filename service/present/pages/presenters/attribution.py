@@ -218,8 +218,10 @@ def measure_groups(
 
 
 def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
-    names = [measure_named(name).column for name in group.names()]
-    known = any(column.get(name) is not None for column in columns for name in names)
+    measures = [measure_named(name) for name in group.names()]
+    # No token of a lag is no value: only counts are integers.
+    nothing = {each.column: (None, 0) if each.column_type == "integer" else (None,) for each in measures}
+    known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
     if group.not_logged and not known:
         return MeasureGroup(group.title, (), group.not_logged)
     return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])

@@ -8,6 +8,7 @@ from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import IncompleteStep, RunRecord
 from foreshock.api.watch import AlertRecord
+from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters.advice import AdvicePanel, advice_panel
 from foreshock_service.present.pages.presenters.alerts import changes_in_words, run_dashboard, standing_alerts
@@ -44,6 +45,8 @@ class RunPage:
     attempt: int | None
     started: view_models.Moment | None
     baseline: RunRecord | None
+    healthy_run: RunRecord | None
+    """The newest healthy run of the same project and model, to compare with where no baseline is set."""
     diagnosis: Diagnosis
     alerts: Sequence[AlertRecord]
     advice: AdvicePanel | None
@@ -83,6 +86,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         baseline=runs.run_records(session, [runs.get_run(session, viewing.principal, run.baseline)])[0]
         if run.baseline
         else None,
+        healthy_run=_healthy_run(viewing, run),
         diagnosis=diagnosis_of_run(session, run_id),
         alerts=standing_alerts(viewing, run_id),
         advice=advice_panel(viewing, run),
@@ -96,6 +100,12 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
             for name, plot in RUN_PLOTS.items()
         ],
     )
+
+
+def _healthy_run(viewing: Viewing, run: Run) -> RunRecord | None:
+    chosen = runs.RunFilter((run.project,), model=run.model, verdict="healthy")
+    found = runs.list_runs(viewing.session, chosen, None, 2).items
+    return next((each for each in found if each.id != run.id), None)
 
 
 def _incomplete(viewing: Viewing, run_id: str, found: Sequence[IncompleteStep]) -> str | None:

@@ -61,6 +61,17 @@ def test_list_has_the_diagnosis_of_each_run_and_is_filtered_by_verdict(site: Sit
         assert f"<option selected>{verdict}</option>" in page
 
 
+def test_forty_runs_take_less_than_two_screens(visit: Visit, site: Site, fallen: str) -> None:
+    names = [f"a sweep of learning rates, seed {number}" for number in range(40)]
+    sweep = [site.http.post("/v1/runs", json={"key": name, "model": "sweep"}).json() for name in names]
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.open(site.url, "/?model=sweep")
+    assert visit.page.locator("table.runs tbody tr").count() == len(sweep)
+    assert visit.page.evaluate("document.documentElement.scrollHeight / innerHeight") <= 1.6
+    for run in sweep:
+        site.http.delete(f"/v1/runs/{run['id']}").raise_for_status()
+
+
 def test_list_is_searched_and_filtered_and_pages_keep_the_filter(site: Site, fallen: str) -> None:
     assert names_in(site.http.get("/", params={"search": "FALL"}).text) == ["fallen"]
     assert "fallen" in names_in(site.http.get("/", params={"model": "tiny", "state": "running"}).text)

@@ -97,6 +97,11 @@ def test_group_without_values_names_the_columns_to_log() -> None:
     assert (having.missing, len(having.rows)) == ("", 5)
 
 
+def test_no_token_of_any_lag_is_no_table_of_lags() -> None:
+    assert "weights_version" in group_called("By lag", {"tokens_lag_0": 0, "tokens_lag_1": 0}).missing
+    assert group_called("By lag", {"tokens_lag_0": 3, "k3_kl_lag_0": 1e-4}).missing == ""
+
+
 def test_page_has_every_group_of_measures(site: Site) -> None:
     page = site.http.get(f"{site.run.address}/steps/5").raise_for_status().text
     for words in ("tail_asymmetry(ln2)", "pareto_k", "ess_seq_predicted", "These rollouts carry no advantages"):
