@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -59,8 +59,9 @@ class Client:
 
     Arguments not given come from `FORESHOCK_URL`, `FORESHOCK_API_KEY`, `FORESHOCK_SPOOL_DIRECTORY`,
     `FORESHOCK_RUN_KEY` and `FORESHOCK_ATTEMPT_KEY`. `run_key` is your own permanent name for the run: the same key
-    after a restart continues the run as a new attempt. `attempt_key` names one start of the job and must be equal on
-    all its ranks; it is needed only if they share no launcher's variables (`foreshock.client.launch`). `strict=True`
+    after a restart, also in the same process, continues the run as a new attempt. `attempt_key` names one start of the
+    job and must be equal on all its ranks; it is needed only if they share no launcher's variables
+    (`foreshock.client.launch`). `strict=True`
     raises errors in arguments, for development. `block_when_full=True` makes calls wait for room in the queue instead
     of dropping, for importers. The other keyword arguments are the fields of `ClientSettings`; `mode="statistics"` (or
     `FORESHOCK_MODE`) measures every token here and sends the statistics, with some rollouts in full, for large runs.
@@ -165,9 +166,10 @@ class Client:
     ) -> Client:
         """Describe the run and start an attempt; returns the client, for `with client.start_run(...):`.
 
-        `resume_step` is the first step that this attempt computes. `shard` and `shards` are this rank's number and
-        theirs in all, if several ranks log; they become the defaults of `log_rollouts`, and leaving the `with` block
-        finishes the run on shard 0 only. Call this on every rank that logs, with the same other arguments.
+        Each call is a start. `resume_step` is the first step that this attempt computes. `shard` and `shards` are this
+        rank's number and theirs in all, if several ranks log; they become the defaults of `log_rollouts`, and leaving
+        the `with` block finishes the run on shard 0 only. Call this on every rank that logs, with the same other
+        arguments. `shards=1` declares that no other rank logs rollouts: the attempt is then this call's alone.
 
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
@@ -220,7 +222,8 @@ class Client:
         shard = (self._shard or 0) if shard is None else shard
         shards = (self._shards or 1) if shards is None else shards
         deliveries.check_shard(step, shard, shards)
-        self.launch.require_shared(shards)
+        if self._shards != 1:
+            self.launch.require_shared(shards)
         registration = self._started()
         what = f"shard {shard} of step {step}"
         size = size_of(rollouts)
@@ -371,7 +374,7 @@ class Client:
         if shard is not None and shards is not None:
             deliveries.check_shard(0, shard, shards)
         registration = deliveries.registration(
-            self.project, self.run_key, description, self.launch.attempt_key, resume_step, fingerprint
+            self.project, self.run_key, description, self._attempt_key(*rank), resume_step, fingerprint
         )
         self._shard, self._shards = rank
         self._attributes = replace(
@@ -383,9 +386,14 @@ class Client:
 
     def _started(self) -> Registration:
         if self._registration is None:
-            key = self.launch.attempt_key
+            key = self._attempt_key(None, None)
             self._register(deliveries.registration(self.project, self.run_key, {}, key, 0, None))
         return cast(Registration, self._registration)
+
+    def _attempt_key(self, shard: int | None, shards: int | None) -> Callable[[int], str]:
+        """Return the function that gives the key of the attempt which begins at a step."""
+        run = (self.settings.url, self.project, self.run_key)
+        return functools.partial(self.launch.attempt_key, run=run, shard=shard, shards=shards)
 
     def _chosen_exports(self, export: Export | None) -> Exports | None:
         """Return the exporters of the argument, else of FORESHOCK_EXPORT; `foreshock.exporters` is imported if used."""

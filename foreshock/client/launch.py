@@ -14,6 +14,10 @@ present is used:
 An address, and a rendezvous id chosen by hand, may be those of an earlier launch. They are completed by what only this
 launch has: on one node the folder that torchrun makes for the errors of its workers, or the key of `multiprocessing`;
 and everywhere by the step that the attempt resumes at.
+
+A start is an attempt of its own without any of this if it declares `shards=1`, or if the launcher says that it started
+one rank: no other process has to find its key. A process that starts a run again, as a notebook does, counts: its
+second start from a step is another attempt than its first.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ import hashlib
 import multiprocessing
 import os
 import sys
+import threading
+import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -35,6 +42,10 @@ _LONGEST_KEY = 200
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
+_starts: Counter[tuple[object, ...]] = Counter()
+"""Starts of this process by process id, run, shard and derived key. Every rank counts its own, all of them alike."""
+_starts_lock = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -45,12 +56,24 @@ class Launch:
     """True if every rank of the launch derives the same identity."""
     given: bool = False
     """True if the caller chose the identity."""
+    ranks: int | None = None
+    """The number of ranks that the launcher started; None if it does not say."""
 
-    def attempt_key(self, resume_step: int) -> str:
-        """Return the key of the attempt that this launch begins at `resume_step`."""
-        if self.given or not resume_step:
+    def attempt_key(
+        self, resume_step: int, *, run: tuple[str, ...] = (), shard: int | None = None, shards: int | None = None
+    ) -> str:
+        """Return the key of the attempt that a start of `run` begins at `resume_step`; each call is a start."""
+        if self.given:
             return _shortened(self.identity)
-        return _shortened(f"{self.identity}-from-{resume_step}")
+        if shards == 1 or (shards is None and self.ranks == 1):
+            return f"process-{uuid.uuid4().hex}"
+        key = f"{self.identity}-from-{resume_step}" if resume_step else self.identity
+        with _starts_lock:
+            # A forked child counts from the beginning, as its siblings do that were not forked.
+            counted = (os.getpid(), *run, shard or 0, key)
+            _starts[counted] += 1
+            start = _starts[counted]
+        return _shortened(key if start == 1 else f"{key}-start-{start}")
 
     def require_shared(self, shards: int) -> None:
         """Raise ConfigurationError if several ranks log and each would be an attempt of its own."""
@@ -65,18 +88,18 @@ class Launch:
 def find_launch(attempt_key: str | None = None, environment: Mapping[str, str] | None = None) -> Launch:
     """Return the launch of this process; `attempt_key` overrides what the launcher gives."""
     variables = os.environ if environment is None else environment
+    ranks = _ranks(variables)
     given = attempt_key or variables.get("FORESHOCK_ATTEMPT_KEY")
     if given:
         return Launch(given, shared=True, given=True)
-    identity = (
-        _torchrun(variables)
-        or (_ray() if environment is None else None)
-        or _slurm(variables)
-        or _pmix(variables)
-        or _address(variables)
-    )
+    if (identity := _torchrun(variables)) is not None:
+        return Launch(identity, shared=True, ranks=ranks)
+    identity = (_ray() if environment is None else None) or _slurm(variables) or _pmix(variables)
     if identity is not None:
+        # WORLD_SIZE may be that of an engine in this process.
         return Launch(identity, shared=True)
+    if (identity := _address(variables)) is not None:
+        return Launch(identity, shared=True, ranks=ranks)
     return Launch(f"process-{_process_tree()}", shared=multiprocessing.parent_process() is not None)
 
 
@@ -134,6 +157,11 @@ def _address(variables: Mapping[str, str]) -> str | None:
     if not token and address in _LOOPBACK and multiprocessing.parent_process() is not None:
         token = f"-{_process_tree()}"
     return f"address-{address}:{port}-of-{variables.get('WORLD_SIZE', '1')}{token}-{_restarts(variables)}"
+
+
+def _ranks(variables: Mapping[str, str]) -> int | None:
+    size = variables.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else None
 
 
 def _restarts(variables: Mapping[str, str]) -> str:

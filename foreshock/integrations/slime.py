@@ -178,6 +178,8 @@ class SlimeRun:
             return
         args = self.args
         start = getattr(args, "start_rollout_id", None)
+        # Ray may replace this process within the launch; a declared single shard would then be another attempt.
+        several = self.place.shards > 1
         self._client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or self._run_key())
         self._client.start_run(
             model=str(getattr(args, "hf_checkpoint", None) or getattr(args, "load", None) or "") or None,
@@ -188,8 +190,8 @@ class SlimeRun:
             model_kind=model_kind_of(args),
             advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
             resume_step=step if start is None else int(start),
-            shard=self.place.shard,
-            shards=self.place.shards,
+            shard=self.place.shard if several else None,
+            shards=self.place.shards if several else None,
         )
         if self.place.leads:
             self._feed = AdviceFeed(self._client)

@@ -11,6 +11,7 @@ that uses them. Every process logs its own shard; process 0 reports the rest and
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -118,7 +119,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         import trl
 
         if self._client is None:
-            self._client = Client(run_key=self._run_key or getattr(args, "run_name", None))
+            name = self._run_key or os.environ.get("FORESHOCK_RUN_KEY") or getattr(args, "run_name", None)
+            self._client = Client(run_key=name)
         configuration = self._trainer.model.config
         description = {
             "model": configuration.name_or_path or None,
@@ -130,8 +132,13 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             **_precision(self._trainer),
             **self._description,
         }
+        accelerator = self._trainer.accelerator
         self._client.start_run(
-            **description, resume_step=state.global_step + 1, attributes=self._generations.attributes()
+            **description,
+            resume_step=state.global_step + 1,
+            shard=accelerator.process_index,
+            shards=accelerator.num_processes,
+            attributes=self._generations.attributes(),
         )
         if state.is_world_process_zero:
             self._feed = AdviceFeed(self._client)

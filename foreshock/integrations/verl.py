@@ -63,6 +63,8 @@ class VerlRun:
             **precision_of(actor.actor),
             advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
             resume_step=int(self.trainer.global_steps),
+            shard=0,
+            shards=1,
             attributes=attributes_of(configuration),
         )
         self.feed = AdviceFeed(self.client)

@@ -37,7 +37,8 @@ SHARED: dict[str, dict[str, str]] = {
 def test_key_comes_from_what_all_ranks_share(key: str, variables: dict[str, str]) -> None:
     for rank in range(3):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-        assert find_launch(environment=variables | own) == Launch(key, shared=True)
+        launch = find_launch(environment=variables | own)
+        assert (launch.identity, launch.shared) == (key, True)
 
 
 def test_sources_override_each_other_in_order() -> None:
@@ -60,10 +61,47 @@ def test_single_processes_started_by_hand_in_one_allocation_are_several_launches
 
 
 def test_the_resume_step_completes_a_derived_key_and_not_a_given_one() -> None:
-    assert find_launch(environment=STATIC).attempt_key(0) == "address-node-7:29500-of-8-0"
-    assert find_launch(environment=STATIC).attempt_key(40) == "address-node-7:29500-of-8-0-from-40"
-    assert find_launch("mine").attempt_key(40) == "mine"
+    run = ("completes",)
+    assert find_launch(environment=STATIC).attempt_key(0, run=run) == "address-node-7:29500-of-8-0"
+    assert find_launch(environment=STATIC).attempt_key(40, run=run) == "address-node-7:29500-of-8-0-from-40"
+    assert find_launch("mine").attempt_key(40) == find_launch("mine").attempt_key(40) == "mine"
     assert len(find_launch("m" * 500).attempt_key(0)) == 200
+
+
+def keys_of_ranks(*starts: int, run: str, shards: int | None = 8) -> list[set[str]]:
+    """Return the keys that the ranks of one launch find at each of several starts."""
+    launch = find_launch(environment=STATIC)
+    return [{launch.attempt_key(step, run=(run,), shard=rank, shards=shards) for rank in range(8)} for step in starts]
+
+
+def test_each_start_of_a_process_is_one_attempt_of_all_ranks() -> None:
+    starts = keys_of_ranks(0, 0, 40, 40, 0, run="again")
+    assert [len(keys) for keys in starts] == [1] * 5
+    assert len(set.union(*starts)) == 5
+
+
+def test_a_rank_that_is_replaced_within_the_launch_joins_the_attempt_of_the_others() -> None:
+    """The others resume in their processes, it in a new one, which has counted no start."""
+    survivors = keys_of_ranks(0, 40, run="replaced")
+    replaced = keys_of_ranks(40, run="a process that knows no other start")
+    assert survivors[1] == replaced[0]
+
+
+def test_starts_of_other_runs_do_not_count() -> None:
+    assert keys_of_ranks(0, run="one run") == keys_of_ranks(0, run="another run")
+
+
+@pytest.mark.parametrize("variables", [{**STATIC, "WORLD_SIZE": "1"}, {**TORCHRUN, "WORLD_SIZE": "1"}], ids=str)
+def test_the_only_rank_of_a_launch_needs_no_shared_key(variables: dict[str, str]) -> None:
+    """An engine in the process sets MASTER_ADDR and MASTER_PORT, the same ones when the script starts again."""
+    launch = find_launch(environment=variables)
+    assert launch.attempt_key(0) != launch.attempt_key(0)
+    assert launch.attempt_key(0, shard=0, shards=2) == launch.attempt_key(0, shard=1, shards=2)
+
+
+def test_a_declared_single_shard_is_never_the_attempt_of_an_earlier_start() -> None:
+    launch = find_launch(environment=STATIC)
+    assert launch.attempt_key(0, shard=0, shards=1) != launch.attempt_key(0, shard=0, shards=1)
 
 
 def keys_of(command: list[str], **variables: str) -> list[str]:

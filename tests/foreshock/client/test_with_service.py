@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,26 @@ def test_resumed_run_is_a_new_attempt(make: Callable[..., Client]) -> None:
     assert (second.run_id, second.attempt) == (first.run_id, 2)
     surviving = get(second, "/steps")["items"]
     assert [(item["step"], item["attempt"]) for item in surviving] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+@pytest.mark.parametrize("rank", [{}, {"shard": 0, "shards": 1}], ids=["undeclared", "one shard"])
+def test_a_run_that_starts_again_in_one_process_keeps_its_new_rollouts(
+    make: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, rank: dict[str, Any]
+) -> None:
+    """A notebook, or a script that runs again where an engine has set the launcher's variables."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TORCHELASTIC", "PMIX", "FORESHOCK_AT"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    clients = [make(f"again {sorted(rank)}") for _ in range(2)]
+    for number, client in enumerate(clients):
+        client.start_run(**rank)
+        for step in range(3):
+            client.log_rollouts(step, random_batch(10 * number + step))
+        assert client.flush(60).complete
+    assert [client.attempt for client in clients] == [1, 2]
+    steps = get(clients[1], "/steps")["items"]
+    assert {(step["step"], step["attempt"]) for step in steps} >= {(0, 2), (1, 2), (2, 2)}
 
 
 @pytest.mark.parametrize("mode", ["apply", "shadow"])
