@@ -21,7 +21,7 @@ base_python=${PYTHON:-python3}
 
 log() { printf '\033[1m%s\033[0m\n' "setup: $*" >&2; }
 
-stamp=$(cat pyproject.toml constraints.txt scripts/trackers.txt "$0" | sha256sum | cut -d' ' -f1)
+stamp=$(cat pyproject.toml constraints.txt scripts/trackers.txt foreshock/integrations/releases.py "$0" | sha256sum | cut -d' ' -f1)
 # The test environment includes everything for the demo.
 for installed in "$purpose" test; do
     if [ -f "$venv/.foreshock-$installed" ] && [ "$(cat "$venv/.foreshock-$installed")" = "$stamp" ]; then exit 0; fi
@@ -81,5 +81,9 @@ if [ "$purpose" = test ] && ! { has verl "$verl_version" && has TransferQueue "$
     # Without dependencies, which pin a trainer's whole environment; the functions used need only the extra `bench`.
     install $quiet --no-deps "verl==$verl_version" "TransferQueue==$transfer_queue_version"
 fi
-if [ "$purpose" = test ]; then wait "$trackers"; fi
+if [ "$purpose" = test ]; then
+    log "taking the files of the trainers' releases that the integrations observe"
+    "$python" -m scripts.release_sources "$venv/releases"
+    wait "$trackers"
+fi
 echo "$stamp" > "$venv/.foreshock-$purpose"

@@ -2,10 +2,7 @@
 
 from typing import Any, Final
 
-__all__ = ["CLIP_SETTINGS", "KNOWN_VERSIONS", "clip_range"]
-
-KNOWN_VERSIONS: Final = {"verl": "0.9", "trl": "1.16", "slime": "0.3", "vime": "0.2", "miles": "0.1"}
-"""Releases whose source the modules follow; the documents say which of them were run."""
+__all__ = ["CLIP_SETTINGS", "clip_range"]
 
 CLIP_SETTINGS: Final[dict[str, tuple[str, str, dict[str, tuple[str, ...]]]]] = {
     "verl": ("clip_ratio_low", "clip_ratio_high", {}),

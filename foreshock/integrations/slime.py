@@ -19,6 +19,7 @@ from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
 from foreshock.integrations.hooks import guard, is_number, observe
+from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
     attributes_of,
     columns_of,
@@ -341,9 +342,10 @@ def _connected(args: Any) -> SlimeRun | None:
     if _run is None:
         framework = find_framework()
         if framework is None:
-            known = ", ".join(f"{each.name} {each.known_version}" for each in FRAMEWORKS)
+            known = ", ".join(f"{each.name} ({each.known_versions})" for each in FRAMEWORKS)
             _log.warning("framework", f"this is no training process of a known framework. Known: {known}.")
             return None
+        warn_of_unknown_version(framework.name, _log)
         _run = SlimeRun(args, framework, place_of(framework), _log)
         _observe(framework)
     return _run
@@ -357,14 +359,16 @@ def _observe(framework: Framework) -> None:
         "checkpoints": (framework.save, _note_save),
         "the end of a step": (framework.end, _note_end),
     }
-    for what, (place, note) in watched.items():
-        module = framework.module(place)
-        if module is None or not observe(module, place[1], _log, after=note):
+    for what, (places, note) in watched.items():
+        found = framework.find(places)
+        if found is None:
             _log.warning(
                 what,
-                f"{framework.name} {framework.version} has no {'.'.join(place)}, so {what} cannot be observed. "
-                f"Known version: {framework.known_version}.",
+                f"{framework.name} {framework.version} has no {'.'.join(places[0])}, so {what} cannot be observed. "
+                f"Known versions: {framework.known_versions}.",
             )
+        else:
+            observe(*found, _log, after=note)
 
 
 def _note_rollouts(arguments: tuple[Any, ...], keywords: Any, _result: Any) -> None:

@@ -8,29 +8,33 @@ from types import ModuleType
 from typing import Any
 
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations import KNOWN_VERSIONS
+from foreshock.integrations.releases import known_versions
+
+Function = tuple[str, str]
+_ACTOR = "backends.megatron_utils.actor"
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework of the slime family. Each place is a module below the package and a function that is looked up there.
+    """A framework of the slime family, with the places of its functions in its releases, newest first.
 
-    `rollout_data` gets (rollout_id, args, rollout_data) before training, `end` is called at the end of training,
-    `metrics` gets (args, metrics), `forward` is the forward pass of the loss, `save` writes Hugging Face weights.
+    A place is a module below the package and the function that is looked up there. `rollout_data` gets (rollout_id,
+    args, rollout_data) before training, `end` is called at the end of training, `metrics` gets (args, metrics),
+    `forward` is the forward pass of the loss, `save` writes Hugging Face weights.
     """
 
     name: str
     engine: str
-    rollout_data: tuple[str, str]
-    end: tuple[str, str]
-    metrics: tuple[str, str]
-    forward: tuple[str, str]
-    save: tuple[str, str]
+    rollout_data: tuple[Function, ...]
+    end: tuple[Function, ...]
+    metrics: tuple[Function, ...]
+    forward: tuple[Function, ...]
+    save: tuple[Function, ...]
 
     @property
-    def known_version(self) -> str:
-        """The release that this package follows."""
-        return KNOWN_VERSIONS[self.name]
+    def known_versions(self) -> str:
+        """The releases that this package follows."""
+        return known_versions(self.name)
 
     @property
     def version(self) -> str:
@@ -40,23 +44,28 @@ class Framework:
         except importlib.metadata.PackageNotFoundError:
             return "unknown"
 
-    def module(self, place: tuple[str, str]) -> ModuleType | None:
-        """Return the module of a place, None if this release has none of that name."""
-        try:
-            return importlib.import_module(f"{self.name}.{place[0]}")
-        except ImportError:
-            return None
+    def find(self, places: tuple[Function, ...]) -> tuple[ModuleType, str] | None:
+        """Return the module and the name of the first function of `places` that this release has; None: it has none."""
+        for module_name, function in places:
+            try:
+                module = importlib.import_module(f"{self.name}.{module_name}")
+            except ImportError:
+                continue
+            if callable(getattr(module, function, None)):
+                return module, function
+        return None
 
 
 def _slime(name: str, engine: str) -> Framework:
     return Framework(
         name,
         engine,
-        rollout_data=("observability.train_metric_utils", "log_rollout_data"),
-        end=("observability.train_metric_utils", "log_perf_data"),
-        metrics=("observability.logging_utils", "log"),
-        forward=("backends.megatron_utils.loss", "get_log_probs_and_entropy"),
-        save=("backends.megatron_utils.actor", "save_hf_model_to_path"),
+        # The releases up to 0.3.1 log from the actor; observability came after it.
+        rollout_data=(("observability.train_metric_utils", "log_rollout_data"), (_ACTOR, "log_rollout_data")),
+        end=(("observability.train_metric_utils", "log_perf_data"), (_ACTOR, "log_perf_data")),
+        metrics=(("observability.logging_utils", "log"), ("utils.logging_utils", "log")),
+        forward=(("backends.megatron_utils.loss", "get_log_probs_and_entropy"),),
+        save=((_ACTOR, "save_hf_model_to_path"), ("backends.megatron_utils.model", "save_hf_model")),
     )
 
 
@@ -66,11 +75,11 @@ FRAMEWORKS = (
     Framework(
         "miles",
         "sglang",
-        rollout_data=("backends.megatron_utils.actor", "log_rollout_data"),
-        end=("backends.megatron_utils.actor", "log_perf_data"),
-        metrics=("utils.tracking_utils.tracking", "log"),
-        forward=("backends.training_utils.loss_hub.losses", "get_log_probs_and_entropy"),
-        save=("backends.megatron_utils.hf_export", "save_hf_model"),
+        rollout_data=((_ACTOR, "log_rollout_data"),),
+        end=((_ACTOR, "log_perf_data"),),
+        metrics=(("utils.tracking_utils.tracking", "log"),),
+        forward=(("backends.training_utils.loss_hub.losses", "get_log_probs_and_entropy"),),
+        save=(("backends.megatron_utils.hf_export", "save_hf_model"),),
     ),
 )
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import Fingerprint
-from foreshock.integrations import KNOWN_VERSIONS, clip_range
+from foreshock.integrations import clip_range
 from foreshock.integrations.hooks import observe
+from foreshock.integrations.releases import known_versions, releases_of, warn_of_unknown_version
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 
@@ -88,13 +89,14 @@ class Generations:
 
     def observe(self) -> None:
         """Observe the trainer; warn once if this release of TRL has other methods."""
+        warn_of_unknown_version("trl", self._log)
         trainer = self._trainer
         missing = [name for name in _METHODS if not callable(getattr(trainer, name, None))]
         if missing:
             self._log.warning(
                 "methods",
                 f"TRL {importlib.metadata.version('trl')}: {type(trainer).__name__} has no {missing[0]}, so metrics "
-                f"are logged and rollouts are not. Known versions: {KNOWN_VERSIONS['trl']}.",
+                f"are logged and rollouts are not. Known versions: {known_versions('trl')}.",
             )
             return
         observe(trainer, "_generate", self._log, after=self._note_tokens)
@@ -190,14 +192,31 @@ class Generations:
         if current is None:
             return
         current.prompts, current.responses = list(result[0]), list(result[1])
-        if type(self._trainer).__name__.startswith("GRPO") and len(result) >= 5:
-            current.response_mask, current.rollout_log_probs = result[2], result[4]
+        place = releases_of("trl")[0].log_probs_place
+        if type(self._trainer).__name__.startswith("GRPO") and len(result) > place:
+            current.response_mask = result[2]
+            current.rollout_log_probs = self._checked(result[place], current.responses)
         elif [len(row) for row in self._engine_rows] == [len(row) for row in current.responses]:
             current.rollout_log_probs = self._engine_rows
         # TRL, too, takes a response that ends in padding for one that ended by itself.
-        tokenizer = self._trainer._tokenizer
-        ends = {*self._trainer.eos_token_ids, tokenizer.pad_token_id}
+        ends = _end_ids(self._trainer)
         current.finish_reasons = ["stop" if row and row[-1] in ends else "length" for row in current.responses]
+
+    def _checked(self, log_probs: Any, responses: Sequence[Sequence[int]]) -> Any:
+        """Return log-probs if there is one of each token; None, with a warning, if another release has others here."""
+        if log_probs is None:
+            return None
+        try:
+            fits = [len(row) for row in log_probs] == [len(row) for row in responses]
+        except TypeError:
+            fits = False
+        if not fits:
+            self._log.warning(
+                "no log-probs",
+                f"TRL {importlib.metadata.version('trl')} returns the engine's log-probs in a place that is not known, "
+                f"so they are not logged; the rest is. Known versions: {known_versions('trl')}.",
+            )
+        return log_probs if fits else None
 
     def _note_rewards(self, _arguments: Any, _keywords: Any, result: Any) -> None:
         current = self._current
@@ -233,6 +252,13 @@ class Generations:
 def _engine_columns(result: Any) -> tuple[Any, Any, Any]:
     _, ids, log_probs, candidates = result
     return (ids, log_probs, candidates) if log_probs is not None else ((), (), ())
+
+
+def _end_ids(trainer: Any) -> set[int | None]:
+    """Return the ids that end a response: releases before 1.14 know one, those before 1.3 in the trainer itself."""
+    source = getattr(trainer, "_tokenizer", trainer)
+    ends = getattr(trainer, "eos_token_ids", None) or [source.eos_token_id]
+    return {*ends, source.pad_token_id}
 
 
 def _on_cpu(values: Any) -> NDArray[np.float32]:

@@ -20,8 +20,8 @@ from typing import Any
 
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations import KNOWN_VERSIONS
 from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
+from foreshock.integrations.releases import known_versions, warn_of_unknown_version
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
@@ -123,7 +123,7 @@ def missing(trainer_class: Any, methods: tuple[str, ...]) -> bool:
         log.warning(
             f"methods of {name}",
             f"verl {importlib.metadata.version('verl')}: {name} has no {absent[0]}, so rollouts are not logged; "
-            f"metrics are. Known versions: {KNOWN_VERSIONS['verl']}.",
+            f"metrics are. Known versions: {known_versions('verl')}.",
         )
     return bool(absent)
 
@@ -139,19 +139,26 @@ def announce_checkpoint(_arguments: Any, _keywords: Any, _result: Any) -> None:
             run.client.log_checkpoint(step + 1, root=root, path=path, local_folder=folder, weights_version=step)
 
 
-_METHODS = ("fit", "_compute_old_log_prob", "_update_actor", "_save_checkpoint")
+_METHODS = ("fit", "_save_checkpoint")
 
 
 def observe_trainer(module: ModuleType) -> None:
     """Observe `RayPPOTrainer` of `verl.trainer.ppo.ray_trainer`; warn once if this release has other methods."""
+    warn_of_unknown_version("verl", log)
     trainer_class = getattr(module, "RayPPOTrainer", None)
     if missing(trainer_class, _METHODS):
         return
     observe_fit(trainer_class)
-    observe(trainer_class, "_compute_old_log_prob", log, after=_note_forward_pass)
     observe(trainer_class, "_save_checkpoint", log, after=announce_checkpoint)
     observe(module, "compute_advantage", log, after=_log_rollouts)
-    observe(trainer_class, "_update_actor", log, before=_send_scale)
+    scored = observe(trainer_class, "_compute_old_log_prob", log, after=_note_forward_pass)
+    if not (observe(trainer_class, "_update_actor", log, before=_send_scale) and scored):
+        log.warning(
+            "methods",
+            f"verl {importlib.metadata.version('verl')} has no _compute_old_log_prob or _update_actor: rollouts and "
+            "metrics are logged; entropies are not, tokens that rejection sampling masks are left out, and the "
+            "learning-rate advice is not applied.",
+        )
 
 
 def observe_tracking(module: ModuleType) -> None:

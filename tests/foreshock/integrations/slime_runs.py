@@ -125,30 +125,34 @@ class Generation:
 
 
 def install_modules() -> dict[str, types.ModuleType]:
-    """Put modules with the names and signatures of slime 0.3 (or miles 0.1) into this process."""
+    """Put modules with the names and signatures of slime into this process.
+
+    Scenario "released": those of 0.2.4 and 0.3.0; "miles": of miles 0.1; others: of slime's main branch after 0.3.1.
+    """
     module = {}
     for path in ("", "backends", "backends.megatron_utils", "backends.training_utils", "backends.megatron_utils.actor",
                  "backends.megatron_utils.loss", "backends.megatron_utils.hf_export", "observability",
                  "observability.train_metric_utils", "observability.logging_utils", "utils", "utils.distributed_utils",
                  "utils.tracking_utils", "utils.tracking_utils.tracking", "backends.training_utils.loss_hub",
-                 "backends.training_utils.loss_hub.losses", "backends.training_utils.parallel"):  # fmt: skip
+                 "backends.training_utils.loss_hub.losses", "backends.training_utils.parallel",
+                 "backends.megatron_utils.model", "utils.logging_utils"):  # fmt: skip
+        if scenario == "released" and path.startswith("observability"):
+            continue
         full = f"{NAME}.{path}".rstrip(".")
         module[path] = sys.modules[full] = types.ModuleType(full)
-    actor, metrics, log = (
-        (module["backends.megatron_utils.actor"],) * 2 + (module["utils.tracking_utils.tracking"],)
-        if scenario == "miles"
-        else (
-            module["backends.megatron_utils.actor"],
-            module["observability.train_metric_utils"],
-            module["observability.logging_utils"],
-        )
-    )
+    actor = module["backends.megatron_utils.actor"]
+    if scenario in ("miles", "released"):
+        metrics = actor
+        log = module["utils.tracking_utils.tracking" if scenario == "miles" else "utils.logging_utils"]
+    else:
+        metrics, log = module["observability.train_metric_utils"], module["observability.logging_utils"]
     loss = module["backends.training_utils.loss_hub.losses" if scenario == "miles" else "backends.megatron_utils.loss"]
     metrics.log_rollout_data = lambda rollout_id, args, rollout_data: None  # type: ignore[attr-defined]
     metrics.log_perf_data = lambda rollout_id, args, extra_metrics=None: None  # type: ignore[attr-defined]
     log.log = lambda args, metrics, step_key: None  # type: ignore[attr-defined]
-    saves = module["backends.megatron_utils.hf_export"] if scenario == "miles" else actor
-    setattr(saves, "save_hf_model" if scenario == "miles" else "save_hf_model_to_path", save)
+    released = {"miles": "backends.megatron_utils.hf_export", "released": "backends.megatron_utils.model"}
+    saves = module[released[scenario]] if scenario in released else actor
+    setattr(saves, "save_hf_model" if scenario in released else "save_hf_model_to_path", save)
     if scenario != "old":
         loss.get_log_probs_and_entropy = get_log_probs_and_entropy  # type: ignore[attr-defined]
     group = torch.distributed.group.WORLD
@@ -252,7 +256,7 @@ def train(folder: Path) -> dict[str, Any]:
             log = {"train/grad_norm": torch.tensor(2.0 + rollout_id), "train/step": rollout_id}
             modules["log"].log(args, log, step_key="train/step")
         modules["metrics"].log_perf_data(rollout_id, args)
-        if scenario == "miles":
+        if scenario in ("miles", "released"):
             modules["saves"].save_hf_model(args, rollout_id, None)
         else:
             modules["saves"].save_hf_model_to_path(args, Path(args.save_hf.format(rollout_id=rollout_id)), None)

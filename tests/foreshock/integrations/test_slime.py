@@ -182,6 +182,15 @@ def test_samples_that_are_removed_from_the_loss_are_logged(train: Callable[..., 
     assert measured["response_length_mean"][0] > run.figures[0]["response_length_mean"]
 
 
+def test_released_slime_has_its_functions_elsewhere(train: Callable[..., Run]) -> None:
+    """0.2.4 and 0.3.0 log from the actor and `slime.utils`, and save from the model's module."""
+    run = train("released")
+    assert_figures_are_slimes(run)
+    assert run.get()["state"] == "finished"
+    assert len(run.get("/checkpoints")["items"]) == STEPS
+    assert "cannot be observed" not in run.output
+
+
 def test_miles_passes_no_rollouts_to_its_hook(train: Callable[..., Run]) -> None:
     run = train("miles")
     assert_figures_are_slimes(run)
@@ -199,7 +208,7 @@ def test_missing_log_probs_of_the_engine_are_named_once(train: Callable[..., Run
 def test_other_release_warns_once_and_names_the_known_one(train: Callable[..., Run]) -> None:
     run = train("old")
     assert run.output.count("has no backends.megatron_utils.loss.get_log_probs_and_entropy") == 1
-    assert "Known version: 0.3" in run.output
+    assert "Known versions: 0.2, 0.3" in run.output
     assert run.output.count("--get-mismatch-metrics computes them") == 1
     assert run.measures(STEP_ROW, "num_rollouts")["num_rollouts"] == [ROLLOUTS] * STEPS
 
@@ -213,7 +222,7 @@ def test_hooks_outside_of_a_training_process_warn_once(caplog: pytest.LogCapture
         log_rollouts(None, 0, {})
         apply_advice(None, 0, 0, [], None, None)
     assert len(caplog.records) == 1
-    assert "Known: slime 0.3, vime 0.2, miles 0.1" in caplog.text
+    assert "Known: slime (0.2, 0.3), vime (0.2), miles (0.1)" in caplog.text
 
 
 def test_removed_samples_with_tool_output_are_left_out(caplog: pytest.LogCaptureFixture) -> None:

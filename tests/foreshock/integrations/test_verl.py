@@ -229,4 +229,4 @@ def test_unknown_release_warns_once_and_names_the_known_ones(caplog: pytest.LogC
     for _ in range(2):
         verl.observe_trainer(module)
     assert len(caplog.records) == 1
-    assert "Known versions: 0.9" in caplog.text
+    assert "Known versions: 0.6, 0.7, 0.8, 0.9" in caplog.text

@@ -1,0 +1,144 @@
+"""The releases of the frameworks that the integrations follow, and what they observe in each.
+
+`RELEASES` is checked against the releases' own sources: `scripts/release_sources.py` takes them from the package index.
+slime, vime and miles are not in the index; their rows were read in their repositories at the tags of the releases.
+"""
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from foreshock.client.reporting import LogOnce
+
+__all__ = ["INDEXED", "RELEASES", "Releases", "known_versions", "releases_of", "warn_of_unknown_version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Releases of a framework that are observed alike, oldest first.
+
+    `places` are the observed functions by file, such as "GRPOTrainer._generate"; "name()" is one that the file calls by
+    that name. `log_probs_place` is the place of the log-probs in what TRL's `GRPOTrainer._generate` returns.
+    """
+
+    versions: tuple[str, ...]
+    places: Mapping[str, tuple[str, ...]]
+    log_probs_place: int = 4
+
+
+def _trl(versions: tuple[str, ...], log_probs_place: int, ends: str) -> Releases:
+    methods = (
+        "_generate",
+        "_generate_and_score_completions",
+        "_calculate_rewards",
+        "_get_per_token_logps_and_entropies",
+    )
+    places = {
+        f"trl/trainer/{name.lower()}_trainer.py": (*(f"{name}Trainer.{method}" for method in methods), ends)
+        for name in ("GRPO", "RLOO")
+    }
+    return Releases(
+        versions, {**places, "trl/generation/vllm_generation.py": ("VLLMGeneration.generate",)}, log_probs_place
+    )
+
+
+_VERL = {
+    "verl/trainer/ppo/ray_trainer.py": (
+        "RayPPOTrainer.fit", "RayPPOTrainer._save_checkpoint", "compute_advantage", "compute_advantage()",
+    ),
+    "verl/utils/tracking.py": ("Tracking.log",),
+}  # fmt: skip
+_VERL_METHODS = {
+    **_VERL,
+    "verl/trainer/ppo/ray_trainer.py": (
+        *_VERL["verl/trainer/ppo/ray_trainer.py"], "RayPPOTrainer._compute_old_log_prob", "RayPPOTrainer._update_actor",
+    ),
+    "verl/workers/engine_workers.py": ("TrainingWorker.train_mini_batch",),
+}  # fmt: skip
+_VERL_V1 = {
+    **_VERL_METHODS,
+    "verl/trainer/ppo/v1/trainer_base.py": tuple(
+        f"PPOTrainer.{name}"
+        for name in ("fit", "_compute_old_log_prob", "_compute_advantage", "_update_actor", "_save_checkpoint")
+    ),
+}
+
+
+def _slime(versions: tuple[str, ...], metrics: str, actor: tuple[str, ...], save: tuple[str, str]) -> Releases:
+    folder = "slime/backends/megatron_utils"
+    places = {
+        f"{folder}/loss.py": ("get_log_probs_and_entropy", "get_log_probs_and_entropy()"),
+        f"{metrics}/logging_utils.py": ("log",),
+        f"{folder}/actor.py": actor,
+    }
+    return Releases(versions, places | {f"{folder}/{save[0]}": (*places.get(f"{folder}/{save[0]}", ()), save[1])})
+
+
+_IN_ACTOR = ("log_rollout_data()", "log_perf_data()")
+
+RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
+    "trl": (
+        _trl(("1.0.0", "1.1.0", "1.2.0"), 5, "self.eos_token_id"),
+        _trl(("1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0"), 5, "self._tokenizer"),
+        _trl(("1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0"), 4, "self._tokenizer"),
+        _trl(("1.14.2", "1.15.0", "1.16.0"), 4, "self.eos_token_ids"),
+    ),
+    "verl": (
+        # Without these two methods entropies are not logged and the advice is not applied.
+        Releases(("0.6.0", "0.6.1"), _VERL),
+        Releases(("0.7.0", "0.7.1", "0.8.0"), _VERL_METHODS),
+        Releases(("0.9.0", "0.9.1"), _VERL_V1),
+    ),
+    "slime": (
+        _slime(("0.2.4", "0.3.0"), "slime/utils", _IN_ACTOR, ("model.py", "save_hf_model")),
+        _slime(("0.3.1",), "slime/utils", _IN_ACTOR, ("actor.py", "save_hf_model_to_path()")),
+    ),
+    "vime": (Releases(("0.2.0",), {}),),
+    "miles": (Releases(("0.1.0",), {}),),
+}
+
+INDEXED: Final = ("trl", "verl")
+"""Frameworks whose releases are in the package index."""
+
+
+def known_versions(framework: str) -> str:
+    """Return the minor releases that the integration follows, such as "0.6, 0.7, 0.8, 0.9"."""
+    minors = [_minor(version) for row in RELEASES[framework] for version in row.versions]
+    return ", ".join(".".join(map(str, minor)) for minor in sorted(set(minors)))
+
+
+def releases_of(framework: str, version: str | None = None) -> tuple[Releases, bool]:
+    """Return the row of a version, of the installed one by default, and whether it is known.
+
+    An unknown version gets the nearest row: the oldest or the newest.
+    """
+    rows = RELEASES[framework]
+    wanted = _minor(version or _installed(framework))
+    for row in rows:
+        if wanted in [_minor(each) for each in row.versions]:
+            return row, True
+    return (rows[0] if wanted and wanted < _minor(rows[0].versions[0]) else rows[-1]), False
+
+
+def warn_of_unknown_version(framework: str, log: LogOnce) -> None:
+    """Log one line if the installed release is none of those that the integration follows."""
+    version = _installed(framework)
+    if version and not releases_of(framework, version)[1]:
+        log.warning(
+            "version",
+            f"{framework} {version} is not known, so what is logged may be incomplete. "
+            f"Known versions: {known_versions(framework)}.",
+        )
+
+
+def _installed(framework: str) -> str:
+    try:
+        return importlib.metadata.version(framework)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

@@ -1,0 +1,43 @@
+"""Take the observed files of the frameworks' releases from the package index, for tests/foreshock/integrations.
+
+    python -m scripts.release_sources FOLDER
+
+Writes FOLDER/NAME-VERSION/PATH for each file of `foreshock.integrations.releases`; what is there already stays.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from foreshock.integrations.releases import INDEXED, RELEASES
+
+
+def take(framework: str, version: str, names: list[str], folder: Path) -> None:
+    """Download a release without its dependencies and keep the named files. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
+        subprocess.run([*command, "--only-binary=:all:", "-d", temporary, f"{framework}=={version}"], check=True)
+        (wheel,) = Path(temporary).iterdir()
+        with zipfile.ZipFile(wheel) as archive:
+            for name in names:
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(archive.read(name))
+
+
+def main() -> None:
+    """Take what is missing."""
+    for framework in INDEXED:
+        for row in RELEASES[framework]:
+            for version in row.versions:
+                folder = Path(sys.argv[1]) / f"{framework}-{version}"
+                if not all((folder / name).exists() for name in row.places):
+                    take(framework, version, list(row.places), folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The table of releases, against the releases' own sources (`scripts/release_sources.py`)."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from foreshock.client.reporting import LogOnce
+from foreshock.integrations import releases
+from foreshock.integrations.releases import INDEXED, RELEASES, known_versions, releases_of, warn_of_unknown_version
+
+SOURCES = Path(os.environ.get("FORESHOCK_RELEASE_SOURCES") or Path(sys.prefix) / "releases")
+CASES = [(name, version) for name in INDEXED for row in RELEASES[name] for version in row.versions]
+
+
+def source_of(framework: str, version: str, name: str) -> ast.Module:
+    path = SOURCES / f"{framework}-{version}" / name
+    if not path.exists() and not os.environ.get("CI"):
+        pytest.skip(f"no {path}; run python -m scripts.release_sources {SOURCES}")
+    return ast.parse(path.read_text())
+
+
+def names_in(module: ast.Module) -> set[str]:
+    """Return what a file defines ("f", "Class.f"), calls by its name ("f()"), and reads of self ("self.x")."""
+    found = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.add(f"{node.func.id}()")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            found.add(f"self.{node.attr}")
+    return found
+
+
+@pytest.mark.parametrize(("framework", "version"), CASES)
+def test_each_release_has_what_is_observed(framework: str, version: str) -> None:
+    row, known = releases_of(framework, version)
+    assert known
+    for name, places in row.places.items():
+        assert set(places) <= names_in(source_of(framework, version, name)), name
+
+
+@pytest.mark.parametrize("version", [version for name, version in CASES if name == "trl"])
+def test_trl_returns_the_log_probs_where_the_table_says(version: str) -> None:
+    module = source_of("trl", version, "trl/trainer/grpo_trainer.py")
+    (generate,) = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "_generate"]
+    returned = [node.value.elts for node in ast.walk(generate)
+                if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)]  # fmt: skip
+    place = releases_of("trl", version)[0].log_probs_place
+    assert [ast.unparse(names[place]) for names in returned] == ["logprobs"]
+    assert [ast.unparse(names[2]) for names in returned] == ["tool_mask"]
+
+
+def test_an_unknown_release_gets_the_nearest_row_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert releases_of("trl", "1.99.0") == (RELEASES["trl"][-1], False)
+    assert releases_of("trl", "0.29.1") == (RELEASES["trl"][0], False)
+    assert releases_of("trl", "1.16.3")[1]
+    monkeypatch.setattr(releases, "_installed", lambda _: "1.99.0")
+    log = LogOnce("foreshock.tests")
+    for _ in range(2):
+        warn_of_unknown_version("trl", log)
+    (record,) = caplog.records
+    assert "trl 1.99.0 is not known" in record.message
+    assert record.message.endswith(f"Known versions: {known_versions('trl')}.")
+
+
+def test_a_known_release_logs_no_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(releases, "_installed", lambda _: "0.9.1")
+    warn_of_unknown_version("verl", LogOnce("foreshock.tests"))
+    assert not caplog.records
+    assert known_versions("verl") == "0.6, 0.7, 0.8, 0.9"
