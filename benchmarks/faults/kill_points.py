@@ -32,7 +32,7 @@ class KillPoint(NamedTuple):
 _INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.closing"
 _STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_service.platform.database.session"
 _SCORES, _SHARDS = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.shards"
-_SPOOL, _SENDER = "foreshock.client.spool", "foreshock.client.sender"
+_SPOOL, _SENDER, _REGISTRAR = (f"foreshock.client.{name}" for name in ("spool", "sender", "registrar"))
 
 SERVICE_POINTS = {
     # In the order of an upload.
@@ -57,7 +57,7 @@ CLIENT_POINTS = {
     "client.item-written": KillPoint(_SPOOL, "write_whole", "after"),
     "client.spooled": KillPoint(_SPOOL, "Spool.write", "after"),
     "client.synced": KillPoint(_SPOOL, "Spool.sync", "after"),
-    "client.before-send": KillPoint(_SENDER, "Registrar.send", "before"),
+    "client.before-send": KillPoint(_REGISTRAR, "Registrar.send", "before"),
     "client.answered": KillPoint(_SENDER, "Sender._note_success", "before"),
     "client.removed": KillPoint(_SPOOL, "Spool.remove", "after"),
 }

@@ -7,7 +7,7 @@
             client.log_scalars(step, {"grad_norm": 0.3})
 
 A call copies its arrays (`capture.py`) and puts them into a bounded queue (`queues.py`). One thread encodes them into
-the outbox, which is on disk (`spool.py`), one sends them in order (`sender.py`); `pipeline.py` starts and ends both.
+the outbox, which is on disk (`spool.py`), one sends them step by step (`sender.py`); `pipeline.py` starts both.
 
 Every rank that logs has a client. All clients of a launch log into one attempt, which they find by what the launcher
 gives to all of them (`launch.py`).
@@ -36,10 +36,9 @@ from foreshock.client.pipeline import Pipeline
 from foreshock.client.queues import Work
 from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOnce, never_raises
 from foreshock.client.settings import ClientSettings
-from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
-from foreshock.model_kind import ModelKind, model_kind_of_folder
+from foreshock.model_kind import ModelKind
 from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.setting_names import log_unknown_settings
@@ -277,19 +276,11 @@ class Client:
         if digest is not None:
             deliveries.check_digest(digest)
         what = f"the checkpoint of step {step}"
-
-        def make() -> Delivery:
-            from_folder = model_kind is None and local_folder is not None
-            announcement = {
-                "root": root,
-                "path": path,
-                "digest": digest or weights_digest(os.fspath(local_folder or "")),
-                "model_kind": model_kind_of_folder(local_folder or "") if from_folder else model_kind,
-                "weights_version": weights_version,
-                "expires_at_us": expires_at_us,
-            }
-            return deliveries.checkpoint(registration, step, announcement)
-
+        announced = {
+            "root": root, "path": path, "digest": digest, "model_kind": model_kind,
+            "weights_version": weights_version, "expires_at_us": expires_at_us,
+        }  # fmt: skip
+        make = functools.partial(deliveries.checkpoint, registration, step, announced, local_folder)
         if not self._pipeline.reserve(what, 0, needed=True):
             return
         if digest is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +16,11 @@ from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
 from foreshock.diagnosis.quantities import check_declared
+from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
-from foreshock.model_kind import MODEL_KINDS, known_model_kind
+from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
 __all__ = [
@@ -232,10 +234,23 @@ def scalars(registration: Registration, step: int, source: str, values: Mapping[
     return Delivery("scalars", registration, "PUT", f"/v1/runs/{{run}}/steps/{int(step)}/scalars", ATTEMPT, body=body)
 
 
-def checkpoint(registration: Registration, step: int, announcement: Mapping[str, Any]) -> Delivery:
-    """Return the delivery that announces saved weights; None values are omitted."""
+def checkpoint(
+    registration: Registration,
+    step: int,
+    announced: Mapping[str, Any],
+    local_folder: str | os.PathLike[str] | None = None,
+) -> Delivery:
+    """Return the delivery that announces saved weights; None values are omitted.
+
+    Digest and kind of model are read from `local_folder` if they are None. Raises WeightsError.
+    """
     _check_whole_number("step", step)
-    body = _json({"format": "hf_safetensors"} | _without_none(announcement))
+    found = _without_none(announced)
+    if local_folder is not None:
+        found.setdefault("model_kind", model_kind_of_folder(local_folder))
+        if "digest" not in found:
+            found["digest"] = weights_digest(os.fspath(local_folder))
+    body = _json({"format": "hf_safetensors"} | _without_none(found))
     return Delivery("checkpoint", registration, "PUT", f"/v1/runs/{{run}}/checkpoints/{int(step)}", ATTEMPT, body=body)
 
 

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.heartbeats import Heartbeats
 from foreshock.client.queues import BoundedQueue, Outbox, Work
+from foreshock.client.registrar import Registrar
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
-from foreshock.client.sender import Heartbeats, Registrar, Sender
+from foreshock.client.sender import Sender
 from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import Spool
 from foreshock.errors import RolloutsError, ServiceError, WeightsError
@@ -60,18 +62,14 @@ class Pipeline:
             max_rejected_bytes=settings.max_rejected_bytes,
         )
         self._outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
-        self._connection = ServiceConnection(
-            settings.url,
-            settings.api_key,
-            timeout_seconds=settings.timeout_seconds,
-            max_answer_bytes=TRAINER_ANSWER_BYTES,
-        )
+        self._connection = self._new_connection()
         self.registrar = Registrar(self._connection, log)
         self.heartbeats = Heartbeats(self._connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
         self.want_weights_at_step: int | None = None
         """The step whose weights the service requests, None if none are."""
         self._sender = Sender(
             self._connection,
+            self._new_connection,
             self.registrar,
             self.heartbeats,
             self._outbox,
@@ -85,6 +83,14 @@ class Pipeline:
         self._outbox.recover()
         self._encoder.start()
         self._sender.start()
+
+    def _new_connection(self) -> ServiceConnection:
+        return ServiceConnection(
+            self._settings.url,
+            self._settings.api_key,
+            timeout_seconds=self._settings.timeout_seconds,
+            max_answer_bytes=TRAINER_ANSWER_BYTES,
+        )
 
     def reserve(self, what: str, size: int, *, needed: bool = False) -> bool:
         """Reserve room for an item of `size` bytes; without room, count it as dropped and return False.

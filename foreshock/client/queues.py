@@ -10,6 +10,7 @@ waits, so that it survives a loss of power too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -187,16 +188,24 @@ class Outbox:
                 self._note_spooled(item)
                 item.is_synced = True
 
+    def due(self, now: float, most: int) -> list[Item]:
+        """Return the first `most` items that can be sent now, in order."""
+        with self._lock:
+            return list(itertools.islice((item for item in self._items if self._due_at(item) <= now), most))
+
     def next_due(self, now: float) -> tuple[Item | None, float | None]:
         """Return the first item that can be sent now; else None, and the seconds until one is due, None if empty."""
         with self._lock:
             earliest = math.inf
             for item in self._items:
-                until = max((each.until for key in (item, item.run) if (each := self._set_back.get(key))), default=0.0)
+                until = self._due_at(item)
                 if until <= now:
                     return item, 0.0
                 earliest = min(earliest, until)
             return None, None if earliest == math.inf else earliest - now
+
+    def _due_at(self, item: Item) -> float:
+        return max((each.until for key in (item, item.run) if (each := self._set_back.get(key))), default=0.0)
 
     def set_back(self, item: Item, now: float, backoff: Backoff, *, whole_run: bool) -> None:
         """Send the item, or every item of its run, later: each time after a longer delay. `backoff` is a new one."""

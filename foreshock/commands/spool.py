@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foreshock.client.connection import ServiceConnection
+from foreshock.client.registrar import Registrar
 from foreshock.client.rejected import DAMAGED, RejectedItem, RejectedItems
 from foreshock.client.reporting import LogOnce
-from foreshock.client.sender import Registrar
 from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import waiting_folders
 from foreshock.commands.command import add_service_options

@@ -125,7 +125,7 @@ def test_a_full_database_is_said_and_recovers(app: FastAPI, http: httpx.Client, 
 
 
 def test_the_client_keeps_what_a_full_service_refuses() -> None:
-    from foreshock.client.sender import scope_of
+    from foreshock.client.registrar import scope_of
     from foreshock.errors import ServiceUnavailable
 
     error: ServiceError = ServiceUnavailable("full", status=507, problem={}, retry_after_seconds=30.0)

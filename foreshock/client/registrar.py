@@ -1,0 +1,137 @@
+"""Requests of deliveries: their runs and attempts are registered when something of theirs is first sent.
+
+`scope_of` says what a failed request concerns, which decides when it is sent again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import httpx
+
+from foreshock.client.connection import ServiceConnection, wrong_service
+from foreshock.client.deliveries import Delivery, Registration
+from foreshock.client.reporting import LogOnce
+from foreshock.errors import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX, Rejected, ServiceError, ServiceUnavailable
+
+__all__ = ["Registrar", "Scope", "scope_of"]
+
+Scope = Literal["service", "run", "item", "final"]
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_HOST_NOT_ALLOWED = PROBLEM_TYPE_PREFIX + HOST_NOT_ALLOWED
+
+
+class Registrar:
+    """Sends deliveries, and registers their runs and attempts: both calls are get-or-create. Safe from any thread."""
+
+    def __init__(self, connection: ServiceConnection, log: LogOnce) -> None:
+        self._connection = connection
+        self._log = log
+        self._runs: dict[tuple[str, str], str] = {}
+        self._attempts: dict[tuple[str, str, str], int] = {}
+
+    def run_id(self, registration: Registration) -> str | None:
+        """Return the run's id at the service, None until it is registered."""
+        return self._runs.get(registration.run_identity)
+
+    def attempt_number(self, registration: Registration) -> int | None:
+        """Return the attempt's number, None until it is registered."""
+        return self._attempts.get(registration.attempt_identity)
+
+    def send(self, delivery: Delivery, connection: ServiceConnection | None = None) -> httpx.Response | None:
+        """Send a delivery and return the answer, None for a registration. Raises ServiceError.
+
+        `connection`: another one than the registrar's own, for another thread.
+        """
+        connection = connection or self._connection
+        registration = delivery.registration
+        known_before = self.run_id(registration) is not None
+        try:
+            return self._send_once(delivery, connection)
+        except Rejected as error:
+            if error.status != httpx.codes.NOT_FOUND or not known_before:
+                raise
+        # The service does not know the run: its database may have been replaced.
+        self._runs.pop(registration.run_identity, None)
+        self._attempts.pop(registration.attempt_identity, None)
+        return self._send_once(delivery, connection)
+
+    def _send_once(self, delivery: Delivery, connection: ServiceConnection) -> httpx.Response | None:
+        run, attempt = self._register(delivery.registration, connection)
+        if not delivery.path:
+            return None
+        return connection.request(
+            delivery.method,
+            delivery.path.format(run=run, attempt=attempt),
+            query={name: value.format(run=run, attempt=attempt) for name, value in delivery.query.items()},
+            content=delivery.slices(),
+            headers={"Content-Type": delivery.content_type, "Content-Length": str(len(delivery.body))},
+        )
+
+    def _register(self, registration: Registration, connection: ServiceConnection) -> tuple[str, int]:
+        """Return the run's id and the attempt's number, registering them if needed. Raises ServiceError."""
+        run = self.run_id(registration)
+        if run is None:
+            run = str(self._post(connection, "/v1/runs", registration.run, registration.identified.run, "id"))
+            self._runs[registration.run_identity] = run
+        attempt = self.attempt_number(registration)
+        if attempt is None:
+            path, identity = f"/v1/runs/{run}/attempts", registration.identified.attempt
+            attempt = int(self._post(connection, path, registration.attempt, identity, "attempt"))
+            self._attempts[registration.attempt_identity] = attempt
+        return run, attempt
+
+    def _post(self, connection: ServiceConnection, path: str, body: Any, identity: Any, field: str) -> Any:
+        """Get or create by `body`; by `identity` alone if the service finds the description in `body` invalid."""
+        try:
+            return _created(connection, path, body, field)
+        except Rejected as error:
+            if path == "/v1/runs" and error.status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+                # Every Foreshock service has POST /v1/runs.
+                raise wrong_service(connection.url) from error
+            if error.status != httpx.codes.UNPROCESSABLE_ENTITY or body == identity:
+                raise
+            self._log.warning(
+                f"description {path}", f"the service refused the run's description, which is left out: {error}"
+            )
+        return _created(connection, path, identity, field)
+
+
+def _created(connection: ServiceConnection, path: str, body: Any, field: str) -> Any:
+    answer = connection.decoded(connection.request("POST", path, json_body=dict(body)))
+    found = answer.get(field) if isinstance(answer, dict) else None
+    # It becomes a part of paths.
+    known = isinstance(found, str) and _IDENTIFIER.fullmatch(found[:100]) is not None
+    if field == "attempt":
+        known = type(found) is int and 0 <= found < 1 << 31
+    if not known:
+        raise wrong_service(connection.url)
+    return found
+
+
+def scope_of(error: ServiceError, *, registering: bool) -> Scope:
+    """Return what a failed request concerns, which decides when it is retried; only "final" rejects the item.
+
+        service   no answer, 408, 425, 429, 502 to 504, a redirect; and refusals of every request of this client that a
+                  change of configuration corrects: 400 for its Host, 401, 421
+        run       403 (the key lacks the scope or the project), 404 (no such run or attempt, or another service), and
+                  whatever else is refused when the run is registered
+        item      413 (a limit of the service), other 5xx, and anything else that is no proof of an invalid item
+        final     409 (other bytes are stored), 410 (the run was deleted), 422 (invalid): the same bytes fail again
+
+    `registering`: the request was that of the run or attempt, not of the item.
+    """
+    status = error.status
+    if status is None or status in (401, 421, 502, 503, 504) or error.problem.get("type") == _HOST_NOT_ALLOWED:
+        return "service"
+    if status in (403, 404):
+        return "run"
+    if status in (409, 410):
+        return "final"
+    if isinstance(error, ServiceUnavailable) and status < 500:
+        return "service"
+    if registering and status < 500:
+        return "run"
+    return "final" if status == 422 else "item"
