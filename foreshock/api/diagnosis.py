@@ -48,6 +48,8 @@ class DiagnosisCause(Record):
     sentence: str
     source: CauseSource
     certainty: Certainty = "shown"
+    title: str = ""
+    """the cause as a clause of the headline; empty in those of earlier releases"""
     what_to_do: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 

@@ -84,6 +84,7 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
         name="mismatch_jump",
         sentence=sentence,
         source="detector",
+        title=f"{quantity} {'rose' if size > 0 else 'fell'} {'×' if size > 0 else '÷'} {times:.2g} at step {step}",
         what_to_do=f"Look at what changed at step {step}: code, configuration, precision, hardware, a restart.",
         evidence={"step": step, "before": math.exp(before), "after": math.exp(after)},
     )
@@ -119,7 +120,10 @@ def _since_start(
             f"{number(values.max())}): it was there before the first update and does not follow the learning rate. It "
             "looks like numerics of one side (a quantised engine, dropout in the scoring pass), not like stale weights."
         )
-        advice = "Compare precision and dropout of engine and trainer; a probe (`foreshock probe`) names the side."
+        advice = (
+            "Let the trainer score one batch twice: with dropout the two passes differ. Else compare the precisions: "
+            "`foreshock doctor` with the step's weights tries quantised weights and caches."
+        )
         return _possible("static_mismatch", sentence, advice, evidence)
     early = values[:_MOST_GROWTH_STEPS]
     if first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all()):
@@ -130,7 +134,8 @@ def _since_start(
             f"cache), still held the weights of step {steps[0]}: an update that does not arrive."
         )
         advice = (
-            "Check that updates reach the engine: compare digests of its weights, or probe a step with a checkpoint."
+            "Check that updates reach the engine: compare digests of its weights. `foreshock doctor` with the weights "
+            f"of this step and of step {steps[0]} names the part that is old."
         )
         return _possible("weights_not_delivered", sentence, advice, evidence)
     return None

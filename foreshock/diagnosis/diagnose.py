@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
+from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, DiagnosisEvent, MissingData, Verdict
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.collapse import TRAILING_VALUES, floor_of
 from foreshock.diagnosis.course import causes_of_course
@@ -28,7 +28,7 @@ from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "2"
+JUDGE_VERSION: Final = "3"
 """Grows with each change of what is said, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -50,6 +50,34 @@ LITTLE_FALL: Final = 0.1
 """A reward this part of the way from its best to the floor "has not fallen"."""
 
 REWARD_RULES: Final = frozenset({FALL_RULE, COLLAPSE_RULE})
+
+NOT_MEASURED: Final = frozenset(
+    {
+        "probabilities_as_log_probs",
+        "negated_log_probs",
+        "wrong_log_base",
+        "raw_log_probs",
+        "processed_log_probs",
+        "shifted_log_probs",
+    }
+)
+"""Causes with which k3, however small, is not the mismatch."""
+
+MOST_TOLD: Final = 2
+"""Causes that a headline names."""
+
+_YIELDS: Final[Mapping[str, Collection[str]]] = {
+    "mismatch_everywhere": ("static_mismatch", "weights_not_delivered"),
+    "temperatures_differ": ("raw_log_probs",),
+    "mean_ratio": ("temperatures_differ", "raw_log_probs"),
+}
+"""Causes that others of the same data say more of."""
+
+_SAID_BY: Final[Mapping[str, Collection[str]]] = {
+    "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
+}
+
+_SOURCES: Final[Sequence[CauseSource]] = ("probe", "lint", "detector")
 _MOST_EVENTS = 50
 
 
@@ -105,8 +133,8 @@ class History:
     """What is known of a run: plain data, of its newest steps.
 
     `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reward` and `length` are means of a
-    step. `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name,
-    `undeclared` what must be declared before the lint can tell more.
+    step. `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name, the lint's in
+    the order of its catalogue, `undeclared` what must be declared before the lint can tell more.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -140,12 +168,9 @@ def diagnose(history: History) -> Diagnosis:
     if any(each.rule == COLLAPSE_RULE for each in grave):
         # One fall, one story.
         grave = [each for each in grave if each.rule != FALL_RULE]
-    blocking, lesser = _missing(history, alerts)
     named = {each.name for each in history.causes}
     causes = _causes((*history.causes, *_of_course(history, named)))
-    if any(each.name in ("static_mismatch", "weights_not_delivered") for each in causes):
-        # The course of k3 says more.
-        causes = tuple(each for each in causes if each.name != "mismatch_everywhere")
+    blocking, lesser = _missing(history, alerts, () if grave else causes)
     verdict: Verdict
     since = None
     if grave:
@@ -153,14 +178,15 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "critical" if worst == "critical" else "warning"
         of_worst = sorted((each for each in grave if each.severity == worst), key=lambda each: (each.step, each.onset))
         since = of_worst[0].step
-        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history)}."
+        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, causes)}."
     elif blocking:
         verdict = "unknown"
-        headline = f"Unknown: {'; '.join(filter(None, (blocking[0].sentence, _reward_clause(history, alerts))))}."
+        clauses = (blocking[0].sentence, _reward_clause(history, alerts), *_told(causes, NOT_MEASURED))
+        headline = f"Unknown: {'; '.join(filter(None, clauses))}."
     else:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
-        headline = f"Healthy: {_k3_clause(history)}; {reward}."
+        headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in _told(causes))))}."
     return Diagnosis(
         verdict=verdict,
         since=since,
@@ -173,14 +199,24 @@ def diagnose(history: History) -> Diagnosis:
     )
 
 
-def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History) -> str:
-    """Return what the oldest open alert of the worst severity says, and what belongs to it."""
+def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[str]:
+    """Return the causes that a headline names, as clauses, without those that are already `said`."""
+    shown = (each for each in causes if each.certainty == "shown" and each.title and each.name not in said)
+    return [each.title for each in shown][:MOST_TOLD]
+
+
+def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, causes: Sequence[DiagnosisCause]) -> str:
+    """Return what the oldest open alert of the worst severity says, what belongs to it, and what the data show."""
     clauses = [_clause(first, history)]
     fall = next((each for each in grave if each.rule in REWARD_RULES and each is not first), None)
     if fall is not None and first.rule not in REWARD_RULES:
         clauses.append(_clause(fall, history) + (f" at step {fall.step}" if fall.onset == fall.step else ""))
     others = len(grave) - len(clauses)
-    return "; ".join(clauses) + (f"; {plural(others, 'more alert')}" if others > 0 else "")
+    if told := _told(causes, _SAID_BY.get(first.rule, ())):
+        clauses.append(f"the data show: {'; '.join(told)}")
+    if others > 0:
+        clauses.append(plural(others, "more alert"))
+    return "; ".join(clauses)
 
 
 def _clause(alert: PastAlert, history: History) -> str:
@@ -215,7 +251,9 @@ def _event(alert: PastAlert) -> DiagnosisEvent:
     )
 
 
-def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[MissingData], list[MissingData]]:
+def _missing(
+    history: History, alerts: Sequence[PastAlert], causes: Sequence[DiagnosisCause]
+) -> tuple[list[MissingData], list[MissingData]]:
     """Return what must be known before a run is called healthy, then what else is missing."""
     waits = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
     blocking: list[MissingData] = []
@@ -233,6 +271,9 @@ def _missing(history: History, alerts: Sequence[PastAlert]) -> tuple[list[Missin
     elif copied is not None:
         sentence = "the trainer's log-probs are copies of the engine's, so nothing is measured"
         blocking.append(MissingData(sentence=sentence, what_to_do=copied.what_to_do))
+    elif wrong := next((each for each in causes if each.name in NOT_MEASURED), None):
+        sentence = f"{wrong.title or wrong.sentence}, so that k3 is not the mismatch"
+        blocking.append(MissingData(sentence=sentence, what_to_do=wrong.what_to_do))
     elif measured < LEAST_MEASURED_STEPS:
         sentence = f"{plural(measured, 'step')} with both log-probs, {LEAST_MEASURED_STEPS} are needed"
         blocking.append(MissingData(sentence=sentence, what_to_do="Wait for more steps."))
@@ -271,6 +312,8 @@ def _k3_now(history: History) -> float:
 
 def _k3_clause(history: History) -> str:
     when = f"in the newest {NEWEST_STEPS} measured steps"
+    if history.undeclared:
+        when += ", if the logged μ sampled the tokens, which is not declared"
     levels = history.newest_lags
     if levels.is_mixed and not levels.hides_numerics:
         return levels.in_words(_k3_now(history), when)
@@ -309,10 +352,16 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
 
 
 def _causes(found: Sequence[DiagnosisCause]) -> tuple[DiagnosisCause, ...]:
-    """Return the causes, those that are shown first; a probe's replaces what only looks like one."""
+    """Return the causes, those that are shown first, the lint's in their order; a probe's replaces what only looks
+    like one."""
     probed = any(each.source == "probe" and each.certainty == "shown" for each in found)
-    kept = [each for each in found if not (probed and each.certainty == "possible")]
-    return tuple(sorted(kept, key=lambda each: (each.certainty != "shown", each.source, each.name)))
+    names = {each.name for each in found}
+    kept = [
+        each
+        for each in found
+        if not (probed and each.certainty == "possible") and names.isdisjoint(_YIELDS.get(each.name, ()))
+    ]
+    return tuple(sorted(kept, key=lambda each: (each.certainty != "shown", _SOURCES.index(each.source))))
 
 
 def _next_steps(

@@ -291,7 +291,7 @@ _STATE_BEFORE = (
 )
 _HINTS = {
     "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
-    "lag": " That is staleness and not numerics.",
+    "lag": " What grows with the lag is staleness and not numerics.",
     "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
 }
 

@@ -280,14 +280,15 @@ _ALL = (
         "mismatch_by_place",
         "the mismatch is concentrated in one part of the tokens",
         "Means over all tokens hide it: most of the tokens are as they should be, and few are far off.",
-        "Look at what differs there. The cause is not known from this alone.",
+        "Look at what differs there. The place does not name the cause: `foreshock doctor` with the step's weights "
+        "tries what could make it.",
     ),
     Check(
         "mismatch_everywhere",
         "the mismatch is spread evenly over all tokens",
         "k3 is what it is, and no single place, shift or temperature makes it.",
-        "Replay a step with a checkpoint (`foreshock probe`): it tells numerics (a quantised engine, dropout in the "
-        "scoring pass) from weights of another step.",
+        "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
+        "weights of this step and of earlier ones tells numerics, such as a quantised engine, from weights of another step.",
         proven=False,
     ),
     Check(

@@ -28,6 +28,7 @@ from foreshock.diagnosis.lags import K3_KEYS, TOKENS_KEYS, StepLags
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
+from foreshock.severity import severity_rank
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.session import before_commit
 from foreshock_service.platform.database.tables import Run
@@ -199,10 +200,16 @@ def _causes(
     """
     causes: list[DiagnosisCause] = []
     undeclared: list[MissingData] = []
-    for source, name, title, sentence, remedy, severity, steps, first, newest in queries.findings(session, run_id):
+    catalogue = {name: place for place, name in enumerate(CHECKS)}
+    found = sorted(
+        queries.findings(session, run_id), key=lambda row: (severity_rank(row[5]), catalogue.get(row[1], 0), row[1])
+    )
+    for source, name, title, sentence, remedy, severity, steps, first, newest in found:
         if source == "attribution":
             causes.append(
-                DiagnosisCause(name=name, sentence=f"{title}: {sentence}", source="probe", what_to_do=remedy or "")
+                DiagnosisCause(
+                    name=name, sentence=f"{title}: {sentence}", source="probe", title=title, what_to_do=remedy or ""
+                )
             )
             continue
         is_over = newest_step is not None and newest <= newest_step - NEWEST_STEPS
@@ -218,6 +225,8 @@ def _causes(
                 name=name,
                 sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
                 source="lint",
+                # Which part is the point of it.
+                title=sentence.partition(":")[0] if name == "mismatch_by_place" else title,
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
                 what_to_do=remedy or "",
                 evidence={"steps": steps, "first_step": first, "newest_step": newest},

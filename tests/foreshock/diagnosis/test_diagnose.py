@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, diagnosis_of
+from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData, diagnosis_of
 from foreshock.api.records import to_json
 from foreshock.diagnosis.diagnose import (
     LEAST_MEASURED_STEPS,
@@ -104,6 +104,41 @@ def test_a_probe_replaces_what_only_looks_like_a_cause() -> None:
     found = diagnose(replace(HEALTHY, causes=(looks, proved)))
     assert [each.name for each in found.causes] == ["stale"]
     assert found.next_steps[0] == "Sync."
+
+
+SHIFT = DiagnosisCause(
+    name="shifted_log_probs", sentence="The two are shifted.", source="lint", title="they are shifted"
+)
+FLAT = DiagnosisCause(name="no_reward_spread", sentence="No spread.", source="lint", title="no group has a spread")
+
+
+def test_the_headline_names_what_the_data_show() -> None:
+    found = diagnose(replace(HEALTHY, alerts=(RISE,), causes=(SHIFT, FLAT)))
+    assert found.headline == (
+        "Warning since step 20: k3 has risen fivefold; the data show: they are shifted; no group has a spread."
+    )
+    assert diagnose(replace(HEALTHY, causes=(FLAT,))).headline.endswith("has not fallen; but no group has a spread.")
+    possible = replace(SHIFT, certainty="possible")
+    assert "shifted" not in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(possible,))).headline
+
+
+def test_a_small_k3_of_log_probs_that_did_not_sample_is_not_healthy() -> None:
+    found = diagnose(replace(HEALTHY, causes=(SHIFT, FLAT)))
+    assert found.headline == (
+        "Unknown: they are shifted, so that k3 is not the mismatch; the reward, 0.90, has not fallen; no group has a "
+        "spread."
+    )
+    undeclared = MissingData(sentence="it cannot be told", what_to_do="Declare logprobs_mode.")
+    found = diagnose(replace(HEALTHY, undeclared=(undeclared,)))
+    assert "if the logged μ sampled the tokens, which is not declared" in found.headline
+    assert found.next_steps == ("Declare logprobs_mode.",)
+
+
+def test_a_cause_yields_to_one_that_says_more() -> None:
+    names = ("raw_log_probs", "mean_ratio", "temperatures_differ")
+    causes = tuple(DiagnosisCause(name=name, sentence=name, source="lint", certainty="possible") for name in names)
+    assert [each.name for each in diagnose(replace(HEALTHY, causes=causes)).causes] == ["raw_log_probs"]
+    assert [each.name for each in diagnose(replace(HEALTHY, causes=causes[1:])).causes] == ["temperatures_differ"]
 
 
 def test_the_diagnosis_does_not_depend_on_the_order_of_alerts() -> None:
