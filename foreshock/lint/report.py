@@ -288,7 +288,7 @@ _ALL = (
         "the mismatch is spread evenly over all tokens",
         "k3 is what it is, and no single place, shift or temperature makes it.",
         "Let the trainer score one batch twice: with dropout the two passes differ. `foreshock doctor` with the "
-        "weights of this step and of earlier ones tells numerics, such as a quantised engine, from weights of another step.",
+        "weights of this step and of earlier ones tells numerics (a quantised engine) from weights of another step.",
         proven=False,
     ),
     Check(
