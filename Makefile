@@ -13,7 +13,7 @@ export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHES := bench-exactness bench-replay bench-demo bench-early-warning bench-detector bench-measures bench-coverage bench-lint \
+BENCHES := bench-exactness bench-replay bench-demo bench-measures bench-coverage bench-lint \
 	bench-truth bench-connect bench-faults bench-ingest bench-queries \
 	bench-house bench-diagnosis bench-bad-input bench-pages bench-jobs bench-closed-loop bench-doctor \
 	bench-broken-service

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.diagnosis import collapses, field_kinds, surges
+from benchmarks.diagnosis import collapses, field_kinds, logs, surges
 
-FAMILIES = (collapses, surges, field_kinds)
+FAMILIES = (collapses, logs, surges, field_kinds)
 
 
 def main() -> int:

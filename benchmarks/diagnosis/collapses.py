@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.detector.curves import noise_of
+from benchmarks.diagnosis.curves import noise_of
 from benchmarks.diagnosis.family import Family
-from benchmarks.early_warning import real_curves
+from benchmarks.diagnosis.logs import real_curves
 from examples.collapses.labels import label
 from examples.collapses.results import RESULTS, read_results
 from foreshock.diagnosis.quantities import REWARD_KEY

@@ -12,7 +12,7 @@ of at least A values, and the probability of one within n values is at most n / 
 
 - A rise of a series above its baseline: prewhitened residuals z that are N(0, 1) without a rise have the factor
   ``exp(λ z − λ² / 2)``. They are capped above, which only lowers M. That the noise is estimated is outside of the
-  guarantee: `benchmarks/detector` measures the false alarms with estimated noise.
+  guarantee: `benchmarks/diagnosis` measures the false alarms with estimated noise.
 - Pooled rules, for values that are noisy at one step. Nothing is assumed about the distribution's shape.
   "mean": values X ≥ 0 whose mean is at most the threshold m have the factor ``1 + λ (min(X / m, c) − 1)``, 0 < λ < 1
   (testing by betting: Waudby-Smith and Ramdas 2024). With the cap c no single step is an alarm.

@@ -17,7 +17,7 @@ class SurgeSettings:
     """The constants of the detector.
 
     They come from the published description of two runs, from the definition of the surge step and from generated
-    curves (`benchmarks/detector`); recorded runs only judge them.
+    curves (`benchmarks/diagnosis`); recorded runs only judge them.
     """
 
     growth: float = 2.0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.detector.curves import noise_of
+from benchmarks.diagnosis.curves import noise_of
 from foreshock.diagnosis.statistics import Noise, autocorrelated_noise, log_evidence, onset_of, residuals_above
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.detector.curves import noise_of
+from benchmarks.diagnosis.curves import noise_of
 from foreshock.diagnosis.surge_state import SurgeSettings
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, surge_curve, watch
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ DEVIATIONS = (0.05, 0.10, 0.15, 0.20, 0.25)
 AUTOCORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95)
 HEALTHY_KINDS = ("flat", "drift up", "drift down", "capped", "gaps")
 HEALTHY_STEPS = 400
-HEALTHY_SEEDS = 12
+HELD_OUT_SEED = 2_759_304_860
+"""The first eight hexadecimal digits of the SHA-256 of "foreshock held-out curves", a rule that was written before any
+of these curves was run. No constant was chosen with them."""
+
 SEEDS_PER_CELL = 4
-"""Deviations × autocorrelations × kinds × seeds: 5 × 6 × 5 × 4 = 600 curves. Constants were chosen with these seeds;
-`held_out.py` has others."""
+"""Deviations × autocorrelations × kinds × seeds: 5 × 6 × 5 × 4 = 600 curves."""
 
 PUBLISHED_SURGES = {"Qwen3-4B-Base": 110, "Qwen3-8B-Base": 90}
 """Run → step at which the published text puts the surge, by eye."""
@@ -37,29 +39,14 @@ WIDTHS = (3.0, 15.0)
 
 BORDER = {0.07: 9.0, 0.10: 9.0, 0.20: 5.0}
 """Noise → the largest width whose rise lengths alone tell from a ramp of four times in 80 steps: 40 steps, or 22. Read
-off the table of `slow_surges.py` with tuned seeds: all 60 are found there."""
+off a table with tuned seeds (docs/early-warning.md): all 60 are found there."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthyCurve:
-    """A run without a surge, and what it is."""
-
-    kind: str
-    deviation: float
-    autocorrelation: float
-    steps: list[ClosedStep]
-
-
-def healthy_curves(seeds: int = HEALTHY_SEEDS, seeds_per_cell: int = SEEDS_PER_CELL) -> Iterator[HealthyCurve]:
-    """Yield the healthy curves, each with a seed of its own: the tuned 600 by default."""
-    seed = 0
-    for kind in HEALTHY_KINDS:
-        for deviation in DEVIATIONS:
-            for autocorrelation in AUTOCORRELATIONS:
-                for _ in range(seeds_per_cell):
-                    steps = _healthy(kind, deviation, autocorrelation, np.random.default_rng([seeds, seed]))
-                    yield HealthyCurve(kind, deviation, autocorrelation, steps)
-                    seed += 1
+def healthy_curves() -> Iterator[tuple[str, list[ClosedStep]]]:
+    """Yield the kind and the steps of each healthy curve."""
+    cells = product(HEALTHY_KINDS, DEVIATIONS, AUTOCORRELATIONS, range(SEEDS_PER_CELL))
+    for seed, (kind, deviation, autocorrelation, _) in enumerate(cells):
+        yield kind, _healthy(kind, deviation, autocorrelation, np.random.default_rng([HELD_OUT_SEED, seed]))
 
 
 def published_curve(
@@ -96,12 +83,9 @@ def noise_of(deviation: float, autocorrelation: float, count: int, random: np.ra
     return values
 
 
-def watch(
-    steps: list[ClosedStep], configuration: WarningConfiguration | None = None
-) -> tuple[WarningState, list[Event], int]:
+def watch(steps: Sequence[ClosedStep]) -> tuple[WarningState, list[Event], int]:
     """Return the state after the steps, the events that fired, and the steps at which the detector was armed."""
-    chosen = configuration or WarningConfiguration()
-    state, fired, armed = WarningState(), list[Event](), 0
+    chosen, state, fired, armed = WarningConfiguration(), WarningState(), list[Event](), 0
     for step in steps:
         armed += state.armed(chosen.surge)
         state, events = advance(state, step, chosen)

@@ -1,1 +1,0 @@
-"""Benchmark of the length-surge detector: `make bench-detector`."""
