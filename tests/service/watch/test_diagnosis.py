@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from sqlalchemy import delete, update
 
+from foreshock.api.records import to_json
+from foreshock.rollouts import RolloutBatch
+from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step, StoredDiagnosis
 from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.findings import rebuild_due_findings
 from foreshock_service.runs.runs import mark_stale_runs
 from foreshock_service.watch import diagnosis
+from foreshock_service.watch.detection.background import derive_due
 from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import announce_checkpoint, ask_for_probe, work_off
 
 
 def context_of(app: FastAPI) -> ServiceContext:
@@ -132,15 +141,91 @@ def test_a_judge_that_raises_stops_no_upload_and_says_so(
     assert diagnosis_of(run)["headline"] == "Unknown: this run could not be diagnosed."
 
 
-def test_it_is_the_same_in_any_order_of_arrival(http: httpx.Client, app: FastAPI) -> None:
-    shards = [(step, shard) for step in range(6) for shard in range(2)]
+def refresh(app: FastAPI) -> None:
+    """Do what the service's jobs do."""
+    context = context_of(app)
+    derive_due(context.events, context.database)
+    rebuild_due_findings(context, FINDING_SOURCES)
+    diagnosis.diagnose_due_runs(context)
+
+
+def content(read: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in read.items() if name not in ("revision", "computed_at_us")}
+
+
+def shifted(step: int, shard: int = 0) -> RolloutBatch:
+    """Return rollouts whose log π belongs to the next token: a critical mismatch with a cause."""
+    batch = make_batch(24, seed=7 * step + shard, prefix=f"{step}-{shard}")
+    mu = batch.rollout_log_probs
+    assert mu is not None
+    return replace(batch, trainer_log_probs=np.roll(mu, -1))
+
+
+LOGGED = [(step, shard) for step in range(12) if step not in (4, 5) for shard in range(2)]
+RESUMED_AT = 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gaps_late_shards_and_a_resume_give_the_same_in_any_order_of_arrival(
+    http: httpx.Client, app: FastAPI, seed: int
+) -> None:
+    """The first attempt's steps from 8 on are superseded, also those that come after the second began."""
     found = []
-    for number in range(3):
-        run = start_run(http, key=f"order {number}")
-        for step, shard in random.Random(number).sample(shards, len(shards)):
-            batch = make_batch(12, seed=2 * step + shard)
-            run.put_shard(step, batch, shard=shard, shards=2).raise_for_status()
+    for key, order in (("in order", None), (f"order {seed}", random.Random(seed))):
+        first = start_run(http, key=key)
+        second = first.new_attempt("again", resume_step=RESUMED_AT) if order else None
+        items = [(1, *each) for each in LOGGED] + [(2, *each) for each in LOGGED if each[0] >= RESUMED_AT]
+        for attempt, step, shard in order.sample(items, len(items)) if order else items:
+            if attempt == 2 and second is None:
+                second = first.new_attempt("again", resume_step=RESUMED_AT)
+            sender = first if attempt == 1 else second
+            assert sender is not None
+            body = shifted(step, shard) if attempt == 2 or step < RESUMED_AT else make_batch(24, seed=step)
+            sender.put_shard(step, body, shard=shard, shards=2).raise_for_status()
+            if shard:
+                sender.put_scalars(step, {"grad_norm": 1.0 + step}).raise_for_status()
         close_waiting_steps(context_of(app))
-        read = diagnosis_of(run)
-        found.append({name: value for name, value in read.items() if name not in ("revision", "computed_at_us")})
-    assert found[1:] == found[:1] * 2
+        refresh(app)
+        found.append(content(diagnosis_of(first)))
+    assert found[0]["verdict"] == "critical"
+    assert found[0]["observed_step"] == 11
+    assert "the data show: the two log-probs are shifted by one token" in found[0]["headline"]
+    assert found[1] == found[0]
+
+
+CHANGES: dict[str, Callable[[Sender], httpx.Response | None]] = {
+    "late shard": lambda run: run.put_shard(2, shifted(2), shard=1, shards=2),
+    "statistics": lambda run: run.put_statistics(9, make_batch(24, seed=9)),
+    "scalars": lambda run: run.put_scalars(5, {"grad_norm": 1e300}),
+    "kind of model": lambda run: run.http.patch(f"/v1/runs/{run.run}", json={"model_kind": "moe"}),
+    "names of scalars": lambda run: run.http.patch(f"/v1/runs/{run.run}", json={"scalar_names": {"reward": "score"}}),
+    "state": lambda run: run.http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}),
+    "announced change": lambda run: run.http.put(f"/v1/runs/{run.run}/changes/4/length_cap", json={}),
+    "resume": lambda run: run.new_attempt("again", resume_step=4).put_shard(4, make_batch(24, seed=4)),
+    "rules": lambda run: run.http.put(
+        f"/v1/runs/{run.run}/rules",
+        json={"toml": "version = 1\neffective_from_step = 0\n[rules.mismatch_critical]\nenabled = false\n"},
+    ),
+    "probe": lambda run: announce_and_score(run),
+}
+
+
+def announce_and_score(run: Sender) -> None:
+    announce_checkpoint(run, 5).raise_for_status()
+    ask_for_probe(run, 5).raise_for_status()
+    assert work_off(run.http)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_leaves_no_old_sentence(http: httpx.Client, app: FastAPI, change: str) -> None:
+    run = start_run(http)
+    for step in range(8):
+        shards = 2 if step == 2 else 1
+        run.put_shard(step, shifted(step), shards=shards).raise_for_status()
+        run.put_scalars(step, {"grad_norm": 1.0, "score": 0.5}).raise_for_status()
+    answer = CHANGES[change](run)
+    assert answer is None or answer.is_success, answer.text
+    refresh(app)
+    with context_of(app).database.read() as session:
+        fresh = to_json(diagnosis.judge(diagnosis.history_of(session, run.run)))
+    assert content(diagnosis_of(run)) == content(fresh)
