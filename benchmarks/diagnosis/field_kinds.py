@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,9 @@ class World:
             "reward": rewards.astype(np.float32),
             **self.columns,
         }
-        prompts = np.repeat(np.arange(_ROLLOUTS) % _PROMPTS, 1)
         return RolloutBatch.from_arrays(
-            [f"rollout-{row}" for row in range(_ROLLOUTS)], prompts, np.arange(_ROLLOUTS + 1), self.ids, self.offsets,
+            [f"rollout-{row}" for row in range(_ROLLOUTS)], np.arange(_ROLLOUTS) % _PROMPTS, np.arange(_ROLLOUTS + 1),
+            self.ids, self.offsets,
             rollout_log_probs=self.mu.astype(np.float32), trainer_log_probs=self.pi.astype(np.float32),
             attributes=self.attributes, **columns,
         )  # fmt: skip
@@ -91,10 +92,14 @@ def drawn(random: Random, temperature: float = 1.0, top_p: float = 1.0) -> World
     lengths = np.minimum(random.geometric(1 / 35, _ROLLOUTS) + 2, 64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     states = random.integers(0, _CONTEXTS, offsets[-1])
+    return World(logits, states, *sample(logits, sampling, states, random), offsets, lengths == 64)
+
+
+def sample(logits: Floats, sampling: Floats, states: NDArray[np.int64], random: Random) -> tuple[Any, Floats, Floats]:
+    """Return tokens of `sampling` [C, V], their log μ, and the log π of `logits` [C, V] with the noise of numerics."""
     ids = (sampling[states] + random.gumbel(size=(states.size, _VOCABULARY))).argmax(axis=1)
     noisy = log_softmax(logits[states] + random.normal(0, 0.024, (states.size, _VOCABULARY)))
-    at = np.arange(states.size)
-    return World(logits, states, ids, sampling[states, ids], noisy[at, ids], offsets, lengths == 64)
+    return ids, sampling[states, ids], noisy[np.arange(states.size), ids]
 
 
 def off(
@@ -103,8 +108,7 @@ def off(
     """Make π a policy of logits with noise of this size at the chosen tokens."""
     scale = np.broadcast_to(np.asarray(size, np.float64), world.ids.shape) * where
     noisy = log_softmax(world.logits[world.states] + random.normal(size=(world.ids.size, _VOCABULARY)) * scale[:, None])
-    chosen = scale > 0
-    world.pi = np.where(chosen, noisy[np.arange(world.ids.size), world.ids], world.pi)
+    world.pi = np.where(scale > 0, noisy[np.arange(world.ids.size), world.ids], world.pi)
 
 
 def shifted(random: Random) -> World:
@@ -224,6 +228,104 @@ def flat_rewards(random: Random) -> World:
     return world
 
 
+def other_rows(random: Random) -> World:
+    """Return log π of the rows in another order, as a batch that was balanced over ranks between the two."""
+    world = drawn(random)
+    rows = [world.pi[first:last] for first, last in pairwise(world.offsets)]
+    order = random.permutation(_ROLLOUTS)
+    world.pi = np.concatenate([np.resize(rows[other], rows[row].size) for row, other in enumerate(order)])
+    return world
+
+
+def likeliest(random: Random) -> World:
+    """Return log μ of the likeliest token of each position in place of the sampled one's."""
+    world = drawn(random)
+    return replace(world, mu=log_softmax(world.logits).max(axis=1)[world.states])
+
+
+def other_temperature(random: Random) -> World:
+    """Return a quarter of the rollouts sampled at temperature 0.6, as an evaluation in the same queue."""
+    world = drawn(random)
+    chosen = (random.random(_ROLLOUTS) < 0.25)[world.row]
+    sharp = sample(world.logits, log_softmax(world.logits / 0.6), world.states, random)
+    plain = world.ids, world.mu, world.pi
+    world.ids, world.mu, world.pi = (np.where(chosen, one, other) for one, other in zip(sharp, plain, strict=True))
+    world.attributes = BatchAttributes()
+    return world
+
+
+def top_k(random: Random) -> World:
+    """Return tokens of the likeliest few, with processed log μ."""
+    world, kept = drawn(random), int(random.integers(6, 16))
+    logs = log_softmax(world.logits)
+    logs = np.where(logs >= np.sort(logs, axis=1)[:, -kept, None], logs, -np.inf)
+    logs -= np.log(np.exp(logs).sum(axis=1, keepdims=True))
+    world.ids, world.mu, world.pi = sample(world.logits, logs, world.states, random)
+    world.attributes = BatchAttributes()
+    return world
+
+
+def chunk_borders(random: Random) -> World:
+    """Return wrong log π of the first token of each chunk of a context-parallel trainer."""
+    world, chunk = drawn(random), int(random.choice([8, 16]))
+    off(world, (world.index % chunk == 0) & (world.index > 0), random.uniform(1.5, 3.0), random)
+    return world
+
+
+def data_source(random: Random) -> World:
+    world = drawn(random)
+    chosen = np.arange(_ROLLOUTS) % _PROMPTS < int(random.integers(3, 7))
+    world.columns["data_sources"] = ["vision" if each else "text" for each in chosen]
+    off(world, chosen[world.row], random.uniform(0.5, 1.5), random)
+    return world
+
+
+def retokenised(random: Random) -> World:
+    """Return a fifth of the rollouts whose text became other tokens somewhere, unlike those that were sampled."""
+    world = drawn(random)
+    begins = (random.random(_ROLLOUTS) * np.diff(world.offsets))[world.row]
+    off(world, (world.index >= begins) & (random.random(_ROLLOUTS) < 0.2)[world.row], random.uniform(1.0, 2.0), random)
+    return world
+
+
+def appended_end(random: Random) -> World:
+    """Return NaN for the log μ of an end of sequence that the framework appended."""
+    world = drawn(random)
+    world.mu = np.where((world.from_end == 0) & ~world.truncated[world.row], np.nan, world.mu)
+    return world
+
+
+def clamped(random: Random) -> World:
+    world = drawn(random)
+    world.mu, world.attributes = np.maximum(world.mu, -random.uniform(2.0, 4.0)), BatchAttributes()
+    return world
+
+
+def half_precision(random: Random) -> World:
+    world = drawn(random)
+    return replace(world, pi=world.pi.astype(np.float16).astype(np.float64))
+
+
+def adapter_twice(random: Random) -> World:
+    """Return π with an adapter of twice the scale."""
+    world = drawn(random)
+    adapter = random.normal(size=(_CONTEXTS, 4)) @ random.normal(size=(4, _VOCABULARY)) * random.uniform(0.2, 0.5)
+    return replace(world, pi=log_softmax(world.logits + adapter)[world.states, world.ids])
+
+
+def partly_copied(random: Random) -> World:
+    world = drawn(random)
+    return replace(world, pi=np.where((random.random(_ROLLOUTS) < 0.3)[world.row], world.mu, world.pi))
+
+
+def peaked(random: Random) -> World:
+    """Return a healthy batch of a policy that is nearly certain."""
+    world = drawn(random)
+    world.logits = 4.0 * world.logits
+    world.ids, world.mu, world.pi = sample(world.logits, log_softmax(world.logits), world.states, random)
+    return world
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of fault; `right`: findings that say it; `allowed`: others that are true too."""
@@ -253,6 +355,19 @@ KINDS: dict[str, Kind] = {
     "one replica": Kind(replica, (_PLACE,)),
     "dropout or FP8": Kind(everywhere, (_EVEN,)),
     "stale head": Kind(stale_head, (_EVEN, "mean_ratio")),
+    "rows in another order": Kind(other_rows, (_EVEN, "mean_ratio")),
+    "log μ of the likeliest token": Kind(likeliest, ("mean_ratio", "raw_log_probs"), ("duplicated_rollouts",)),
+    "another temperature in a quarter": Kind(other_temperature, (_PLACE, "temperatures_differ")),
+    "top-k, not declared": Kind(top_k, ("processed_log_probs",)),
+    "first token of each chunk": Kind(chunk_borders, (_PLACE,)),
+    "one data source": Kind(data_source, (_PLACE,)),
+    "tokenised again in a fifth": Kind(retokenised, (_PLACE,)),
+    "appended end of sequence is NaN": Kind(appended_end, ("non_finite_log_probs", "tokens_without_engine")),
+    "log μ is clamped": Kind(clamped, ("mean_ratio",)),
+    "log π in float16": Kind(half_precision, ("rounded_log_probs",)),
+    "adapter at twice the scale": Kind(adapter_twice, (_EVEN, "mean_ratio")),
+    "copies in a part": Kind(partly_copied, ("identical_log_probs",)),
+    "healthy, nearly certain": Kind(peaked, ()),
     "rewards without spread": Kind(flat_rewards, ("no_reward_spread",)),
 }
 

@@ -78,13 +78,13 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
     step, times = steps[split], math.exp(abs(size))
     sentence = (
         f"{quantity} {'rose' if size > 0 else 'fell'} from {number(math.exp(before))} to {number(math.exp(after))} "
-        f"({'×' if size > 0 else '÷'} {times:.2g}) in one step, at step {step}, with no drift before or after."
+        f"({'×' if size > 0 else '÷'} {number(times)}) in one step, at step {step}, with no drift before or after."
     )
     return DiagnosisCause(
         name="mismatch_jump",
         sentence=sentence,
         source="detector",
-        title=f"{quantity} {'rose' if size > 0 else 'fell'} {'×' if size > 0 else '÷'} {times:.2g} at step {step}",
+        title=f"{quantity} {'rose' if size > 0 else 'fell'} {'×' if size > 0 else '÷'} {number(times)} at step {step}",
         what_to_do=f"Look at what changed at step {step}: code, configuration, precision, hardware, a restart.",
         evidence={"step": step, "before": math.exp(before), "after": math.exp(after)},
     )
