@@ -167,6 +167,9 @@ def test_what_did_the_trainer_do_to_its_learning_rate_and_why(reader: Reader, fl
     assert f"× {advice['advised_scale']:g}" in panel
     assert advice["reason"] in panel
     assert f"applied {advice['applied']['scale']:g} at step {advice['applied']['step']}" in panel
+    control = advice["control"]
+    assert f"k3 at any rate {number(control['static'])}" in panel.replace("\n", " ")
+    assert (control["finding"] or "") in panel
 
 
 def test_which_alerts_are_open_over_all_runs(reader: Reader, fleet: Fleet) -> None:
