@@ -13,10 +13,8 @@ export VENV PYTHON
 # Bytecode is written even if the environment forbids it: every process would otherwise compile what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHES := bench-exactness bench-replay bench-demo bench-measures bench-coverage bench-lint \
-	bench-truth bench-connect bench-faults bench-ingest bench-queries \
-	bench-house bench-diagnosis bench-bad-input bench-pages bench-jobs bench-closed-loop bench-doctor \
-	bench-broken-service
+BENCHES := bench-bad-input bench-broken-service bench-closed-loop bench-connect bench-coverage bench-diagnosis \
+	bench-doctor bench-exactness bench-faults bench-house bench-ingest bench-measures bench-queries bench-truth
 
 .DEFAULT_GOAL := help
 .PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs screenshot clean

@@ -145,7 +145,7 @@ that these data give no lower bound. Two scores that differ at any token have a 
 upper end is therefore at least that of Cox's method, from the spread of the logarithms of the group means.
 `effective_groups` is reported and is no criterion: batches that look even by chance are those without the large groups.
 
-**Which one to use.** `benchmarks/coverage.py` compares both with exact values. Over 2,000 batches of 128 prompts × 8
+**Which one to use.** Both were compared with the exact values of a tiny policy. Over 2,000 batches of 128 prompts × 8
 rollouts at three levels of mismatch, for k3, χ² and TV, the plain bootstrap-t covers 93.7 to 95.5 %, Student's t 93.8
 to 95.2 %. They differ if few tokens, prompts or groups dominate the mean:
 

@@ -1,4 +1,4 @@
-"""Requests as bytes: what is no HTTP, headers without a bound, and Host, Origin and lengths that do not fit."""
+"""Requests as bytes: what is no HTTP, headers without a bound, and lengths that do not fit."""
 
 from __future__ import annotations
 
@@ -110,10 +110,6 @@ def _endless_headers(source: random.Random, host: bytes) -> RawRequest:
     return RawRequest("headers without a bound", begin + start, repeated=piece)
 
 
-def _endless_target(source: random.Random, host: bytes) -> RawRequest:
-    return RawRequest("target without a bound", b"GET /", repeated=source.choice([b"a", b"%41", b"a/"]) * 20_000)
-
-
 def _endless_trailers(source: random.Random, host: bytes) -> RawRequest:
     headers = [(b"Host", host), (b"Content-Type", b"application/json"), (b"Transfer-Encoding", b"chunked")]
     begin = _request(b"POST /v1/runs HTTP/1.1", headers, b"2\r\n{}\r\n0\r\n")
@@ -137,30 +133,6 @@ def _request_line(source: random.Random, host: bytes) -> RawRequest:
     )
     separator = source.choice([b" "] * 6 + [b"  ", b"\t", b""])
     return RawRequest("request line", _request(separator.join((method, target, version)), [(b"Host", host)]))
-
-
-def _host(source: random.Random, host: bytes) -> RawRequest:
-    wrong = [b"", b"evil.example", host + b"@evil.example", b"[::1", b"[", b"a:b:c", b"127.0.0.1:99999999", b"\xff",
-             b" ",
-             b"127.0.0.1\x00", b"127.0.0.1, evil.example", b"x" * 5_000]  # fmt: skip
-    hosts = source.choice([[], [host, b"evil.example"], [b"evil.example", host], [host, host], [source.choice(wrong)]])
-    method = source.choice([b"GET", b"HEAD", b"POST", b"DELETE"])
-    return RawRequest("Host", _request(method + b" /v1/runs HTTP/1.1", [(b"Host", each) for each in hosts]))
-
-
-def _origin(source: random.Random, host: bytes) -> RawRequest:
-    origin = source.choice(
-        [b"null", b"", b"http://[", b"http://[::1", b"http://[x]/", b"https://evil.example", b"//",
-         b"http://" + host * 50,
-         b"http://a@b:c", b"\xff\xfe", b"http://\xc3\xa9", b"http://" + host + b"\x00", b"http://a:999999",
-         b"x" * 5_000]
-    )  # fmt: skip
-    headers = [(b"Host", host), (b"Content-Type", b"application/json"), (b"Content-Length", b"2")]
-    headers += [(b"Origin", origin)] * source.choice([1, 1, 2])
-    if source.random() < 0.3:
-        headers.append((b"Sec-Fetch-Site", source.choice([b"cross-site", b"", b"\xff", b"none"])))
-    method = source.choice([b"POST", b"GET"])
-    return RawRequest("Origin", _request(method + b" /v1/runs HTTP/1.1", headers, b"{}"))
 
 
 def _length(source: random.Random, host: bytes) -> RawRequest:
@@ -207,13 +179,6 @@ def _header_lines(source: random.Random, host: bytes) -> RawRequest:
     return RawRequest("header line", sent)
 
 
-def _noise(source: random.Random, host: bytes) -> RawRequest:
-    start = source.choice([b"", b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / "])
-    noise = bytes(source.randbytes(source.randint(1, 300))).replace(b"\n", b"x")
-    return RawRequest("noise", start + noise + _CRLF + _CRLF, is_whole=False)
-
-
 _KINDS: tuple[Callable[[random.Random, bytes], RawRequest], ...] = (
-    _endless_headers, _endless_target, _endless_trailers, _request_line, _request_line, _host, _host, _origin, _origin,
-    _length, _length, _chunks, _header_lines, _header_lines, _noise,
+    _endless_headers, _endless_trailers, _request_line, _length, _chunks, _header_lines,
 )  # fmt: skip

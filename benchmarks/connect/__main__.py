@@ -32,8 +32,6 @@ def main() -> int:
         print(f"\n{name}: {_title(part)}\n", flush=True)
         found = part.run()
         figures |= found
-        if name == "statistics_mode":
-            print("\n".join(f"{key:40}{value:16,.4g}" for key, value in found.items()))
         if not part.reached(found):
             missed.append(name)
     print()

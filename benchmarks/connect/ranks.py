@@ -1,6 +1,6 @@
 """Part `ranks` of `make bench-connect`: no rollout of several ranks is lost without an alert, and none counts twice.
 
-    python -m benchmarks.connect.ranks [--processes 2 4 8] [--launchers …] [--scenarios …]
+    python -m benchmarks.connect ranks
 
 Real processes log to the real service. The launchers are torchrun on one node, torchrun on two nodes with
 `--master_addr` (its run id is then "none"; both agents run on this machine), `multiprocessing`, and the variables that
@@ -17,26 +17,31 @@ Each rank writes down what it logged. `lost` counts those rollouts that no activ
 
 from __future__ import annotations
 
-import argparse
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
+import foreshock
 from benchmarks.running_service import free_port, running_service
 
 LAUNCHERS = ("torchrun", "torchrun static", "multiprocessing", "srun variables")
 SCENARIOS = ("plain", "late", "killed", "restart")
 PROCESSES = (2, 4, 8)
 STEPS = 5
+ROLLOUTS = 3
+"""Rollouts of a rank at a step."""
 GRACE_SECONDS = 2.0
 LATE_SECONDS = 5.0
 # A process that is killed within milliseconds of its start has told the service nothing.
@@ -72,34 +77,20 @@ class Outcome:
         return max(0, self.held - self.logged)
 
 
-def main() -> int:
-    """Run the chosen combinations and print the table; return 1 if a rollout is lost or counts twice."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=PROCESSES)
-    parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=LAUNCHERS)
-    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS)
-    chosen = parser.parse_args()
-    found = run(chosen.processes, chosen.launchers, chosen.scenarios)
-    print(*(f"{name}={value:.0f}" for name, value in found.items()), f"passed={reached(found)}")
-    return 0 if reached(found) else 1
-
-
 def reached(found: dict[str, float]) -> bool:
     """Return True if no rollout is lost or counts twice, and each launch is one attempt."""
     return found["ranks_cases"] > 0 and not any(value for name, value in found.items() if name != "ranks_cases")
 
 
-def run(
-    processes_of: Sequence[int] = PROCESSES, launchers: Sequence[str] = LAUNCHERS, scenarios: Sequence[str] = SCENARIOS
-) -> dict[str, float]:
+def run() -> dict[str, float]:
     """Print the table of all combinations; return the cases, and the sums over them."""
     lost = twice = cases = wrong_attempts = 0
     columns = f"{'logged':>8}{'held':>6}{'lost':>6}{'twice':>7}{'attempts':>10}"
     print(f"{'launcher':16}{'scenario':10}{'ranks':>6}{columns}  alerts")
     with tempfile.TemporaryDirectory() as name, running_service(Path(name), **SETTINGS) as url:
-        for launcher in launchers:
-            for scenario in scenarios:
-                for processes in processes_of:
+        for launcher in LAUNCHERS:
+            for scenario in SCENARIOS:
+                for processes in PROCESSES:
                     found = _case(url, Path(name), launcher, scenario, processes)
                     cases += 1
                     lost, twice = lost + found.lost, twice + found.twice
@@ -152,7 +143,7 @@ def _launch(launcher: str, processes: int, restart: int, plan: str, *, killed: b
     prefixes = ("SLURM", "TORCHELASTIC", "MASTER", "RANK", "WORLD", "FORESHOCK")
     base = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     base |= {"OMP_NUM_THREADS": "1"}
-    program = ["-m", "benchmarks.connect.rank", plan]
+    program = ["-m", "benchmarks.connect.ranks", plan]
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
     if launcher == "torchrun":
         commands = [([*torchrun, "--standalone", f"--nproc-per-node={processes}", *program], base)]
@@ -190,5 +181,56 @@ def _launch(launcher: str, processes: int, restart: int, plan: str, *, killed: b
             raise RuntimeError(f"a launch ended with status {process.returncode}: {errors[-2000:]}")
 
 
+def be_a_rank() -> None:
+    """Log the steps that the plan in the first argument asks for; with a second one, in so many processes."""
+    plan = json.loads(sys.argv[1])
+    if len(sys.argv) > 2:
+        world = int(sys.argv[2])
+        spawning = multiprocessing.get_context("spawn")
+        ranks = [spawning.Process(target=log_steps, args=(plan, rank, world)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        sys.exit(any(process.exitcode for process in ranks))
+    rank = int(os.environ.get("RANK") or os.environ["SLURM_PROCID"])
+    log_steps(plan, rank, int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"]))
+
+
+def log_steps(plan: Mapping[str, Any], rank: int, world: int) -> None:
+    """Log the steps of one rank."""
+    journal = Path(plan["journal"]) / f"{plan['launch']}-{rank}.jsonl"
+    client = foreshock.Client(
+        plan["url"], run_key=plan["run_key"], spool_directory=Path(plan["journal"]) / f"spool-{rank}",
+        heartbeat_seconds=1.0,
+    )  # fmt: skip
+    client.start_run(resume_step=plan["first"], shard=rank, shards=world)
+    last_rank = rank == world - 1
+    for step in range(plan["first"], plan["last"]):
+        if last_rank and plan["scenario"] == "late" and step == plan["first"] + 1:
+            time.sleep(plan["late_seconds"])
+        if last_rank and plan["scenario"] == "killed" and step == plan["first"] + 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        client.log_rollouts(step, rollouts(plan["launch"], rank, step))
+        with journal.open("a") as file:
+            file.write(json.dumps({"step": step, "rollouts": ROLLOUTS}) + "\n")
+        time.sleep(plan["step_seconds"])
+    if plan["finish"] and rank == 0:
+        client.finish()
+    client.close(60)
+
+
+def rollouts(launch: int, rank: int, step: int) -> dict[str, object]:
+    """Return rollouts that differ between launches, ranks and steps."""
+    random = np.random.default_rng((launch, rank, step))
+    behaviour = [-random.exponential(1.0, 8).astype(np.float32) for _ in range(ROLLOUTS)]
+    return {
+        "prompt_token_ids": [[1, 2]] * ROLLOUTS,
+        "response_token_ids": [random.integers(0, 100, 8) for _ in range(ROLLOUTS)],
+        "rollout_log_probs": behaviour,
+        "trainer_log_probs": [np.minimum(row + np.float32(1e-3), 0) for row in behaviour],
+    }
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    be_a_rank()

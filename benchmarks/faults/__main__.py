@@ -6,11 +6,10 @@
    Part `processes`: the same with two service processes on PostgreSQL, of which one or both are killed.
 2. Part `removals`: the service is killed while it deletes a run, deletes rollouts and purges tokens (`removals.py`).
 3. A trainer whose client has a spool is killed and started again with that spool (`client_kills.py`).
-4. Other faults: full disk, read-only folder, PostgreSQL away and frozen, an S3 server that is killed or refuses, killed
-   decoders, a shard that always kills its decoder, a clock that is set back (`cases.py`).
 
+Faults other than kills (a full disk, a frozen database, a store that refuses, a body that kills its decoder) are tests.
 After each part `foreshock fsck` checks the catalogue against the files. Bar: nothing lost, doubled, missing or
-different, and no problem in any case.
+different.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.faults.case import CaseResult
-from benchmarks.faults.cases import CASES, line_of, run_cases
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
 from benchmarks.faults.removals import kill_removals
@@ -34,18 +31,8 @@ from tests.service.postgres import PostgresCluster
 
 # A new folder and new services after so many kills, so that no database grows without bound.
 _CHUNK = 64
-PARTS = ("kills", "processes", "removals", "client", "cases")
+PARTS = ("kills", "processes", "removals", "client")
 PROCESSES = 2
-
-
-@contextmanager
-def postgresql() -> Iterator[PostgresCluster]:
-    """Run a PostgreSQL cluster that syncs its commits."""
-    cluster = PostgresCluster(Path(tempfile.mkdtemp(prefix="fsk-pg-", dir="/tmp")), durable=True)
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 def kill_service(database: str, kills: int, seed: int, processes: int = 1) -> Totals:
@@ -69,8 +56,14 @@ def kill_while_removing(database: str, kills: int, seed: int) -> Totals:
 @contextmanager
 def _database(name: str) -> Iterator[str]:
     """Return the URL of a new database; empty for SQLite."""
-    with postgresql() if name == "postgresql" else nullcontext() as cluster:
-        yield "" if cluster is None else cluster.new_database()
+    if name == "sqlite":
+        yield ""
+        return
+    cluster = PostgresCluster(Path(tempfile.mkdtemp(prefix="fsk-pg-", dir="/tmp")), durable=True)
+    try:
+        yield cluster.new_database()
+    finally:
+        cluster.stop()
 
 
 def print_table(name: str, totals: Totals) -> None:
@@ -93,14 +86,13 @@ def main() -> int:
     parser.add_argument("--client-kills", type=int, default=100, help="kills of the trainer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
-    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("parts", nargs="*", default=[], help=f"default: {' '.join(PARTS)}")
     arguments = parser.parse_args()
     parts = arguments.parts or list(PARTS)
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
     os.nice(5)
-    begun, totals, cases = time.monotonic(), dict[str, Totals](), list[CaseResult]()
+    begun, totals = time.monotonic(), dict[str, Totals]()
     databases = [name for name in ("sqlite", "postgresql") if arguments.database in (name, "both")]
     if "kills" in parts:
         for name in databases:
@@ -115,21 +107,13 @@ def main() -> int:
     if "client" in parts:
         totals["client"] = Totals()
         run_client_kills(totals["client"], most=arguments.client_kills, seed=arguments.seed)
-    if "cases" in parts:
-        with postgresql() as cluster:
-            cases = run_cases(arguments.cases, lambda: cluster)
     for name, each in totals.items():
         print_table(name, each)
-    if cases:
-        print("\ncase, with the answers to uploads while the fault held")
-    for case in cases:
-        print(line_of(case))
     problems = sum(len(found.findings.problems) for found in totals.values())
-    problems += sum(len(case.findings.problems) for case in cases)
     pairs = [f"{name}_kills={found.done}" for name, found in totals.items()]
     counted = ("acknowledged_shards", "lost", "doubled", "missing_files", "mismatches", "orphans")
     pairs += [f"{what}={sum(found.findings.counts[what] for found in totals.values())}" for what in counted]
-    print(*pairs, f"cases={len(cases)}", f"problems={problems}", f"seconds={time.monotonic() - begun:.0f}")
+    print(*pairs, f"problems={problems}", f"seconds={time.monotonic() - begun:.0f}")
     return 1 if problems else 0
 
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from sqlalchemy import select
 
 from benchmarks.faults.gate import Gate, Mode
-from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE
-from benchmarks.faults.launcher import Launcher
+from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE, arm
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import Totals, check_files
+from benchmarks.faults.workload import make_batch
+from foreshock import Client
 from foreshock.digests import digest_of_bytes
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
@@ -41,8 +42,8 @@ def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
     """Kill the trainer `most` times in all; the last one delivers the rest."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
-        folder, launcher = Path(name), Launcher()
-        served = Served(launcher, folder / "service")
+        folder = Path(name)
+        served = Served(folder / "service")
         served.start()
         served.wait_until("/readyz")
         gate, spool = Gate(served.port), folder / "spool"
@@ -66,7 +67,6 @@ def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
         finally:
             gate.close()
             served.kill()
-            launcher.close()
 
 
 def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> str:
@@ -101,7 +101,7 @@ def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> st
 
 def _command(url: str, spool: Path, number: int, first: int, steps: int) -> list[str]:
     texts = [url, str(spool), *map(str, (number, first, steps))]
-    return [sys.executable, "-m", "benchmarks.faults.trainer", *texts]
+    return [sys.executable, "-m", "benchmarks.faults.client_kills", *texts]
 
 
 def _environment(kill_at: str) -> dict[str, str]:
@@ -153,3 +153,28 @@ def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled,
         database.close()
     for text in findings.problems:
         print(f"  {text}", flush=True)
+
+
+def train() -> None:
+    """Log the steps of one launch, then keep the client open until the standard input is closed."""
+    url, spool, number, first, steps = sys.argv[1], sys.argv[2], *(int(text) for text in sys.argv[3:])
+    arm(os.environ.get(VARIABLE, ""))
+    client = Client(
+        url, run_key="trained", attempt_key=f"launch-{number}", spool_directory=spool, timeout_seconds=5.0,
+        max_outbox_bytes=30_000, exit_seconds=5.0,
+    )  # fmt: skip
+    client.start_run(resume_step=first, model="a model")
+    print("logs", flush=True)
+    for step in range(first, first + steps):
+        client.log_rollouts(step, make_batch(1, number, step, 0))
+        client.log_scalars(step, {"grad_norm": 0.1 * step})
+        time.sleep(0.03)
+    if steps == 0:
+        client.flush(120.0)
+        client.close()
+        return
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    train()

@@ -28,12 +28,6 @@ class Gate:
             for connection in list(self._connections):
                 _shut(connection)
 
-    def forward_to(self, port: int) -> None:
-        """Forward to another port from now on; connections that are open end."""
-        self._target = port
-        for connection in list(self._connections):
-            _shut(connection)
-
     def close(self) -> None:
         """Accept nothing any more."""
         self.set("closed")

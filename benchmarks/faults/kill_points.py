@@ -5,7 +5,8 @@ transaction of a unit of work.
 
     BENCHMARK_KILL_AT=ingest.after-commit:3
 
-ends the process after the third call (without a number: the first).
+ends the process after the third call (without a number: the first). `python -m benchmarks.faults.kill_points` is
+`foreshock serve` with the point of this variable.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -114,3 +116,10 @@ def _wrapped(function: Callable[..., Any], when: str, calls: int) -> Callable[..
         return result
 
     return call
+
+
+if __name__ == "__main__":
+    from foreshock.commands.main import main
+
+    arm(os.environ.get(VARIABLE, ""))
+    sys.exit(main(["serve"]))

@@ -9,12 +9,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
 from benchmarks.faults.kill_points import SERVICE_POINTS
-from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.senders import RunSender, Stopped
 from benchmarks.faults.served import Served
-from benchmarks.faults.verify import Totals, check_files, verify_run, wait_until_settled
+from benchmarks.faults.verify import (
+    ORPHAN_GRACE_SECONDS,
+    Totals,
+    check_catalogue,
+    check_files,
+    verify_run,
+    wait_until_settled,
+)
 from benchmarks.faults.workload import RunPlan, plan_run
 from foreshock_service.platform.database.session import Database
 
@@ -50,13 +55,13 @@ class Campaign:
     def run(self) -> None:
         """Kill until `most` kills are done and the last run is verified."""
         with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
-            folder, launcher = Path(name), Launcher()
+            folder = Path(name)
             served = Served(
-                launcher, folder / "killed", self._url,
+                folder / "killed", self._url,
                 FORESHOCK_PROCESSES=str(self._processes),
                 FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
             )  # fmt: skip
-            clean = Served(launcher, folder / "clean", FORESHOCK_STEP_GRACE_SECONDS="5")
+            clean = Served(folder / "clean", FORESHOCK_STEP_GRACE_SECONDS="5")
             clean.start()
             clean.wait_until("/readyz")
             try:
@@ -73,7 +78,6 @@ class Campaign:
             finally:
                 served.kill()
                 clean.kill()
-                launcher.close()
 
     @property
     def _goes_on(self) -> bool:

@@ -19,10 +19,8 @@ from typing import Any
 import httpx
 from sqlalchemy import func, select
 
-from benchmarks.faults.catalogue import ORPHAN_GRACE_SECONDS, check_catalogue
-from benchmarks.faults.launcher import Launcher
 from benchmarks.faults.served import Served
-from benchmarks.faults.verify import Findings, Totals
+from benchmarks.faults.verify import ORPHAN_GRACE_SECONDS, Findings, Totals, check_catalogue
 from benchmarks.faults.workload import make_batch
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock_service.platform.database.session import Database
@@ -44,8 +42,7 @@ _SETTINGS = {
 def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int) -> None:
     """Kill the service `most` times in all, while it removes data."""
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
-        launcher = Launcher()
-        served = Served(launcher, Path(name) / "service", database_url, **_SETTINGS)
+        served = Served(Path(name) / "service", database_url, **_SETTINGS)
         served.start()
         served.wait_until("/readyz")
         try:
@@ -60,7 +57,6 @@ def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int) ->
                 )
         finally:
             served.kill()
-            launcher.close()
 
 
 class _Round:

@@ -6,15 +6,15 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 import psutil
 
 from benchmarks.faults.kill_points import VARIABLE
-from benchmarks.faults.launcher import Launcher
 from tests.ports import free_port
 
 PATIENCE_SECONDS = 120.0
@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 120.0
 class Served:
     """`foreshock serve` on a port that it keeps, with its files below `folder`."""
 
-    def __init__(self, launcher: Launcher, folder: Path, database_url: str = "", **settings: str) -> None:
+    def __init__(self, folder: Path, database_url: str = "", **settings: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = free_port()
@@ -43,16 +43,17 @@ class Served:
             "FORESHOCK_PROBE_TRIES": "1000",
             **settings,
         }
-        self.start_seconds: list[float] = []
-        self._launcher = launcher
-        self._pid = 0
-        self._begun = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, kill_at: tuple[str, int] | None = None, **settings: str) -> None:
+    def start(self, kill_at: tuple[str, int] | None = None) -> None:
         """Start it; with `kill_at` it ends itself at that call of that point. Does not wait."""
-        environment = {**self.settings, **settings, VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
-        self._begun = time.monotonic()
-        self._pid = self._launcher.start(environment, self.folder / "service.log")
+        others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+        armed = {VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
+        with (self.folder / "service.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.faults.kill_points"], env=others | self.settings | armed,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
 
     def wait_until(self, path: str = "/livez", seconds: float = PATIENCE_SECONDS) -> bool:
         """Wait until a path is answered with 200; False if the service has ended."""
@@ -60,8 +61,6 @@ class Served:
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(self.url + path, timeout=5).status_code == 200:
-                    if path == "/livez":
-                        self.start_seconds.append(time.monotonic() - self._begun)
                     return True
             if not self.alive:
                 return False
@@ -71,10 +70,9 @@ class Served:
     @property
     def alive(self) -> bool:
         """Return whether the process runs."""
-        if self._pid and self._launcher.status(self._pid) is not None:
-            self._kill_group()
-            self._pid = 0
-        return self._pid != 0
+        if self._process is not None and self._process.poll() is not None:
+            self.kill()
+        return self._process is not None
 
     def wait_for_end(self, seconds: float) -> bool:
         """Wait until it ends by itself, as it does at a kill point; False if it still runs."""
@@ -87,11 +85,11 @@ class Served:
 
     def kill(self) -> None:
         """End the service and its decoders with SIGKILL."""
-        if self._pid:
-            self._kill_group()
-            if self._launcher.wait(self._pid, 60.0) is None:
-                raise RuntimeError("a killed service does not end")
-            self._pid = 0
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(60)
+            self._process = None
 
     def kill_decoder(self) -> bool:
         """End one decoder with SIGKILL; False if there is none."""
@@ -103,7 +101,7 @@ class Served:
 
     def kill_process(self, draw: random.Random) -> bool:
         """End one of several service processes with SIGKILL, not its decoders; False if there is none."""
-        processes = self._spawned(psutil.Process(self._pid)) if self._pid else []
+        processes = self._spawned(psutil.Process(self._process.pid)) if self._process else []
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):
             draw.choice(processes).kill()
             return True
@@ -112,7 +110,7 @@ class Served:
     def decoders(self) -> list[psutil.Process]:
         """Return the decoder processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            spawned = self._spawned(psutil.Process(self._pid))
+            spawned = self._spawned(psutil.Process(self._process.pid)) if self._process else []
             if self.settings.get("FORESHOCK_PROCESSES", "1") == "1":
                 return spawned
             return [each for process in spawned for each in self._spawned(process)]
@@ -128,24 +126,7 @@ class Served:
                     found.append(each)
         return found
 
-    def stop(self) -> None:
-        """Stop it as an operator does, and kill it after a minute."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGTERM)
-            if self._launcher.wait(self._pid, 60.0) is None:
-                self.kill()
-            self._pid = 0
-
     def end_of_log(self) -> str:
         """Return the newest lines of its log."""
         path = self.folder / "service.log"
         return path.read_text(errors="replace")[-2000:] if path.exists() else "(no log)"
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-
-
-def with_settings(served: Served, settings: Mapping[str, str]) -> None:
-    """Set variables of the next start."""
-    served.settings.update(settings)

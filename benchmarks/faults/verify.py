@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,8 +18,8 @@ import numpy as np
 from sqlalchemy import select
 
 from benchmarks.faults.senders import Journal, RunSender
+from benchmarks.faults.served import Served
 from benchmarks.faults.workload import Item, RunPlan
-from benchmarks.step_rows import comparable
 from foreshock.digests import digest_of_bytes
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_service.platform.database.engine import table_of
@@ -33,8 +37,12 @@ from foreshock_service.platform.database.tables import (
 )
 from foreshock_service.watch.detection.states import newest_state
 from foreshock_service.watch.rules.service import CLIENT_LOSSES, INCOMPLETE_STEP, SPLIT_RANKS, STALE_RUN
+from tests.service.runs.step_rows import comparable
 
 _SETTLE_SECONDS = 60.0
+# Beside a service under test a file of a request that was killed is an orphan after so long; it is swept as often.
+ORPHAN_GRACE_SECONDS = 4.0
+_ORPHAN_PATIENCE_SECONDS = 60.0
 # Whether they fire depends on when messages arrive, not on the data:
 # that of split ranks on when attempts begin.
 _OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
@@ -324,3 +332,31 @@ def _difference(mine: Any, other: Any) -> str:
         at = {name: mine.get(name) for name in ("attempt", "step", "shard", "rule", "revision") if name in mine}
         return f"{at} {', '.join(f'{name}: {_difference(mine.get(name), other.get(name))}' for name in names)}"[:600]
     return f"{str(mine)[:120]} instead of {str(other)[:120]}"
+
+
+def check_catalogue(findings: Findings, served: Served) -> None:
+    """Run `foreshock fsck`: every row has its intact file; once the running service has swept, every file has a row."""
+    deadline = time.monotonic() + _ORPHAN_PATIENCE_SECONDS
+    while True:
+        report = _fsck(served)
+        orphans = [each for each in report["findings"] if each["problem"] == "orphan"]
+        if not orphans or time.monotonic() > deadline:
+            break
+        findings.counts["orphans_seen_by_fsck"] += len(orphans)
+        time.sleep(1.0)
+    findings.counts["fsck_runs"] += 1
+    findings.counts["fsck_files"] += sum(report["checked"].values())
+    findings.counts["fsck_purged"] += report["purged"]
+    findings.counts["fsck_foreign"] += report["foreign"]
+    for each in report["findings"]:
+        findings.problem("fsck", f"{each['problem']}: {each['file']} {each['detail']}")
+
+
+def _fsck(served: Served) -> dict[str, Any]:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    command = [sys.executable, "-m", "foreshock.commands.main", "fsck", "--json"]
+    done = subprocess.run(command, env={**others, **served.settings}, capture_output=True, text=True, timeout=300)
+    if not done.stdout.startswith("{"):
+        raise RuntimeError(f"foreshock fsck failed: {done.stdout[-1000:]} {done.stderr[-2000:]}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report

@@ -10,12 +10,10 @@ import httpx
 import pytest
 
 from benchmarks.bad_input.__main__ import DECODER_BYTES, SERVICE_BYTES
+from benchmarks.bad_input.addresses import Route, forged_cursor, hostile_address, send_cursors, send_queries
 from benchmarks.bad_input.answers import Tally
-from benchmarks.bad_input.cursors import forged_cursor, send_cursors
 from benchmarks.bad_input.described import send_described
-from benchmarks.bad_input.documents import hostile_document
 from benchmarks.bad_input.mutated import send_mutated
-from benchmarks.bad_input.queries import Route, hostile_address, send_queries
 from benchmarks.bad_input.raw import raw_request, send_raw
 from benchmarks.bad_input.scene import Scene, scene
 from benchmarks.bad_input.tables import damaged, hostile_table
@@ -73,8 +71,8 @@ def test_raw_requests_are_answered_or_refused_and_nothing_breaks(service: Scene)
     tally = send_raw(service.url, RAW, seed=1)
     assert not tally.faults, tally.examples
     assert tally.requests == RAW
-    # Not HTTP, another site's Origin, too large lengths, and headers without a bound.
-    assert {400, 403, 413} <= set(tally.statuses)
+    # Not HTTP, and too large lengths.
+    assert {400, 413} <= set(tally.statuses)
     assert_unharmed(service)
 
 
@@ -117,7 +115,6 @@ def test_same_seed_gives_the_same_bodies() -> None:
     makers: list[Callable[[random.Random], bytes]] = [
         lambda source: damaged(body, body[::-1], source),
         lambda source: hostile_table(body, source),
-        lambda source: hostile_document({"key": "x", "values": [1, {"a": 2}]}, source),
     ]
     for make in makers:
         first, again = ([make(random.Random(seed)) for seed in range(20)] for _ in range(2))

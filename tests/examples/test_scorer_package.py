@@ -19,7 +19,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from benchmarks.replay import replayer
+from tests.probes.replaying import replayer
 from foreshock.scorers import REFERENCE, REFUSED_SCORERS
 from foreshock_probes.offers import installed_scorers
 from tests.probes.tiny import make_rollouts

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from benchmarks.recorded_runs import shipped_run
-from benchmarks.replay import Replayer
 from benchmarks.running_service import running_service
 from foreshock_probes.engines.process import EnginePool
 from tests.probes.held import HeldProcess, held
+from tests.probes.replaying import Replayer
 from tests.probes.tiny import save_checkpoint
 
 LEASE_SECONDS = 8.0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.recorded_runs import RecordedRun, recorded_runs
-from benchmarks.replay import BAR_K3, BAR_MAXIMUM, SCORERS, TRAINER_REPLAY, Replayer, Row, rows_of
+from tests.probes.replaying import BAR_K3, BAR_MAXIMUM, SCORERS, TRAINER_REPLAY, Replayer, Row, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1800)]
 

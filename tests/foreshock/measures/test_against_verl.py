@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("verl", reason="verl, whose functions these are compared with, is not installed")
 
-from benchmarks import verl_reference as verl
 from foreshock.measures import measure_step
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.rollouts import RolloutBatch
+from tests.foreshock.measures import verl_reference as verl
 
 pytestmark = pytest.mark.slow  # importing verl takes a while
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock_probes.engines.process import EngineError, EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.routing.recorded import PART, RecordedRoutes, compare_routes, read_routes
+from tests.probes.replaying import Replayer
 from tests.probes.tiny import make_rollouts, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]

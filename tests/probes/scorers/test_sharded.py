@@ -11,13 +11,13 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers.rank_processes import RankProcesses, device_count
 from foreshock_probes.scorers.request import Scored, ScoreRequest, UnsupportedScoreError, WarmModel
+from tests.probes.replaying import Replayer
 from tests.probes.scorers.rank_tasks import count_parameters
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint, save_mixture_of_experts
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.recorded_runs import shipped_run
-from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes, RolloutBatch
+from tests.probes.replaying import Replayer
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -14,10 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.scorers.request import UnsupportedScoreError
+from tests.probes.replaying import Replayer
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
+from tests.probes.replaying import Replayer
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]

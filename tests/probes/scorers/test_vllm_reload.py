@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.replay import Replayer
 from foreshock_probes.engines.process import EnginePool
+from tests.probes.replaying import Replayer
 from tests.probes.tiny import make_rollouts, save_checkpoint, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]

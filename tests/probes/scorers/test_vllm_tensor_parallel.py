@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.replay import Replayer
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.engines.process import EngineError, EnginePool
 from foreshock_probes.scorers.rank_processes import device_count
+from tests.probes.replaying import Replayer
 from tests.probes.tiny import make_rollouts
 
 pytestmark = [

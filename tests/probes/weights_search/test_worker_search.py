@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.replay import Replayer
 from foreshock.digests import weights_digest
 from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.weights_search.assembly import assemble, read_ingredients
 from tests.probes.conftest import RunningService
+from tests.probes.replaying import Replayer
 from tests.probes.test_worker import ProbedRun, run_worker, start_run
 from tests.probes.tiny import make_rollouts
 

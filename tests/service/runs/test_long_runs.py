@@ -9,9 +9,9 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 
-from benchmarks.step_rows import copy_run
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.database.session import Database
+from tests.service.runs.step_rows import copy_run
 from tests.service.sending import Sender, make_batch, start_run
 
 PERIOD = 25

@@ -13,22 +13,29 @@ Bars: 1.1 × the CPU; 5 M tokens/s, memory below 1 GiB and flat; 20 small steps/
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
+import queue
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from urllib.parse import urlsplit
 
-from benchmarks.ingest.load import DISTINCT, Request, encoded_shards, send, start_run
-from benchmarks.ingest.processes import MemorySamples, cpu_seconds, sampled_memory
+import numpy as np
+import psutil
+
 from benchmarks.running_service import running_service
+from foreshock.rollouts import RolloutBatch, encode_rollouts
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = "edd6602"
 """The revision before this package was halved, with the import names of today."""
 BAR_CPU, BAR_TOKENS, BAR_MEMORY, BAR_GROWTH, BAR_STEPS, BAR_BYTES = 1.1, 5e6, 1 << 30, 1.1, 20.0, 20_000
@@ -36,6 +43,153 @@ LARGE, SMALL = (128, 3_000), (8, 20)
 CONNECTIONS = 4
 WARM_UP, WINDOW, WINDOWS = 8, 8, 9
 SMALL_STEPS = 600
+
+
+PARQUET = "application/vnd.apache.parquet"
+JSON = "application/json"
+# Distinct bodies that are sent over and over, under new step numbers.
+DISTINCT = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """The PUT of a step of one shard."""
+
+    path: str
+    body: bytes
+
+
+def encoded_shards(rollouts: int, tokens: int, count: int) -> list[bytes]:
+    """Return `count` different bodies of `rollouts` × `tokens` response tokens with two log-probs and a reward."""
+    random = np.random.default_rng(rollouts * tokens)
+    total = rollouts * tokens
+    bodies = []
+    for _ in range(count):
+        log_probs = -random.exponential(0.5, total).astype(np.float32)
+        batch = RolloutBatch.from_arrays(
+            [f"rollout-{number}" for number in range(rollouts)],
+            prompt_offsets=np.arange(rollouts + 1),
+            prompt_token_ids=random.integers(0, 32_000, rollouts),
+            response_offsets=np.arange(rollouts + 1) * tokens,
+            # Ids of a vocabulary: a few are frequent.
+            response_token_ids=np.minimum(random.zipf(1.3, total), 32_000).astype(np.int32),
+            rollout_log_probs=log_probs,
+            trainer_log_probs=np.minimum(log_probs + random.normal(0.0, 0.01, total), 0.0).astype(np.float32),
+            reward=random.random(rollouts).astype(np.float32),
+        )
+        bodies.append(encode_rollouts(batch))
+    return bodies
+
+
+def start_run(address: str, key: str) -> str:
+    """Create a run with one attempt; return its path `/v1/runs/{id}`."""
+    connection = _connect(address)
+    run = json.loads(_exchange(connection, "POST", "/v1/runs", json.dumps({"key": key}).encode(), JSON))["id"]
+    path = f"/v1/runs/{run}"
+    _exchange(connection, "POST", f"{path}/attempts", b'{"key": "first"}', JSON)
+    connection.close()
+    return path
+
+
+def send(address: str, requests: Iterable[Request], connections: int) -> None:
+    """Send the requests in order over so many connections at a time; raises what one of them raised.
+
+    Returns when every request is answered, so every step is committed, measured and closed.
+    """
+    waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    errors: list[Exception] = []
+    threads = [threading.Thread(target=_send_all, args=(address, waiting, errors)) for _ in range(connections)]
+    for thread in threads:
+        waiting.put(None)
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _send_all(address: str, waiting: queue.SimpleQueue[Request | None], errors: list[Exception]) -> None:
+    connection = _connect(address)
+    try:
+        while not errors and (request := waiting.get()) is not None:
+            answer = _exchange(connection, "PUT", request.path, request.body, PARQUET)
+            if not json.loads(answer)["step_closed"]:
+                raise AssertionError(f"{request.path} did not close its step")
+    except Exception as error:
+        errors.append(error)
+    finally:
+        connection.close()
+
+
+def _connect(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
+
+
+def _exchange(connection: http.client.HTTPConnection, method: str, path: str, body: bytes, media_type: str) -> bytes:
+    connection.request(method, path, body, {"Content-Type": media_type})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status >= 300:
+        raise RuntimeError(f"{method} {path} was answered with {answer.status}: {text[:300]!r}")
+    return text
+
+
+def service_processes(folder: str = "") -> list[psutil.Process]:
+    """Return the processes below this one: services and their decoders; with `folder` of the one started in it."""
+    services = [each for each in psutil.Process().children() if not folder or each.cwd() == folder]
+    return [process for each in services for process in (each, *each.children(recursive=True))]
+
+
+def cpu_seconds(folder: str = "") -> float:
+    """Return user and system time of the service's processes, with that of decoders that have been replaced."""
+    return sum(sum(each.cpu_times()[:4]) for each in service_processes(folder))
+
+
+def memory_bytes() -> int:
+    """Return the memory of the service's processes: pages that several of them share are counted once."""
+    total = 0
+    for process in service_processes():
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
+
+
+@dataclass
+class MemorySamples:
+    """Memory of the service over time, in bytes."""
+
+    values: list[int] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """Return the largest sample."""
+        return max(self.values)
+
+    @property
+    def growth(self) -> float:
+        """Return the peak of the last third over the peak of the second third: 1 if the memory is flat."""
+        third = len(self.values) // 3
+        return max(self.values[2 * third :]) / max(self.values[third : 2 * third] or self.values)
+
+
+@contextmanager
+def sampled_memory() -> Iterator[MemorySamples]:
+    """Sample the memory of the service twice a second."""
+    samples, done = MemorySamples([memory_bytes()]), threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.5):
+            samples.values.append(memory_bytes())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        thread.join()
 
 
 @dataclass(frozen=True)
@@ -120,11 +274,8 @@ def small_steps() -> tuple[Rate, float]:
 
 def database_bytes(path: Path) -> int:
     """Return the bytes of the tables and indexes of a SQLite database."""
-    connection = sqlite3.connect(path)
-    try:
+    with closing(sqlite3.connect(path)) as connection:
         (pages,), (size,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
-    finally:
-        connection.close()
     return int(pages) * int(size)
 
 

@@ -1,20 +1,63 @@
-"""Texts that a database refuses or reads otherwise, in paths and queries of every page and every GET of the API."""
+"""Hostile addresses: forged cursors of lists, and texts that a database refuses or reads otherwise, of every GET."""
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 from fastapi.routing import APIRoute
 
 from benchmarks.bad_input.answers import Tally
-from benchmarks.bad_input.cursors import forged_cursor
 from benchmarks.bad_input.scene import STEP, Scene
-from benchmarks.bad_input.sending import send_all
 from foreshock_service.present.pages.endpoints import ROUTERS
+
+# The shapes that lists have, most of the time, so that the parts come to the database.
+_SHAPES: tuple[tuple[type, ...], ...] = (
+    (int, str), (int, str), (int, str), (int,), (int, int), (int, str, int, str), (str,),
+)  # fmt: skip
+_INTEGERS = (0, 1, -1, 2**31, 2**53, 2**63 - 1, 1 - 2**63, -(2**63), 2**63, -(2**63) - 1, 2**64, 10**400)
+_CURSOR_TEXTS = (
+    "", "a", "𝕏" * 60, "\x00", "a\x00b", "\ud800", "\udfff\ud800", "𝕏", "%", "_", "\\", "'; DROP TABLE runs;--",
+    "run_" + "0" * 26, "x" * 500,
+    "\uffff", "\x1b", "{}",
+)  # fmt: skip
+_OTHERS: tuple[Any, ...] = (None, True, 1.5, 1e308, float("nan"), [], [[1]], {}, {"a": 1})
+
+
+def send_cursors(scene: Scene, document: dict[str, Any], count: int, seed: int) -> Tally:
+    """Send `count` forged cursors; the same seed gives the same ones."""
+    lists = [
+        (path, operations["get"])
+        for path, operations in document["paths"].items()
+        if any(each["name"] == "cursor" for each in operations.get("get", {}).get("parameters", ()))
+    ]
+
+    def request(number: int) -> tuple[str, str, dict[str, Any]]:
+        source = random.Random(f"{seed}/{number}")
+        path, operation = lists[number % len(lists)]
+        return path, f"{path.format(run=scene.run)}?cursor={forged_cursor(source)}", operation["responses"]
+
+    return _send_all(scene, request, count, f"seed {seed}")
+
+
+def forged_cursor(source: random.Random) -> str:
+    """Return the base64 of a JSON list."""
+    shape = source.choice(_SHAPES)
+    parts: Any = [source.choice(_INTEGERS if kind is int else _CURSOR_TEXTS) for kind in shape]
+    if source.random() < 0.15:
+        parts[source.randrange(len(parts))] = source.choice(_OTHERS)
+    if source.random() < 0.05:
+        parts = source.choice((*_OTHERS, parts * 3))
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+
 
 # Bytes, because some are no text: NUL, lone surrogates, cut and overlong UTF-8.
 _TEXTS = (
@@ -49,7 +92,7 @@ def send_queries(scene: Scene, document: dict[str, Any], count: int, seed: int) 
         address = hostile_address(route, real, random.Random(f"{seed}/{number}"))
         return route.path, address, route.responses
 
-    return send_all(scene, request, count, f"seed {seed}")
+    return _send_all(scene, request, count, f"seed {seed}")
 
 
 def page_routes() -> list[Route]:
@@ -103,3 +146,33 @@ def _real_names(scene: Scene) -> dict[str, str]:
         "probe": str(scene.holder.lease["job"]["probe"]), "lease": str(scene.holder.lease["lease"]),
         "sample_id": scene.sample_id,
     }  # fmt: skip
+
+
+# Of a number: the path as routes declare it, the address, and its responses in the OpenAPI document; None for a page.
+_Made = Callable[[int], tuple[str, str, dict[str, Any] | None]]
+
+
+def _send_all(scene: Scene, made: _Made, count: int, name: str, threads: int = 4) -> Tally:
+    """Send what `made` returns for each number, with the key of the scope `admin`."""
+    tally = Tally()
+
+    def send(number: int) -> tuple[str, str, dict[str, Any] | None, httpx.Response | httpx.HTTPError]:
+        path, address, responses = made(number)
+        try:
+            return path, address, responses, http.get(address)
+        except httpx.HTTPError as error:
+            return path, address, responses, error
+
+    with (
+        httpx.Client(base_url=scene.url, headers=scene.headers("admin"), timeout=120) as http,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        for number, (path, address, responses, answer) in enumerate(pool.map(send, range(count))):
+            example = f"{name}, number {number}, GET {address[:300]}"
+            if isinstance(answer, httpx.HTTPError):
+                tally.note(f"GET {path}: no answer", f"{example}: {answer!r}")
+            elif responses is None:
+                tally.judge_page(path, answer.status_code, answer.headers, answer.content, example)
+            else:
+                tally.judge(("GET", path), responses, answer.status_code, answer.headers, answer.content, example)
+    return tally

@@ -1,1 +1,0 @@
-"""Ingestion: tokens per second, small steps per second, bytes of database, memory."""

@@ -1,1 +1,0 @@
-"""Jobs of probe workers under kills: `make bench-jobs`."""

@@ -1,0 +1,242 @@
+"""How fast does the service answer while it takes uploads? `make bench-queries`; names of parts select some.
+
+1. `curves`: 20 measures × 10,000 steps of a run that takes 1 M tokens/s meanwhile. Bar: 100 ms at p99.
+2. `polls`: 1,000 runs, each with a trainer that polls its advice with `wait=30`. An operator's hold or release is sent
+   to one run after the other. Bar: its trainer hears of it within 1.5 s at p99.
+3. `derivation`: a change at the first step of a run of 5,000 steps, while another run uploads small steps. Bars: the
+   detection is derived again in 10 s; an upload takes at most 2 × as long meanwhile (median), and 1 s at most.
+
+Runs of many steps are written by SQL: to upload them would take hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import multiprocessing
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from statistics import median
+
+import httpx
+import numpy as np
+
+from benchmarks.ingest import PARQUET, encoded_shards
+from benchmarks.running_service import running_service
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.measures.registry import MEASURES, STEP_MEASURES
+from foreshock.measures.statistics.conditions import BUCKET_EDGES
+
+DATABASE = "foreshock-data/foreshock.db"
+MEASURED = [measure.name for measure in MEASURES if measure not in STEP_MEASURES][:20]
+LARGE, SMALL = (128, 1_000), (8, 20)
+CURVE_STEPS, REPEATS, TOKENS_PER_SECOND, BAR_CURVES = 10_000, 200, 1e6, 0.1
+RUNS, CHANGES, BAR_POLL = 1_000, 200, 1.5
+DERIVED_STEPS, BAR_DERIVED, BAR_SLOWER, BAR_UPLOAD = 5_000, 10.0, 2.0, 1.0
+
+Found = tuple[dict[str, float], bool]
+
+
+def start_runs(http: httpx.Client, count: int, prefix: str) -> list[str]:
+    """Create runs with one attempt each; return their ids."""
+    runs = []
+    for number in range(count):
+        run = http.post("/v1/runs", json={"key": f"{prefix}-{number}", "advice_mode": "apply"}).raise_for_status()
+        runs.append(run.json()["id"])
+        http.post(f"/v1/runs/{runs[-1]}/attempts", json={"key": "first"}).raise_for_status()
+    return runs
+
+
+def fill_steps(folder: Path, run: str, steps: int) -> None:
+    """Give a run so many closed steps with two measured comparisons."""
+    counts = dict.fromkeys(("expected_shards", "received_shards", "folded_shards", "rollouts", "tokens"), 1)
+    times = dict.fromkeys(("first_shard_at_us", "last_shard_at_us", "closed_at_us"), 1)
+    keys = [{"run_id": run, "attempt": 1, "step": step} for step in range(steps)]
+    newest = {"run_id": run, "attempt": 1, "step": steps - 1, "revision": steps, "rewritten": 1}
+    newest |= {"buckets": np.ones((2, len(BUCKET_EDGES) - 1)).tobytes()}
+    with closing(sqlite3.connect(folder / DATABASE, timeout=60)) as database, database:
+        _insert(database, "steps", [{**key, **counts, **times} for key in keys])
+        for comparison in (STEP_ROW, TRAINER_ROLLOUT):
+            rows = [{**key, "comparison": comparison, "from_sample": False, "computed_at_us": 1} for key in keys]
+            for step, row in enumerate(rows):
+                row |= {each.column: 1e-3 * math.sin(step * 0.01 + place) + 1e-2 for place, each in enumerate(MEASURES)}
+            _insert(database, "measurements", rows)
+            _insert(database, "newest_measurements", [{**newest, "comparison": comparison}])
+        database.execute(
+            "UPDATE runs SET last_step = ?, rollouts = ?, tokens = ? WHERE id = ?", (*[steps - 1] * 3, run)
+        )
+
+
+def _insert(database: sqlite3.Connection, table: str, rows: Sequence[dict[str, object]]) -> None:
+    names, marks = ", ".join(rows[0]), ", ".join("?" * len(rows[0]))
+    database.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", [tuple(row.values()) for row in rows])
+
+
+@contextmanager
+def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
+    with (
+        tempfile.TemporaryDirectory(prefix="foreshock-queries-") as folder,
+        running_service(Path(folder), **settings) as url,
+        httpx.Client(base_url=url, timeout=600, headers={"Accept-Encoding": "identity"}) as http,
+    ):
+        yield Path(folder), http
+
+
+@contextmanager
+def steady_uploads(url: str, run: str, size: tuple[int, int], each: float, first: int) -> Iterator[Synchronized[int]]:
+    """Upload a step of a run every `each` seconds from another process; gives the number of steps that closed."""
+    spawning = multiprocessing.get_context("spawn")
+    sent: Synchronized[int] = spawning.Value("q", 0)
+    process = spawning.Process(target=_upload, args=(url, run, size, each, first, sent))
+    process.start()
+    try:
+        while sent.value == 0 and process.is_alive():
+            time.sleep(0.05)
+        yield sent
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _upload(url: str, run: str, size: tuple[int, int], each: float, first: int, sent: Synchronized[int]) -> None:
+    (body,) = encoded_shards(*size, 1)
+    with httpx.Client(base_url=url, timeout=600) as http:
+        due = time.monotonic()
+        while True:
+            put_step(http, run, first + sent.value, body)
+            sent.value += 1
+            due = max(due + each, time.monotonic() - 1)
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def put_step(http: httpx.Client, run: str, step: int, body: bytes) -> float:
+    """Upload a step of one shard; return the seconds."""
+    begin = time.perf_counter()
+    path = f"/v1/runs/{run}/steps/{step}/rollouts/0"
+    http.put(path, content=body, headers={"Content-Type": PARQUET}).raise_for_status()
+    return time.perf_counter() - begin
+
+
+def curves() -> Found:
+    """Ask for the curves of a run again and again while its steps arrive."""
+    with service() as (folder, http):
+        (run,) = start_runs(http, 1, "curves")
+        fill_steps(folder, run, CURVE_STEPS)
+        tokens = LARGE[0] * LARGE[1]
+        with steady_uploads(str(http.base_url), run, LARGE, tokens / TOKENS_PER_SECOND, CURVE_STEPS) as sent:
+            before, begin, seconds = sent.value, time.perf_counter(), []
+            for _ in range(REPEATS):
+                asked = time.perf_counter()
+                query = {"comparison": "trainer/rollout", "measure": MEASURED}
+                answer = http.get(f"/v1/runs/{run}/measurements", params=query).raise_for_status()
+                seconds.append(time.perf_counter() - asked)
+                assert answer.content.count(b'"trainer/rollout"') >= CURVE_STEPS
+                time.sleep(0.1)
+            rate = tokens * (sent.value - before) / (time.perf_counter() - begin)
+    p99 = float(np.percentile(seconds, 99))
+    found = {"curves_p99_ms": 1e3 * p99, "curves_median_ms": 1e3 * median(seconds), "curves_tokens_per_s": rate}
+    return found, p99 < BAR_CURVES and rate >= 0.98 * TOKENS_PER_SECOND
+
+
+def polls() -> Found:
+    """Change the advice of one run after the other, while the trainer of each polls it."""
+    with service(FORESHOCK_TOKEN_PASS="numpy") as (_, http):
+        runs = start_runs(http, RUNS, "polled")
+        seconds = asyncio.run(_changes(str(http.base_url), runs))
+    p99 = float(np.percentile(seconds, 99))
+    return {"poll_p99_s": p99, "poll_median_s": median(seconds), "poll_max_s": max(seconds)}, p99 <= BAR_POLL
+
+
+async def _changes(url: str, runs: list[str]) -> list[float]:
+    heard: dict[str, asyncio.Future[float]] = {}
+
+    async def poll(http: httpx.AsyncClient, run: str) -> None:
+        path, tag = f"/v1/runs/{run}/lr-advice?step=1", ""
+        while True:
+            wait, headers = ("&wait=30", {"If-None-Match": tag}) if tag else ("", {})
+            answer = await http.get(path + wait, headers=headers)
+            assert answer.status_code in (200, 304), answer.text
+            tag = answer.headers["ETag"]
+            if wait and answer.status_code == 200 and run in heard:
+                heard.pop(run).set_result(time.perf_counter())
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+        trainers = []
+        for run in runs:
+            trainers.append(asyncio.create_task(poll(http, run)))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5.0)
+        seconds = []
+        for run in runs[:: len(runs) // CHANGES]:
+            heard[run] = asyncio.get_running_loop().create_future()
+            future, begin = heard[run], time.perf_counter()
+            body = {"kind": "hold", "reason": "benchmark"}
+            (await http.post(f"/v1/runs/{run}/lr-advice/decisions", json=body)).raise_for_status()
+            seconds.append(await asyncio.wait_for(future, 60) - begin)
+        assert not any(each.done() for each in trainers)
+        for each in trainers:
+            each.cancel()
+        await asyncio.gather(*trainers, return_exceptions=True)
+    return seconds
+
+
+def derivation() -> Found:
+    """Change the first step of a long run while another one uploads."""
+    (body,) = encoded_shards(*SMALL, 1)
+    with service() as (folder, http):
+        long, other = start_runs(http, 2, "derived")
+        fill_steps(folder, long, DERIVED_STEPS)
+        put_step(http, long, DERIVED_STEPS, body)
+        _until_derived(folder)
+        quiet = [put_step(http, other, step, body) for step in range(100)]
+        begin = time.perf_counter()
+        http.put(f"/v1/runs/{long}/steps/0/scalars", json={"values": {"entropy": 1.0}}).raise_for_status()
+        busy: list[float] = []
+        while not _is_derived(folder):
+            busy.append(put_step(http, other, 100 + len(busy), body))
+            time.sleep(0.05)
+        seconds = time.perf_counter() - begin
+    slower = median(busy) / median(quiet)
+    found = {"derived_s": seconds, "upload_times": slower, "upload_max_s": max(busy), "uploads": float(len(busy))}
+    return found, seconds <= BAR_DERIVED and slower <= BAR_SLOWER and max(busy) <= BAR_UPLOAD
+
+
+def _is_derived(folder: Path) -> bool:
+    with closing(sqlite3.connect(folder / DATABASE, timeout=60)) as database:
+        return not database.execute("SELECT count(*) FROM due_replays").fetchone()[0]
+
+
+def _until_derived(folder: Path) -> None:
+    while not _is_derived(folder):
+        time.sleep(0.1)
+
+
+PARTS: dict[str, Callable[[], Found]] = {"curves": curves, "polls": polls, "derivation": derivation}
+
+
+def main(names: list[str]) -> int:
+    """Measure the parts with these names, all without one; return 1 if a bar is not reached."""
+    if unknown := sorted(set(names) - set(PARTS)):
+        print(f"unknown part {unknown[0]!r}; parts: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    found: dict[str, float] = {}
+    missed = []
+    for name in names or PARTS:
+        figures, is_reached = PARTS[name]()
+        print(f"{name:12}{'reached' if is_reached else 'NOT reached':12}", end="")
+        print(", ".join(f"{key} {value:,.3f}" for key, value in figures.items()), flush=True)
+        found |= figures
+        missed += [] if is_reached else [name]
+    print(*(f"{key}={value:.6g}" for key, value in found.items()), f"missed={','.join(missed) or 'none'}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
