@@ -4,8 +4,6 @@ The service, the worker and `foreshock probe` read it. To add a kind, add its ro
 names, and a file for its result in `service/replay/results`, named as `document`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY

@@ -4,8 +4,6 @@ Messages go over a `multiprocessing.connection.Connection`, which frames them, a
 because engines and their libraries write to it: it goes to a log, whose end is part of the error for a child that died.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

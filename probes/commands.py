@@ -1,7 +1,5 @@
 """`foreshock worker`: lease probes and score them."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

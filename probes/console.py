@@ -1,7 +1,5 @@
 """The console output of a worker: lines with the time, and a progress bar on a terminal."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One leased job: run its scorers in their engines, upload the results, and the reason to report if that fails."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from functools import partial

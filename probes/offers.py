@@ -1,7 +1,5 @@
 """Offers: the scorers that workers implement, and the scorers, exact pairs and environments of this machine."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping

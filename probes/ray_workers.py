@@ -4,8 +4,6 @@ Each actor runs one worker until it is stopped or idle. An actor whose process d
 node if need be; the service hands its job to whoever asks next once the lease has expired.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

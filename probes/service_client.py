@@ -4,8 +4,6 @@ A lease has a fencing token. The service refuses requests with an older token th
 expired cannot overwrite the scores of its successor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The settings of a worker: FORESHOCK_* environment variables, printed at start with secrets masked."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

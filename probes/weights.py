@@ -5,8 +5,6 @@ configuration maps to a folder for certain projects, and a relative path, which 
 symbolic links are resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass

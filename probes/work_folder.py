@@ -4,8 +4,6 @@ A process removes its folder when it ends. One that was killed cannot, so the ne
 machine does: a folder belongs to a living process as long as its lock is held.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The backtest as one HTML page that needs nothing beside it: tables, a ROC for each rule, definitions."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from itertools import groupby

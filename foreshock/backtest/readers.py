@@ -8,8 +8,6 @@ scalar summaries are read: `simple_value` (TensorBoard 1, torch) and tensors of 
 record of a run that was killed may be cut: reading ends there.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 The advice in `apply` mode is that of a trainer that follows it: the scales that it would have got, and their Σ η.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ and "3× of the first 50". The ROC of a rule is hits against false alarms as all
 what other rules corroborate moves with them, as it would if an operator made all rules stricter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace

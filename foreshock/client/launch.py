@@ -20,8 +20,6 @@ one rank: no other process has to find its key. A process that starts a run agai
 second start from a step is another attempt than its first.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

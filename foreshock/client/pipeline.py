@@ -8,8 +8,6 @@ installed, and pandas imports this module, which Python refuses to load so late.
 In a forked child the pipeline is disabled (its threads live in the parent): items logged there are counted as dropped.
 """
 
-from __future__ import annotations
-
 import atexit
 import concurrent.futures.thread  # noqa: F401
 import contextlib

@@ -1,7 +1,5 @@
 """Files and folders of this user that no one else may write: what is in a spool is sent with the API key."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -8,8 +8,6 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
     final           the bytes are kept in the spool's folder `rejected`
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

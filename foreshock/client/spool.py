@@ -14,8 +14,6 @@ other keys once the service has accepted something from that client. Use one spo
 Files in it are sent with the API key, so only folders and files of this user that no one else may write are read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -7,8 +7,6 @@ An exact divergence states a size and names no cause: its pair compares two repl
 link of the chain and says nothing of the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

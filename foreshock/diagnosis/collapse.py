@@ -5,8 +5,6 @@ rewards is below half of (running best + floor): halfway from the best to the re
 An alarm episode is a hit if it starts in [t_c − min(200, t_c / 2), t_c − 3]. Backtests and benchmarks use it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The evidence on a step's attribution, as plain numbers (NaN: not known), and a sentence that follows from it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The recommendation of a configuration matrix: the change that lowers the mismatch most, with its price in time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ At a run's first step engine and trainer hold the same weights. A mismatch that 
 weights; one that starts at the floor and grows with every update looks like weights that do not arrive.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 

@@ -4,8 +4,6 @@ To add a rule, add it here or to `mismatch_rules.py`: alerts, pages, the exporte
 rule. Thresholds that are healthy ranges come from `foreshock.ranges`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final

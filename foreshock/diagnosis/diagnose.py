@@ -5,8 +5,6 @@ open alert. "Healthy" is said only if no alert above info is open and enough was
 `missing` says what is missing.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence

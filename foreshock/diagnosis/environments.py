@@ -11,8 +11,6 @@ cause is named for it. Four kinds of evidence clear a link:
   environment: then it contains no difference that the run does not have. Its share is that of the run's own d.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

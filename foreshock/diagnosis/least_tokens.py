@@ -10,8 +10,6 @@ Of entropy 100 is a choice: the recorded run logs none, and −log μ in its pla
 fifth of its mean) and not on the locked ones (15 %, at a mean of 0.04). So is that of the surprisal and the advantages.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 LEAST_TOKENS: Final = {

@@ -1,7 +1,5 @@
 """Which came first, a rise of k3 or a fall of the reward, and k3 before, at and after the fall."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

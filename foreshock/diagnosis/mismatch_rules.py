@@ -3,8 +3,6 @@
 They pool steps: a step of a few prompts says little, and healthy k3 changes tenfold between two of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Final

@@ -4,8 +4,6 @@ A quantity is `comparison:measure`, such as `rollout:response_length_mean`. A ru
 scalars: a declared quantity has that name alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 

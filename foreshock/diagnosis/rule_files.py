@@ -29,8 +29,6 @@ A table of `rules` names a rule: the fields of a known one that it sets are chan
 set has its default.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

@@ -22,8 +22,6 @@ of at least A values, and the probability of one within n values is at most n / 
   again within a few steps, such as the effective sample size of rollouts that lag. A mean would be one bad step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether lengths that have doubled are a surge or a ramp: how steep the doubling is."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 

@@ -15,8 +15,6 @@ rule corroborates it, and so does one with which the reward rises.
 All computations use log lengths and step numbers, so missing steps and runs logged every tenth step work.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ clearly worse. A replay at the floor also shows that the environments give the s
 the environment of the run is not known. Where no replay reaches the floor, none is named.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Numbers as they stand in sentences."""
 
-from __future__ import annotations
-
 import math
 
 from foreshock.interval_names import RANGE

@@ -1,7 +1,5 @@
 """The doctor: find the variant of a forward pass, weights, sampling or data that reproduces what was logged."""
 
-from __future__ import annotations
-
 from foreshock.doctor.changes import CannotTryError, Change, Experimenter, Subject
 from foreshock.doctor.doctor import examine
 from foreshock.doctor.findings import DoctorReport, Finding, SideReport

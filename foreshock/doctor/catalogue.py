@@ -5,8 +5,6 @@ cost: `data` needs no replay of its own, `sampling` only the logits of the first
 a variant, `parts` up to one for each layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ ones do not have the mark of this change. NaN leaves a token out. Marked tokens 
 nothing predicts it: they are set apart, and the others are still judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find the variant that reproduces what each side logged, and what differs between the two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

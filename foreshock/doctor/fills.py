@@ -3,8 +3,6 @@
 Each function yields, for a side of a subject, the label of a variant and the values of its change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

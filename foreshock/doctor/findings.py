@@ -1,7 +1,5 @@
 """What the doctor says: findings, with what was ruled out and what could not be tried."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

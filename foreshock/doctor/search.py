@@ -13,8 +13,6 @@ Nothing that explains only a part is named. Both floors are measured, so their b
 differ by twice the variance of one, hence the factor of `_TWO_ROUNDINGS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 

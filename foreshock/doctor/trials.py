@@ -1,7 +1,5 @@
 """A budget of experiments, and what one of them left unexplained."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

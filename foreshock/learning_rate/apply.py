@@ -18,8 +18,6 @@ step, or use `ForeshockLR`, which does that.
 Param groups are any mapping with an "lr" that is a float or a tensor of one number; torch is never imported.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import weakref

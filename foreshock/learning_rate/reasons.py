@@ -1,7 +1,5 @@
 """The sentence that an advice gives as its reason: what was decided, what would be, or what is watched."""
 
-from __future__ import annotations
-
 from foreshock.diagnosis.detectors import (
     WATCHING_REASONS,
     WarningConfiguration,

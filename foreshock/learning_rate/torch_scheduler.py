@@ -1,7 +1,5 @@
 """A torch scheduler that follows the advice, alone or around another scheduler. Importing this imports torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

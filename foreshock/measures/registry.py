@@ -5,8 +5,6 @@ name; `column` is the same as an identifier (`tail(2)` → `tail_2`), the key in
 `ComparisonStatistics.measures()` and `StepStatistics.measures()` return.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -11,8 +11,6 @@
 `foreshock/reading/calls.py` and `step_calls.py` have the parameters and the documentation of every method.
 """
 
-from __future__ import annotations
-
 from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import AsyncCaller, Caller, call, listing
 

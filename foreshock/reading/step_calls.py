@@ -1,7 +1,5 @@
 """The reading calls about one step: its tokens, lint, corrections and theory, and what replays of it found."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """`foreshock doctor`: explain the log-probs of logged rollouts by replaying them with folders of weights."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

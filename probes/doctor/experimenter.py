@@ -6,8 +6,6 @@ the other weights and λ times the way from there to the announced ones), `quant
 `precision` and `composition` (other batches). See `foreshock.doctor.catalogue` for what each stands for.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Mapping, Sequence

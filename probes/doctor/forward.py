@@ -1,7 +1,5 @@
 """Forward passes of a torch model with changed positions, changed attention, or a prompt cached by other weights."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

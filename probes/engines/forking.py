@@ -10,8 +10,6 @@ A fork is safe because the parent starts no thread and computes nothing. The par
 under Linux: importing it for a GPU may initialise the driver, which does not survive a fork.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """Engine processes as seen by the worker: start one, send it commands, end it with its children, keep it warm."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Rollouts and scores are exchanged as Parquet files in a private folder of the worker.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -7,8 +7,6 @@ When the connection is closed, the process exits. If it is busy, it kills itself
 10 s, because the worker no longer waits for the scores.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

@@ -5,8 +5,6 @@ transformers and of vLLM at the states of real rollouts. `compiled_reduction` co
 sums on a CPU.
 """
 
-from __future__ import annotations
-
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource, SourceError
 from foreshock_probes.exact_divergence.model_distribution import ModelDistribution, exact_divergences_of_models

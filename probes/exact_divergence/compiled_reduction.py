@@ -10,8 +10,6 @@ e^x is written so that a compiler without a vector library can vectorise it: x =
 polynomial.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

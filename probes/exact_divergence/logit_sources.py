@@ -5,8 +5,6 @@ that the distribution is the trainer's or the engine's; later steps are not roun
 rounding, for an engine that computes its head in float32.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

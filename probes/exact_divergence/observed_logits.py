@@ -4,8 +4,6 @@ vLLM's model computes the logits of prompt states in chunks; each chunk is reduc
 freed. After each rollout the log-probs that vLLM returned are compared with those of the observed logits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Hidden states of torch's forward passes: the layers of the decoder stack, observed by hooks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

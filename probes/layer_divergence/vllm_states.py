@@ -5,8 +5,6 @@ vLLM computes all tokens of a step as one row [tokens, H], whichever sequences t
 layer of vLLM returns its output and the residual apart; the state is their sum, in the model's dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

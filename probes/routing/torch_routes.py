@@ -4,8 +4,6 @@ The layers of experts of transformers get the chosen experts of each token as an
 those that computed the token, whatever the model's router does. The batches and numerics are those of the scorer.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ time: the tokens of a step are then those of one sequence, in order. Kernels tha
 some GPU kernels do, have no such router; the check says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

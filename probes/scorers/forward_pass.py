@@ -1,7 +1,5 @@
 """A forward pass in torch: load a model, pad rows, process logits, compute log-probs in bounded memory."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

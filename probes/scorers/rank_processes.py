@@ -4,8 +4,6 @@ The process that starts them is not a rank. It sends each the same task, waits f
 one of them dies; it then ends the others, which would wait in a collective operation for the dead one.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

@@ -7,8 +7,6 @@ memory of a process is that of the whole model divided by the processes, plus th
 reads only its own part of the checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

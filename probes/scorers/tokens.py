@@ -4,8 +4,6 @@ Floating-point sums depend on how rows are grouped and padded, so the compositio
 fingerprint. The same scorer with another composition gives its noise floor.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable

@@ -7,8 +7,6 @@ Prompts are padded on the left and computed in one pass; then each step computes
 that are complete leave the batch as soon as they are half of it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

@@ -8,8 +8,6 @@ plain Hugging Face forward pass, bit for bit on the same kind of CPU. Rows are c
 effect is part of the link "not reproduced".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

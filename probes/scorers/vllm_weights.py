@@ -10,8 +10,6 @@ Fused parameters are compared with their parts in the order of the model's `pack
 and stacked experts have no such mapping: they are refused, and the caller starts another engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -22,19 +22,8 @@ from foreshock_service.maintenance.command_context import maintenance_context, r
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
 from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_if_absent, table_of
-from foreshock_service.platform.database.tables import (
-    Base,
-    ExactShard,
-    Lease,
-    Probe,
-    ProbeJob,
-    RemovedFailures,
-    Run,
-    ScoreShard,
-    Shard,
-    Step,
-)
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes.jobs import FAILURES
@@ -59,7 +48,9 @@ def delete_rows_of_deleted_runs(
     with context.database.read() as session:
         runs = list(
             session.scalars(
-                select(Run.id).where(Run.deleted_at_us.is_not(None), Run.rows_removed_at_us.is_(None)).order_by(Run.id)
+                select(tables.Run.id)
+                .where(tables.Run.deleted_at_us.is_not(None), tables.Run.rows_removed_at_us.is_(None))
+                .order_by(tables.Run.id)
             )
         )
     for run_id in runs:
@@ -97,7 +88,7 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
             return 0
     one = len(key) == 1
     statement = delete(table).where((key[0] if one else tuple_(*key)).in_(rows))
-    if table is table_of(Lease):
+    if table is table_of(tables.Lease):
         ended = session.execute(statement.returning(table.c.outcome, table.c.accelerator)).all()
         _keep_failures(session, run_id, Counter(row.accelerator for row in ended if row.outcome in FAILURES))
         return len(ended)
@@ -106,21 +97,21 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
 
 def _keep_failures(session: Session, run_id: str, tries: Mapping[str, int]) -> None:
     """Add failed tries, by accelerator, to those of removed runs."""
-    project = session.scalars(select(Run.project).where(Run.id == run_id)).one()
+    project = session.scalars(select(tables.Run.project).where(tables.Run.id == run_id)).one()
     for accelerator, count in tries.items():
         key = {"project": project, "accelerator": accelerator}
-        insert_if_absent(session, RemovedFailures, key | {"tries": 0})
-        same = (RemovedFailures.project == project, RemovedFailures.accelerator == accelerator)
-        session.execute(update(RemovedFailures).where(*same).values(tries=RemovedFailures.tries + count))
+        insert_if_absent(session, tables.RemovedFailures, key | {"tries": 0})
+        same = (tables.RemovedFailures.project == project, tables.RemovedFailures.accelerator == accelerator)
+        session.execute(update(tables.RemovedFailures).where(*same).values(tries=tables.RemovedFailures.tries + count))
 
 
-_FILES_OF = frozenset(table_of(each).name for each in (Shard, ScoreShard, ExactShard))
+_FILES_OF = frozenset(table_of(each).name for each in (tables.Shard, tables.ScoreShard, tables.ExactShard))
 
 
 def _finish(run_id: str, session: Session) -> None:
     # The tombstone keeps the project and the key, which late uploads and the command line name.
     emptied = dict.fromkeys(("name", "model", "trainer", "engine", "hardware"))
-    session.execute(update(Run).where(Run.id == run_id).values(rows_removed_at_us=now_us(), **emptied))
+    session.execute(update(tables.Run).where(tables.Run.id == run_id).values(rows_removed_at_us=now_us(), **emptied))
 
 
 @cache
@@ -130,8 +121,8 @@ def _tables_of_runs() -> tuple[Table, ...]:
 
 
 def _of_foreign_keys() -> Iterator[Table]:
-    runs = table_of(Run)
-    for table in reversed(Base.metadata.sorted_tables):
+    runs = table_of(tables.Run)
+    for table in reversed(tables.Base.metadata.sorted_tables):
         # Rows that outlive their run, such as those of an audit, have no foreign key.
         if table is not runs and (_points_at(table, runs) or table.name in _BY_JOB):
             yield table
@@ -148,7 +139,11 @@ def _of_run(table: Table, run_id: str) -> ColumnElement[bool]:
 
 
 def _jobs_of_run(run_id: str) -> Any:
-    return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(Probe.run_id == run_id)
+    return (
+        select(tables.ProbeJob.id)
+        .join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
+        .where(tables.Probe.run_id == run_id)
+    )
 
 
 def _of_job(column: ColumnElement[str]) -> Callable[[str], ColumnElement[bool]]:
@@ -157,8 +152,13 @@ def _of_job(column: ColumnElement[str]) -> Callable[[str], ColumnElement[bool]]:
 
 # Tables that belong to a run by the job of a probe.
 _BY_JOB: dict[str, Callable[[str], ColumnElement[bool]]] = {
-    table_of(ProbeJob).name: lambda run_id: ProbeJob.probe_id.in_(select(Probe.id).where(Probe.run_id == run_id)),
-    **{table_of(each).name: _of_job(table_of(each).c.job_id) for each in (Lease, ScoreShard, ExactShard)},
+    table_of(tables.ProbeJob).name: lambda run_id: tables.ProbeJob.probe_id.in_(
+        select(tables.Probe.id).where(tables.Probe.run_id == run_id)
+    ),
+    **{
+        table_of(each).name: _of_job(table_of(each).c.job_id)
+        for each in (tables.Lease, tables.ScoreShard, tables.ExactShard)
+    },
 }
 
 
@@ -182,7 +182,9 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
     with maintenance_context(settings.load_settings()) as context:
         with context.database.read() as session:
             found = run_called(session, run)
-            steps = session.scalar(select(func.count()).select_from(Step).where(Step.run_id == found.id)) or 0
+            steps = (
+                session.scalar(select(func.count()).select_from(tables.Step).where(tables.Step.run_id == found.id)) or 0
+            )
             files, size = _files(session, found.id)
         extent = (
             f"run {found.id} ({found.project}/{found.key}): {steps} steps, {files} token files, {size / 1e6:,.1f} MB"
@@ -234,8 +236,10 @@ def _count(
 
 
 def _files(session: Session, run_id: str) -> tuple[int, int]:
-    query = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
-    count, size = session.execute(query.where(Shard.run_id == run_id, Shard.tokens_removed.is_(None))).one()
+    query = select(func.count(), func.coalesce(func.sum(tables.Shard.file_bytes), 0))
+    count, size = session.execute(
+        query.where(tables.Shard.run_id == run_id, tables.Shard.tokens_removed.is_(None))
+    ).one()
     return int(count), int(size)
 
 

@@ -22,19 +22,8 @@ from sqlalchemy import Select, func, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
+from foreshock.api import service
 from foreshock.api.records import from_attributes
-from foreshock.api.service import (
-    BacklogRecord,
-    DatabaseRecord,
-    LongPollsRecord,
-    ProcessRecord,
-    ReadinessRecord,
-    ServiceJobRecord,
-    ServiceRecord,
-    SpaceRecord,
-    StorageRecord,
-    UploadsRecord,
-)
 from foreshock.clock import now_us
 from foreshock_service.platform import jobs, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -212,9 +201,10 @@ async def livez() -> Liveness:
 
 
 @router.get(
-    "/readyz", responses={503: {"model": ReadinessRecord, "description": "Not ready; the checks give the reason"}}
+    "/readyz",
+    responses={503: {"model": service.ReadinessRecord, "description": "Not ready; the checks give the reason"}},
 )
-async def readyz(context: Context, response: Response) -> ReadinessRecord:
+async def readyz(context: Context, response: Response) -> service.ReadinessRecord:
     """Check that the database can be written and is migrated, the token store too, and that the decoders started."""
     readiness = await check_readiness(context)
     if not readiness.ready:
@@ -222,7 +212,7 @@ async def readyz(context: Context, response: Response) -> ReadinessRecord:
     return readiness
 
 
-async def check_readiness(context: ServiceContext) -> ReadinessRecord:
+async def check_readiness(context: ServiceContext) -> service.ReadinessRecord:
     """Return the outcome of every check; they run side by side and take CHECK_SECONDS at most."""
     database, migrations, token_store = await asyncio.gather(
         _outcome(context, context.database.check_writable),
@@ -236,7 +226,7 @@ async def check_readiness(context: ServiceContext) -> ReadinessRecord:
         "decoders": context.decoders.state,
     }
     ready = all(outcome == "ok" for outcome in checks.values())
-    return ReadinessRecord(
+    return service.ReadinessRecord(
         ready=ready, checks=checks, details={"token_pass": context.decoders.token_pass or "not known yet"}
     )
 
@@ -268,12 +258,14 @@ FiguresOfApp = Annotated[ServiceFigures, Depends(_figures_of)]
 
 
 @router.get("/v1/service")
-async def read_service(context: Context, principal: security.Administrator, figures: FiguresOfApp) -> ServiceRecord:
+async def read_service(
+    context: Context, principal: security.Administrator, figures: FiguresOfApp
+) -> service.ServiceRecord:
     """Return the state of the service: the process that answers, its queues and its background jobs."""
     return await service_state(context, figures)
 
 
-async def service_state(context: ServiceContext, figures: ServiceFigures) -> ServiceRecord:
+async def service_state(context: ServiceContext, figures: ServiceFigures) -> service.ServiceRecord:
     """Return the state of the service; parts that do not answer in time are None."""
     writes = figures.write_seconds
     shards_per_second, tokens_per_second = context.ingest_rate.per_second()
@@ -282,9 +274,9 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
         _in_time(context, partial(read_storage, context)),
         _in_time(context, partial(read_backlog, context)),
     )
-    return ServiceRecord(
+    return service.ServiceRecord(
         version=figures.version,
-        process=ProcessRecord(
+        process=service.ProcessRecord(
             name=jobs.process_name(),
             process_id=os.getpid(),
             processes=context.settings.processes,
@@ -293,7 +285,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
             event_loop_delay_max_seconds=max(figures.loop_delays.seconds, default=0.0),
         ),
         readiness=readiness,
-        uploads=UploadsRecord(
+        uploads=service.UploadsRecord(
             in_progress=context.uploads.taken,
             places=context.uploads.most,
             decoding=context.decoders.bodies,
@@ -301,13 +293,13 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> Ser
             shards_per_second=shards_per_second,
             tokens_per_second=tokens_per_second,
         ),
-        database=DatabaseRecord(
+        database=service.DatabaseRecord(
             kind="sqlite" if context.database.is_sqlite else "postgresql",
             writes_waiting=context.database.writes_waiting,
             write_p50_seconds=percentile(writes, 50),
             write_p99_seconds=percentile(writes, 99),
         ),
-        long_polls=LongPollsRecord(waiting=figures.polls.count),
+        long_polls=service.LongPollsRecord(waiting=figures.polls.count),
         storage=storage,
         backlog=backlog,
         jobs=_jobs(figures),
@@ -322,11 +314,11 @@ async def _in_time(context: ServiceContext, read: Callable[[], Part]) -> Part | 
     return None
 
 
-def _jobs(figures: ServiceFigures) -> tuple[ServiceJobRecord, ...]:
+def _jobs(figures: ServiceFigures) -> tuple[service.ServiceJobRecord, ...]:
     records = sorted(figures.job_records.items())
     return tuple(
         from_attributes(
-            ServiceJobRecord,
+            service.ServiceJobRecord,
             record,
             name=name,
             holder=jobs.process_name(),
@@ -336,13 +328,13 @@ def _jobs(figures: ServiceFigures) -> tuple[ServiceJobRecord, ...]:
     )
 
 
-def read_storage(context: ServiceContext) -> StorageRecord:
+def read_storage(context: ServiceContext) -> service.StorageRecord:
     """Return the space that is taken and left. Raises what the database and the file system raise."""
     settings = context.settings
     with context.database.read() as session:
         taken, revision = _database_bytes(session), current_revision(session.connection())
     file = make_url(settings.database_url).database if context.database.is_sqlite else None
-    return StorageRecord(
+    return service.StorageRecord(
         database_bytes=taken,
         database_space=None if file is None else _space(Path(file).absolute().parent),
         revision=revision,
@@ -352,7 +344,7 @@ def read_storage(context: ServiceContext) -> StorageRecord:
     )
 
 
-def read_backlog(context: ServiceContext) -> BacklogRecord:
+def read_backlog(context: ServiceContext) -> service.BacklogRecord:
     """Return the work that waits."""
     heard = AttemptClient.seen_at_us > now_us() - _HEARD_SECONDS * 1_000_000
     clients = select(func.count(), func.coalesce(func.sum(AttemptClient.undelivered), 0))
@@ -360,7 +352,7 @@ def read_backlog(context: ServiceContext) -> BacklogRecord:
         # The runs come first: their clients are found by an index.
         found = clients.join(Run, Run.id == AttemptClient.run_id).where(Run.state == "running", heard)
         number, undelivered = session.execute(found).one()
-        return BacklogRecord(
+        return service.BacklogRecord(
             steps_to_fold=_count(session, select(Step.run_id).where(Step.folded_shards < Step.received_shards)),
             runs_to_replay=_count(session, select(DueReplay.run_id)),
             files_to_remove=_count(session, select(FileRemoval.file)),
@@ -380,8 +372,8 @@ def _database_bytes(session: Session) -> int:
     return int(pages) * int(size)
 
 
-def _space(folder: Path) -> SpaceRecord:
+def _space(folder: Path) -> service.SpaceRecord:
     # A folder that does not exist yet will be in the first one above it that does.
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     usage = shutil.disk_usage(existing)
-    return SpaceRecord(free_bytes=usage.free, total_bytes=usage.total)
+    return service.SpaceRecord(free_bytes=usage.free, total_bytes=usage.total)

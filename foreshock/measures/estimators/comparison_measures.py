@@ -3,8 +3,6 @@
 NaN means not estimable: no tokens, an input that was not logged, or too few rollouts to resolve the quantity.
 """
 
-from __future__ import annotations
-
 import math
 
 from foreshock.measures.estimators.bootstrap import effective_number

@@ -4,8 +4,6 @@
 imports numba, without that call: compiling takes seconds.
 """
 
-from __future__ import annotations
-
 from foreshock.measures.inputs import TokenInputs
 from foreshock.measures.passes import compiled
 from foreshock.measures.passes.numpy_pass import sum_rollouts_numpy

@@ -4,8 +4,6 @@
 for the compiler, which holds the GIL.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

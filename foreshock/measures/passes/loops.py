@@ -3,8 +3,6 @@
 One machine code serves all batches.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

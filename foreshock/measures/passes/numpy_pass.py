@@ -4,8 +4,6 @@ Each sum over a chunk is exact to a few units in the 20th digit of the largest t
 compensation. The result therefore does not depend on chunks or shards, even if the terms cancel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Importing this module imports numba. The rows of `work` [ROWS, BLOCK] hold the terms; `block` [TOKEN_SUMS] their sums.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar

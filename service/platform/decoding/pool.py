@@ -20,18 +20,8 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
+from foreshock_service.platform.decoding import worker
 from foreshock_service.platform.decoding.turns import Turns, decoding_key, decoding_seconds
-from foreshock_service.platform.decoding.worker import (
-    COMPILED,
-    StartedDecoder,
-    TokenPassChoice,
-    address_space_bytes,
-    chosen_token_pass,
-    first_choice,
-    prepare_process,
-    report_start,
-    run_task,
-)
 from foreshock_service.platform.logs import span
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import Settings
@@ -74,11 +64,11 @@ class _Decoder:
         self._settings = settings
         self._preload = tuple(preload)
         self._executor: ProcessPoolExecutor | None = None
-        self._choice: TokenPassChoice | None = None
-        self._started: StartedDecoder | None = None
+        self._choice: worker.TokenPassChoice | None = None
+        self._started: worker.StartedDecoder | None = None
         self._tasks = 0
 
-    def start(self, choice: TokenPassChoice) -> StartedDecoder:
+    def start(self, choice: worker.TokenPassChoice) -> worker.StartedDecoder:
         """Start the process unless it runs with this choice, and wait until it is ready. Raises BrokenProcessPool."""
         if self._choice != choice:
             self.stop()
@@ -86,13 +76,13 @@ class _Decoder:
             for name, value in _ALLOCATORS.items():
                 os.environ.setdefault(name, value)
             spawning = multiprocessing.get_context("spawn")
-            self._executor = ProcessPoolExecutor(1, spawning, prepare_process, (choice, self._preload))
+            self._executor = ProcessPoolExecutor(1, spawning, worker.prepare_process, (choice, self._preload))
             self._choice, self._tasks = choice, 0
         if self._started is None:
-            self._started = self._executor.submit(report_start).result()
+            self._started = self._executor.submit(worker.report_start).result()
         return self._started
 
-    def run(self, choice: TokenPassChoice, task: Callable[[], Result]) -> Result:
+    def run(self, choice: worker.TokenPassChoice, task: Callable[[], Result]) -> Result:
         """Return the result of the task, or raise its error. Raises BrokenProcessPool if the process dies."""
         settings = self._settings
         try:
@@ -100,12 +90,12 @@ class _Decoder:
             assert self._executor is not None
             self._tasks += 1
             running = self._executor.submit(
-                run_task, settings.decode_timeout_seconds, settings.decode_memory_bytes, task
+                worker.run_task, settings.decode_timeout_seconds, settings.decode_memory_bytes, task
             )
             try:
                 return running.result()
             finally:
-                grown = address_space_bytes(started.pid) - started.address_space_bytes
+                grown = worker.address_space_bytes(started.pid) - started.address_space_bytes
                 # Memory that native libraries keep or leak is freed with the process.
                 if self._tasks >= settings.decode_recycle_after or grown > settings.decode_memory_bytes // 2:
                     self.stop()
@@ -127,9 +117,9 @@ class DecoderPool:
         self._most_bodies = settings.decode_processes + settings.decode_queue
         self._bodies = 0
         self._lock = threading.Lock()
-        self._wanted_choice = chosen_token_pass(settings)
+        self._wanted_choice = worker.chosen_token_pass(settings)
         # What the decoders run with: numpy's pass until the compiled one is there.
-        self._choice = first_choice(self._wanted_choice)
+        self._choice = worker.first_choice(self._wanted_choice)
         self._decoders = [_Decoder(settings, preload) for _ in range(settings.decode_processes)]
         self._turns = Turns(self._decoders)
         self._state = "starting"
@@ -179,9 +169,9 @@ class DecoderPool:
         finally:
             for decoder in taken:
                 self._turns.give(decoder)
-        self._token_pass = min(passes, key=lambda found: found == COMPILED)
+        self._token_pass = min(passes, key=lambda found: found == worker.COMPILED)
         self._state = "ok"
-        if self._choice.compile and not self._choice.for_now and self._token_pass != COMPILED:
+        if self._choice.compile and not self._choice.for_now and self._token_pass != worker.COMPILED:
             _logger.warning("tokens are measured by %s", self._token_pass)
 
     def warm_up_in_background(self) -> None:

@@ -22,24 +22,8 @@ from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import columnar, health, security
 from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us
-from foreshock_service.platform.database.tables import (
-    AdviceAcknowledgement,
-    Alert,
-    Attempt,
-    Attribution,
-    DetectorSnapshot,
-    Lease,
-    NewestMeasurement,
-    Probe,
-    ProbeJob,
-    RemovedFailures,
-    Run,
-    Scalar,
-    Step,
-    measurements,
-    probes,
-)
 from foreshock_service.present.exporter import families
 from foreshock_service.present.exporter.families import Scrape, label_text
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
@@ -55,24 +39,32 @@ ANY_ACCELERATOR = "any"
 
 def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
     """Return the number of runs in each state."""
-    query = select(Run.state, func.count()).where(_visible(project)).group_by(Run.state)
+    query = select(tables.Run.state, func.count()).where(_visible(project)).group_by(tables.Run.state)
     return dict(session.execute(query).all())
 
 
-def active_runs(session: Session, project: str | None, limit: int) -> Sequence[Run]:
+def active_runs(session: Session, project: str | None, limit: int) -> Sequence[tables.Run]:
     """Return up to `limit` running runs, those with the newest data first."""
-    newest = func.coalesce(Run.last_shard_at_us, Run.created_at_us)
-    query = select(Run).where(_visible(project), Run.state == "running").order_by(newest.desc(), Run.id)
+    newest = func.coalesce(tables.Run.last_shard_at_us, tables.Run.created_at_us)
+    query = (
+        select(tables.Run)
+        .where(_visible(project), tables.Run.state == "running")
+        .order_by(newest.desc(), tables.Run.id)
+    )
     return session.scalars(query.limit(limit)).all()
 
 
 def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, int, int, int]]:
     """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
-    newest = NewestMeasurement
-    same = and_(Step.run_id == newest.run_id, Step.attempt == newest.attempt, Step.step == newest.step)
-    query = select(Step.run_id, Step.step, Step.received_shards, Step.expected_shards).select_from(newest)
+    newest = tables.NewestMeasurement
+    same = and_(
+        tables.Step.run_id == newest.run_id, tables.Step.attempt == newest.attempt, tables.Step.step == newest.step
+    )
+    query = select(
+        tables.Step.run_id, tables.Step.step, tables.Step.received_shards, tables.Step.expected_shards
+    ).select_from(newest)
     return session.execute(
-        query.join(Step, same).where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)
+        query.join(tables.Step, same).where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)
     ).all()
 
 
@@ -81,7 +73,7 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
 
     Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
     """
-    table, newest = measurements.c, NewestMeasurement
+    table, newest = tables.measurements.c, tables.NewestMeasurement
     same = and_(
         table.run_id == newest.run_id,
         table.attempt == newest.attempt,
@@ -89,22 +81,26 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
         table.comparison == newest.comparison,
     )
     query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
-    query = query.select_from(newest).join(measurements, same).where(newest.run_id.in_(run_ids))
+    query = query.select_from(newest).join(tables.measurements, same).where(newest.run_id.in_(run_ids))
     return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
 
 
 def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict[str, float]]:
     """Return run → name → value of the newest step that the detectors have seen, each from its preferred source."""
-    observed = select(DetectorSnapshot.run_id, func.max(DetectorSnapshot.step).label("step"))
-    newest = observed.where(DetectorSnapshot.run_id.in_(run_ids)).group_by(DetectorSnapshot.run_id).subquery()
-    state = and_(DetectorSnapshot.run_id == newest.c.run_id, DetectorSnapshot.step == newest.c.step)
-    same = and_(
-        Scalar.run_id == DetectorSnapshot.run_id,
-        Scalar.attempt == DetectorSnapshot.attempt,
-        Scalar.step == DetectorSnapshot.step,
+    observed = select(tables.DetectorSnapshot.run_id, func.max(tables.DetectorSnapshot.step).label("step"))
+    newest = (
+        observed.where(tables.DetectorSnapshot.run_id.in_(run_ids)).group_by(tables.DetectorSnapshot.run_id).subquery()
     )
-    query = select(Scalar.run_id, Scalar.source, Scalar.name, Scalar.value)
-    rows = session.execute(query.select_from(newest).join(DetectorSnapshot, state).join(Scalar, same)).all()
+    state = and_(tables.DetectorSnapshot.run_id == newest.c.run_id, tables.DetectorSnapshot.step == newest.c.step)
+    same = and_(
+        tables.Scalar.run_id == tables.DetectorSnapshot.run_id,
+        tables.Scalar.attempt == tables.DetectorSnapshot.attempt,
+        tables.Scalar.step == tables.DetectorSnapshot.step,
+    )
+    query = select(tables.Scalar.run_id, tables.Scalar.source, tables.Scalar.name, tables.Scalar.value)
+    rows = session.execute(
+        query.select_from(newest).join(tables.DetectorSnapshot, state).join(tables.Scalar, same)
+    ).all()
     found: dict[str, dict[str, float]] = {}
     for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
         if value is not None:
@@ -112,60 +108,64 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
     return found
 
 
-def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, Attribution]:
+def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:
     """Return the newest attribution of each run that was computed."""
-    computed = Attribution.computed_at_us.is_not(None)
+    computed = tables.Attribution.computed_at_us.is_not(None)
     newest = (
-        select(Attribution.run_id, Attribution.attempt, func.max(Attribution.step).label("step"))
-        .where(Attribution.run_id.in_(run_ids), computed)
-        .group_by(Attribution.run_id, Attribution.attempt)
+        select(tables.Attribution.run_id, tables.Attribution.attempt, func.max(tables.Attribution.step).label("step"))
+        .where(tables.Attribution.run_id.in_(run_ids), computed)
+        .group_by(tables.Attribution.run_id, tables.Attribution.attempt)
         .subquery()
     )
     same = and_(
-        Attribution.run_id == newest.c.run_id,
-        Attribution.attempt == newest.c.attempt,
-        Attribution.step == newest.c.step,
+        tables.Attribution.run_id == newest.c.run_id,
+        tables.Attribution.attempt == newest.c.attempt,
+        tables.Attribution.step == newest.c.step,
     )
-    query = select(Attribution).join(newest, same).order_by(Attribution.attempt)
+    query = select(tables.Attribution).join(newest, same).order_by(tables.Attribution.attempt)
     return {each.run_id: each for each in session.scalars(query)}
 
 
 def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
     """Return (run, rule, severity, number) of the open alerts."""
-    of_alert = (Alert.run_id, Alert.rule, Alert.severity)
-    query = select(*of_alert, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
+    of_alert = (tables.Alert.run_id, tables.Alert.rule, tables.Alert.severity)
+    query = select(*of_alert, func.count()).where(tables.Alert.run_id.in_(run_ids), tables.Alert.state == "open")
     return session.execute(query.group_by(*of_alert)).all()
 
 
 def runs_with_open_rule(session: Session, run_ids: Collection[str], rule: str) -> frozenset[str]:
     """Return those of the runs that have an open or acknowledged alert of this rule."""
-    standing = Alert.state.in_(("open", "acknowledged"))
+    standing = tables.Alert.state.in_(("open", "acknowledged"))
     return frozenset(
-        session.scalars(select(Alert.run_id).where(Alert.run_id.in_(run_ids), Alert.rule == rule, standing))
+        session.scalars(
+            select(tables.Alert.run_id).where(tables.Alert.run_id.in_(run_ids), tables.Alert.rule == rule, standing)
+        )
     )
 
 
-def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, AdviceAcknowledgement]:
+def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, tables.AdviceAcknowledgement]:
     """Return the newest acknowledgement of each run's trainer."""
-    table = AdviceAcknowledgement
-    newest = select(table.step).where(table.run_id == Attempt.run_id, table.attempt == Attempt.attempt)
-    newest = newest.order_by(table.step.desc()).limit(1).correlate(Attempt)
+    table = tables.AdviceAcknowledgement
+    newest = select(table.step).where(table.run_id == tables.Attempt.run_id, table.attempt == tables.Attempt.attempt)
+    newest = newest.order_by(table.step.desc()).limit(1).correlate(tables.Attempt)
     same = and_(
-        table.run_id == Attempt.run_id, table.attempt == Attempt.attempt, table.step == newest.scalar_subquery()
+        table.run_id == tables.Attempt.run_id,
+        table.attempt == tables.Attempt.attempt,
+        table.step == newest.scalar_subquery(),
     )
-    query = select(table).select_from(Attempt).join(table, same).where(Attempt.run_id.in_(run_ids))
-    return {each.run_id: each for each in session.scalars(query.order_by(Attempt.attempt))}
+    query = select(table).select_from(tables.Attempt).join(table, same).where(tables.Attempt.run_id.in_(run_ids))
+    return {each.run_id: each for each in session.scalars(query.order_by(tables.Attempt.attempt))}
 
 
 def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
     """Return (accelerator, state, number, when the oldest was queued) of probe jobs; deleted runs are left out."""
-    accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
+    accelerator = func.coalesce(tables.ProbeJob.accelerator, ANY_ACCELERATOR)
     query = (
-        select(accelerator, ProbeJob.state, func.count(), func.min(ProbeJob.queued_at_us))
-        .join(Probe)
-        .join(Run, Run.id == Probe.run_id)
+        select(accelerator, tables.ProbeJob.state, func.count(), func.min(tables.ProbeJob.queued_at_us))
+        .join(tables.Probe)
+        .join(tables.Run, tables.Run.id == tables.Probe.run_id)
         .where(_visible(project))
-        .group_by(accelerator, ProbeJob.state)
+        .group_by(accelerator, tables.ProbeJob.state)
     )
     return session.execute(query).all()
 
@@ -175,13 +175,22 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
 
     Tries of runs that were deleted since then are in it.
     """
-    kept = select(Lease.accelerator, func.count()).join(ProbeJob, ProbeJob.id == Lease.job_id)
-    kept = kept.join(Probe).join(Run, Run.id == Probe.run_id).where(Lease.outcome.in_(FAILURES))
-    removed = select(RemovedFailures.accelerator, func.sum(RemovedFailures.tries))
+    kept = select(tables.Lease.accelerator, func.count()).join(
+        tables.ProbeJob, tables.ProbeJob.id == tables.Lease.job_id
+    )
+    kept = (
+        kept.join(tables.Probe)
+        .join(tables.Run, tables.Run.id == tables.Probe.run_id)
+        .where(tables.Lease.outcome.in_(FAILURES))
+    )
+    removed = select(tables.RemovedFailures.accelerator, func.sum(tables.RemovedFailures.tries))
     if project is not None:
-        kept, removed = kept.where(Run.project == project), removed.where(RemovedFailures.project == project)
+        kept, removed = (
+            kept.where(tables.Run.project == project),
+            removed.where(tables.RemovedFailures.project == project),
+        )
     total: Counter[str] = Counter()
-    for query, accelerator in ((kept, Lease.accelerator), (removed, RemovedFailures.accelerator)):
+    for query, accelerator in ((kept, tables.Lease.accelerator), (removed, tables.RemovedFailures.accelerator)):
         for name, tries in session.execute(query.group_by(accelerator)):
             total[name] += int(tries)
     return total
@@ -193,7 +202,7 @@ def is_waiting(state: str) -> bool:
 
 
 def _visible(project: str | None) -> ColumnElement[bool]:
-    return Run.deleted_at_us.is_(None) & (true() if project is None else Run.project == project)
+    return tables.Run.deleted_at_us.is_(None) & (true() if project is None else tables.Run.project == project)
 
 
 _BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
@@ -280,7 +289,7 @@ class Collector:
             self._probes(session, scrape)
         return scrape
 
-    def _runs(self, session: Session, scrape: Scrape) -> Sequence[Run]:
+    def _runs(self, session: Session, scrape: Scrape) -> Sequence[tables.Run]:
         limit = self._context.settings.exporter_max_runs
         states = runs_by_state(session, self._project)
         for state, count in states.items():
@@ -336,7 +345,7 @@ def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> N
             _bucket_samples(scrape, labels, buckets)
 
 
-def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, Run]) -> None:
+def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, tables.Run]) -> None:
     """Add the newest step of runs without rollouts, with the measures that their trainers report as scalars."""
     for run_id, step in observed_steps(session, runs).items():
         scrape.add(families.STEP, (run_id,), step)
@@ -356,7 +365,7 @@ def _bucket_samples(scrape: Scrape, labels: str, buckets: bytes) -> None:
         scrape.add_column(family, labelled, column.tolist())
 
 
-def _attributions(scrape: Scrape, attributions: Iterable[probes.Attribution]) -> None:
+def _attributions(scrape: Scrape, attributions: Iterable[tables.probes.Attribution]) -> None:
     for each in attributions:
         document: dict[str, Any] | None = each.document
         if document is None:
@@ -367,7 +376,7 @@ def _attributions(scrape: Scrape, attributions: Iterable[probes.Attribution]) ->
             scrape.add(families.LINK_K3, (each.run_id, link["name"]), link["k3_kl"])
 
 
-def _advice(session: Session, scrape: Scrape, runs: Sequence[Run]) -> None:
+def _advice(session: Session, scrape: Scrape, runs: Sequence[tables.Run]) -> None:
     run_ids = [run.id for run in runs]
     states = states_of_runs(session, run_ids)
     observed = observed_steps(session, [run.id for run in runs if run.last_step is None])

@@ -5,14 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
+from foreshock.api import attribution as answers
 from foreshock.api import records, runs
-from foreshock.api.attribution import (
-    AttributionDocument,
-    EnvironmentLinkRecord,
-    ExactOfLinkRecord,
-    LinkRecord,
-    SideBranchRecord,
-)
 from foreshock.diagnosis import attribution, conclusion
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
@@ -38,7 +32,10 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
     rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS)
-    read = [(key, records.parse(AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
+    read = [
+        (key, records.parse(answers.AttributionDocument, stored) if stored is not None else None)
+        for key, stored in rows
+    ]
     newest: dict[str, findings.FindingOfStep] = {}
     steps: dict[str, list[int]] = {}
     for place, (key, document) in enumerate(read):
@@ -53,7 +50,10 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
 
 
 def _causes_of_step(
-    session: Session, key: events.StepKey, document: AttributionDocument, earlier: list[AttributionDocument]
+    session: Session,
+    key: events.StepKey,
+    document: answers.AttributionDocument,
+    earlier: list[answers.AttributionDocument],
 ) -> list[findings.FindingOfStep]:
     """Return the causes that the step's conclusions name. Exact divergences name none, so they are not read."""
     evidence = evidence_of(document, earlier=earlier, weights_search=find_search(session, key))
@@ -69,11 +69,11 @@ def _finding(evidence: conclusion.AttributionEvidence, cause: conclusion.Conclus
 
 
 def evidence_of(
-    document: AttributionDocument,
+    document: answers.AttributionDocument,
     *,
-    earlier: Sequence[AttributionDocument] = (),
+    earlier: Sequence[answers.AttributionDocument] = (),
     model_kind: ModelKind | None = None,
-    exact: Sequence[ExactOfLinkRecord] = (),
+    exact: Sequence[answers.ExactOfLinkRecord] = (),
     weights_search: WeightsSearch | None = None,
 ) -> conclusion.AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
@@ -97,21 +97,21 @@ def evidence_of(
     )
 
 
-def _link(link: LinkRecord) -> conclusion.LinkEvidence:
+def _link(link: answers.LinkRecord) -> conclusion.LinkEvidence:
     return records.from_attributes(conclusion.LinkEvidence, link, excess_k3_kl=finite_or_none(link.excess_k3_kl))
 
 
-def _reference(branch: SideBranchRecord) -> conclusion.ReferenceEvidence:
+def _reference(branch: answers.SideBranchRecord) -> conclusion.ReferenceEvidence:
     links = tuple(map(_link, branch.links))
     return records.from_attributes(conclusion.ReferenceEvidence, branch, links=links)
 
 
-def _environment_link(link: EnvironmentLinkRecord) -> conclusion.EnvironmentLinkEvidence:
+def _environment_link(link: answers.EnvironmentLinkRecord) -> conclusion.EnvironmentLinkEvidence:
     environments = {"first": environment_in(link.first), "second": environment_in(link.second)}
     return records.from_attributes(conclusion.EnvironmentLinkEvidence, link, **environments)
 
 
-def _exact(read: ExactOfLinkRecord) -> conclusion.ExactEvidence:
+def _exact(read: answers.ExactOfLinkRecord) -> conclusion.ExactEvidence:
     return conclusion.ExactEvidence(
         link=read.pair,
         kl=read.kl.mean,
@@ -131,7 +131,7 @@ def _exact(read: ExactOfLinkRecord) -> conclusion.ExactEvidence:
 
 
 def _drift(
-    now: AttributionDocument, documents: Sequence[AttributionDocument]
+    now: answers.AttributionDocument, documents: Sequence[answers.AttributionDocument]
 ) -> Mapping[str, tuple[conclusion.DriftPoint, ...]]:
     found: dict[str, list[conclusion.DriftPoint]] = {}
     for document in documents:

@@ -17,17 +17,8 @@ from foreshock.errors import InvalidRolloutsError
 from foreshock.scorers import default_scorers
 from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import (
-    Checkpoint,
-    Lease,
-    PolicyProbe,
-    Probe,
-    ProbeJob,
-    ProbePolicy,
-    Run,
-    Step,
-)
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
@@ -126,7 +117,7 @@ def set_policy(session: Session, principal: security.Principal, run_id: str, bod
     stored, policy = find_policy(session, run_id), body.model_dump(mode="json")
     before = stored.policy if stored is not None else None
     if stored is None:
-        session.add(ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
+        session.add(tables.ProbePolicy(run_id=run_id, policy=policy, changed_at_us=now_us()))
     else:
         stored.policy, stored.changed_at_us = policy, now_us()
     audit.record(
@@ -135,7 +126,7 @@ def set_policy(session: Session, principal: security.Principal, run_id: str, bod
     session.flush()
 
 
-def policy_of(stored: ProbePolicy | None) -> ProbePolicyBody:
+def policy_of(stored: tables.ProbePolicy | None) -> ProbePolicyBody:
     """Return the policy as it was set; without a row, one that probes nothing."""
     return ProbePolicyBody() if stored is None else ProbePolicyBody.model_validate(stored.policy)
 
@@ -256,70 +247,82 @@ def set_probe_policy(
         return read_policy(session, principal, run)
 
 
-def find_policy(session: Session, run_id: str) -> ProbePolicy | None:
+def find_policy(session: Session, run_id: str) -> tables.ProbePolicy | None:
     """Return the policy of a run."""
-    return session.get(ProbePolicy, run_id)
+    return session.get(tables.ProbePolicy, run_id)
 
 
 def runs_with_policy(session: Session) -> Sequence[str]:
     """Return the ids of the runs with a policy that are not deleted."""
-    query = select(ProbePolicy.run_id).join(Run, Run.id == ProbePolicy.run_id)
-    return session.scalars(query.where(Run.deleted_at_us.is_(None)).order_by(ProbePolicy.run_id)).all()
+    query = select(tables.ProbePolicy.run_id).join(tables.Run, tables.Run.id == tables.ProbePolicy.run_id)
+    return session.scalars(query.where(tables.Run.deleted_at_us.is_(None)).order_by(tables.ProbePolicy.run_id)).all()
 
 
 def spent_us(session: Session, run_id: str, now_us: int) -> int:
     """Return the time for which workers held the jobs of the run's probes; running leases count until now."""
-    held = func.coalesce(Lease.ended_at_us, now_us) - Lease.granted_at_us
+    held = func.coalesce(tables.Lease.ended_at_us, now_us) - tables.Lease.granted_at_us
     query = (
-        select(func.sum(held)).join(ProbeJob, ProbeJob.id == Lease.job_id).join(Probe, Probe.id == ProbeJob.probe_id)
+        select(func.sum(held))
+        .join(tables.ProbeJob, tables.ProbeJob.id == tables.Lease.job_id)
+        .join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
     )
-    return int(session.scalar(query.where(Probe.run_id == run_id)) or 0)
+    return int(session.scalar(query.where(tables.Probe.run_id == run_id)) or 0)
 
 
 def policy_counts(session: Session, run_id: str) -> tuple[int, int]:
     """Return the number of steps that the policy probed, and of those that could not be."""
-    query = select(func.count(PolicyProbe.probe_id), func.count()).where(PolicyProbe.run_id == run_id)
+    query = select(func.count(tables.PolicyProbe.probe_id), func.count()).where(tables.PolicyProbe.run_id == run_id)
     made, chosen = session.execute(query).one()
     return made, chosen - made
 
 
 def unfinished_probes(session: Session, run_id: str) -> int:
     """Return the number of automatic probes of the run that have not ended."""
-    query = select(func.count(distinct(PolicyProbe.probe_id))).join(ProbeJob, ProbeJob.probe_id == PolicyProbe.probe_id)
-    query = query.where(PolicyProbe.run_id == run_id, ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING)))
+    query = select(func.count(distinct(tables.PolicyProbe.probe_id))).join(
+        tables.ProbeJob, tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id
+    )
+    query = query.where(
+        tables.PolicyProbe.run_id == run_id, tables.ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING))
+    )
     return session.scalar(query) or 0
 
 
-def queued_probes(session: Session, run_id: str) -> Sequence[PolicyProbe]:
+def queued_probes(session: Session, run_id: str) -> Sequence[tables.PolicyProbe]:
     """Return the automatic probes of the run with queued jobs, those that the budget ended before left out."""
-    queued = select(ProbeJob.id).where(ProbeJob.probe_id == PolicyProbe.probe_id, ProbeJob.state == JobState.QUEUED)
-    query = select(PolicyProbe).where(PolicyProbe.run_id == run_id, PolicyProbe.problem.is_(None), queued.exists())
-    return session.scalars(query.order_by(PolicyProbe.step)).all()
+    queued = select(tables.ProbeJob.id).where(
+        tables.ProbeJob.probe_id == tables.PolicyProbe.probe_id, tables.ProbeJob.state == JobState.QUEUED
+    )
+    query = select(tables.PolicyProbe).where(
+        tables.PolicyProbe.run_id == run_id, tables.PolicyProbe.problem.is_(None), queued.exists()
+    )
+    return session.scalars(query.order_by(tables.PolicyProbe.step)).all()
 
 
 def steps_near_alerts(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int, limit: int
 ) -> Sequence[events.StepKey]:
     """Return the first steps near an open alert that can be probed and were not."""
-    near = is_near_open_alert(run_id, Checkpoint.step)
-    query = select(Checkpoint.attempt, Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
-    return [events.StepKey(run_id, *row) for row in session.execute(query.order_by(Checkpoint.step).limit(limit))]
+    near = is_near_open_alert(run_id, tables.Checkpoint.step)
+    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
+    return [
+        events.StepKey(run_id, *row) for row in session.execute(query.order_by(tables.Checkpoint.step).limit(limit))
+    ]
 
 
 def steps_by_interval(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], every: int, now_us: int, limit: int
 ) -> Sequence[events.StepKey]:
     """Return the first step that can be probed of each `every` steps without an automatic probe."""
-    probed = select(PolicyProbe.step).where(
-        PolicyProbe.run_id == run_id,
-        PolicyProbe.probe_id.is_not(None),
-        is_active(attempts, PolicyProbe.attempt, PolicyProbe.step),
-        PolicyProbe.step // every == Checkpoint.step // every,
+    probed = select(tables.PolicyProbe.step).where(
+        tables.PolicyProbe.run_id == run_id,
+        tables.PolicyProbe.probe_id.is_not(None),
+        is_active(attempts, tables.PolicyProbe.attempt, tables.PolicyProbe.step),
+        tables.PolicyProbe.step // every == tables.Checkpoint.step // every,
     )
     # A step is active in one attempt only.
-    first = func.min(Checkpoint.step)
+    first = func.min(tables.Checkpoint.step)
     query = select(first).where(_possible(run_id, attempts, now_us), ~probed.exists())
-    steps = session.scalars(query.group_by(Checkpoint.step // every).order_by(first).limit(limit))
+    steps = session.scalars(query.group_by(tables.Checkpoint.step // every).order_by(first).limit(limit))
     found = ((active_attempt_of(attempts, step), step) for step in steps)
     return [events.StepKey(run_id, attempt, step) for attempt, step in found if attempt is not None]
 
@@ -337,26 +340,26 @@ def add_policy_probe(
         "problem": problem,
         "made_at_us": now_us,
     }
-    return insert_if_absent(session, PolicyProbe, row)
+    return insert_if_absent(session, tables.PolicyProbe, row)
 
 
 def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> ColumnElement[bool]:
     """Return the condition for checkpoints of closed, active steps without an automatic probe."""
-    closed = select(Step.step).where(
-        Step.run_id == run_id,
-        Step.attempt == Checkpoint.attempt,
-        Step.step == Checkpoint.step,
-        Step.closed_at_us.is_not(None),
+    closed = select(tables.Step.step).where(
+        tables.Step.run_id == run_id,
+        tables.Step.attempt == tables.Checkpoint.attempt,
+        tables.Step.step == tables.Checkpoint.step,
+        tables.Step.closed_at_us.is_not(None),
     )
-    chosen = select(PolicyProbe.step).where(
-        PolicyProbe.run_id == run_id,
-        PolicyProbe.attempt == Checkpoint.attempt,
-        PolicyProbe.step == Checkpoint.step,
+    chosen = select(tables.PolicyProbe.step).where(
+        tables.PolicyProbe.run_id == run_id,
+        tables.PolicyProbe.attempt == tables.Checkpoint.attempt,
+        tables.PolicyProbe.step == tables.Checkpoint.step,
     )
     return and_(
-        Checkpoint.run_id == run_id,
-        is_active(attempts, Checkpoint.attempt, Checkpoint.step),
-        or_(Checkpoint.expires_at_us.is_(None), Checkpoint.expires_at_us > now_us),
+        tables.Checkpoint.run_id == run_id,
+        is_active(attempts, tables.Checkpoint.attempt, tables.Checkpoint.step),
+        or_(tables.Checkpoint.expires_at_us.is_(None), tables.Checkpoint.expires_at_us > now_us),
         closed.exists(),
         ~chosen.exists(),
     )

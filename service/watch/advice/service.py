@@ -32,18 +32,7 @@ from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs import attempts, events, runs
 from foreshock_service.watch import alerts, long_polls
-from foreshock_service.watch.advice import repository
-from foreshock_service.watch.advice.schemas import (
-    AcknowledgementCreate,
-    AdviceAlertRead,
-    AdviceRead,
-    AppliedRead,
-    ControlRead,
-    FollowedStep,
-    LoopPointRead,
-    OperatorDecisionCreate,
-    ScheduleRead,
-)
+from foreshock_service.watch.advice import repository, schemas
 from foreshock_service.watch.detection import derivation, history, states
 
 STALE_AFTER_STEPS = 10
@@ -74,11 +63,11 @@ class Snapshot:
     detectors: WarningState
     configuration: WarningConfiguration
     opened: list[Alert]
-    applied: AppliedRead | None
+    applied: schemas.AppliedRead | None
     probed_every: int | None
     """Steps between the automatic probes that the run's policy asks for; None: it asks for none."""
 
-    def advice(self, step: int | None) -> AdviceRead:
+    def advice(self, step: int | None) -> schemas.AdviceRead:
         """Return the advice at `step`; without one at the step after the newest closed one."""
         return _advice(self, step)
 
@@ -96,7 +85,7 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     return Snapshot(run, version, state, detectors, configuration, opened, applied, probed_every)
 
 
-def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> AdviceRead:
+def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> schemas.AdviceRead:
     """Return the advice at `step`; without one at the step after the newest closed one."""
     return read_snapshot(session, principal, run_id).advice(step)
 
@@ -107,13 +96,15 @@ def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, Advi
     return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
 
 
-def is_new_step(session: Session, principal: security.Principal, run_id: str, body: FollowedStep) -> bool:
+def is_new_step(session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep) -> bool:
     """Return whether a following trainer is at a newer step than it was before. Raises RunNotFound and RunDeleted."""
     runs.get_run(session, principal, run_id)
     return body.step > repository.polled_step(session, run_id, _followed_attempt(session, run_id, body))
 
 
-def note_followed_step(session: Session, principal: security.Principal, run_id: str, body: FollowedStep) -> None:
+def note_followed_step(
+    session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
+) -> None:
     """Note that a following trainer does a step with the scale it has: no later decision may change it."""
     runs.lock_run(session, principal, run_id)
     attempt = _followed_attempt(session, run_id, body)
@@ -124,11 +115,13 @@ def note_followed_step(session: Session, principal: security.Principal, run_id: 
         repository.put_polled_step(session, run_id, attempt, body.step)
 
 
-def _followed_attempt(session: Session, run_id: str, body: FollowedStep) -> int:
+def _followed_attempt(session: Session, run_id: str, body: schemas.FollowedStep) -> int:
     return body.attempt if body.attempt is not None else repository.newest_version(session, run_id)[0]
 
 
-def acknowledge(session: Session, principal: security.Principal, run_id: str, body: AcknowledgementCreate) -> None:
+def acknowledge(
+    session: Session, principal: security.Principal, run_id: str, body: schemas.AcknowledgementCreate
+) -> None:
     """Store what a trainer applied. Raises AdviceConflict for an unknown revision."""
     runs.get_run(session, principal, run_id)
     newest_attempt, newest_revision = repository.newest_version(session, run_id)
@@ -148,7 +141,9 @@ def acknowledge(session: Session, principal: security.Principal, run_id: str, bo
     repository.put_acknowledgement(session, row)
 
 
-def operate(session: Session, principal: security.Principal, run_id: str, body: OperatorDecisionCreate) -> AdviceRead:
+def operate(
+    session: Session, principal: security.Principal, run_id: str, body: schemas.OperatorDecisionCreate
+) -> schemas.AdviceRead:
     """Add an operator's decision. Raises AdviceConflict if it changes nothing."""
     run = runs.lock_run(session, principal, run_id)
     if run.state in ENDED:
@@ -193,11 +188,11 @@ def list_decisions(
     return parameters.page_of(decisions, limit, lambda decision: (decision.revision,))
 
 
-def _applied(session: Session, run_id: str, attempt: int) -> AppliedRead | None:
+def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:
     newest = repository.newest_acknowledgement(session, run_id)
     if newest is None or newest.attempt != attempt:
         return None
-    return AppliedRead(
+    return schemas.AppliedRead(
         step=newest.step,
         revision=newest.revision,
         learning_rate=newest.applied_learning_rate,
@@ -206,7 +201,7 @@ def _applied(session: Session, run_id: str, attempt: int) -> AppliedRead | None:
     )
 
 
-def _advice(known: Snapshot, step: int | None) -> AdviceRead:
+def _advice(known: Snapshot, step: int | None) -> schemas.AdviceRead:
     run, state, detectors = known.run, known.state, known.detectors
     observed = detectors.step
     asked = step if step is not None else 0 if observed is None else observed + 1
@@ -214,15 +209,15 @@ def _advice(known: Snapshot, step: int | None) -> AdviceRead:
     advised, points = state.scale(asked), newest_points(state.loop)
     has_ended = run.state in ENDED
     warming = detectors.watching(known.configuration.surge) == "warming"
-    return AdviceRead(
+    return schemas.AdviceRead(
         attempt=state.attempt,
         revision=state.revision,
         scale=advised if mode == "apply" else 1.0,
         advised_scale=advised,
-        schedule=ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
+        schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
         halvings=list(state.halvings),
         rule_halvings=halvings_for_older_clients(state.halvings, points, state.factor),
-        loop=[LoopPointRead.model_validate(point) for point in points],
+        loop=[schemas.LoopPointRead.model_validate(point) for point in points],
         control=_control(detectors.loop, known.configuration.loop_at(asked)),
         factor=state.factor,
         floor=state.floor,
@@ -234,16 +229,16 @@ def _advice(known: Snapshot, step: int | None) -> AdviceRead:
         learning_rate_sum=detectors.learning_rate_sum,
         stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
         reason=advice_reason(state, detectors, known.configuration, mode, has_ended=has_ended),
-        alerts=[AdviceAlertRead.model_validate(alert) for alert in known.opened],
+        alerts=[schemas.AdviceAlertRead.model_validate(alert) for alert in known.opened],
         want_weights_at_step=_wanted(known, asked),
         applied=known.applied,
     )
 
 
-def _control(loop: LoopState, settings: LoopSettings) -> ControlRead | None:
+def _control(loop: LoopState, settings: LoopSettings) -> schemas.ControlRead | None:
     if not settings.enabled or (loop.static is None and loop.update is None):
         return None
-    return ControlRead(
+    return schemas.ControlRead(
         driven=loop.driven,
         set_point=loop.set_point(settings),
         static=loop.static,

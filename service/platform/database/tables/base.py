@@ -6,19 +6,7 @@ import secrets
 import sys
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Connection,
-    Dialect,
-    Double,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    MetaData,
-    String,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -45,7 +33,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-JsonColumn = JSON().with_variant(JSONB(), "postgresql")
+JsonColumn = sa.JSON().with_variant(JSONB(), "postgresql")
 
 # Alembic needs names that are the same everywhere.
 NAMING = {
@@ -60,12 +48,12 @@ NAMING = {
 class Base(DeclarativeBase):
     """Base of the mapped classes. Times are UTC microseconds in int64 columns named `…_us`; there are no relations."""
 
-    metadata = MetaData(naming_convention=NAMING)
+    metadata = sa.MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012
-        int: BigInteger,
-        float: Double,
-        str: String,
-        bytes: LargeBinary,
+        int: sa.BigInteger,
+        float: sa.Double,
+        str: sa.String,
+        bytes: sa.LargeBinary,
         dict[str, Any]: JsonColumn,
         list[str]: JsonColumn,
     }
@@ -74,14 +62,14 @@ class Base(DeclarativeBase):
 class CompressedBytes(TypeDecorator[bytes]):
     """A column of bytes that are compressed with zstd in the database."""
 
-    impl = LargeBinary
+    impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: bytes | None, dialect: Dialect) -> bytes | None:
+    def process_bind_param(self, value: bytes | None, dialect: sa.Dialect) -> bytes | None:
         """Compress what is stored."""
         return None if value is None else zstd.compress(value)
 
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> bytes | None:
+    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> bytes | None:
         """Return the bytes that were stored."""
         return None if value is None else zstd.decompress(value)
 
@@ -89,14 +77,14 @@ class CompressedBytes(TypeDecorator[bytes]):
 class CompressedJson(TypeDecorator[Any]):
     """A column of JSON documents that no query looks into, compressed with zstd in the database."""
 
-    impl = LargeBinary
+    impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes:
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes:
         """Compress the document."""
         return zstd.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+    def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> Any:
         """Return the document."""
         return None if value is None else json.loads(zstd.decompress(value))
 
@@ -109,9 +97,9 @@ class AuditEntry(Base):
 
     __tablename__ = "audit_entries"
     __table_args__ = (
-        Index(None, "at_us", "id"),
-        Index(None, "project", "at_us", "id"),
-        Index(None, "run_id", "at_us", "id"),
+        sa.Index(None, "at_us", "id"),
+        sa.Index(None, "project", "at_us", "id"),
+        sa.Index(None, "run_id", "at_us", "id"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -126,7 +114,7 @@ class AuditEntry(Base):
     request_id: Mapped[str | None]
 
 
-def make_append_only(connection: Connection) -> None:
+def make_append_only(connection: sa.Connection) -> None:
     """Make the triggers that refuse to change or delete an entry; part of the first migration."""
     if connection.dialect.name == "sqlite":
         for change in ("UPDATE", "DELETE"):
@@ -152,7 +140,7 @@ class ApiKey(Base):
     """
 
     __tablename__ = "api_keys"
-    __table_args__ = (UniqueConstraint("secret_hash"),)
+    __table_args__ = (sa.UniqueConstraint("secret_hash"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
@@ -172,7 +160,7 @@ class RetiredSecret(Base):
     __tablename__ = "retired_secrets"
 
     secret_hash: Mapped[str] = mapped_column(primary_key=True)
-    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    key_id: Mapped[str] = mapped_column(sa.ForeignKey("api_keys.id"))
     valid_until_us: Mapped[int]
 
 
@@ -180,7 +168,7 @@ class EndedSession(Base):
     """A page session that was ended by logging out; the row goes when the session would have expired."""
 
     __tablename__ = "ended_sessions"
-    __table_args__ = (Index(None, "expires_at_us"),)
+    __table_args__ = (sa.Index(None, "expires_at_us"),)
 
     session_hash: Mapped[str] = mapped_column(primary_key=True)
     expires_at_us: Mapped[int]

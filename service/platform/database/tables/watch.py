@@ -2,18 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    String,
-    Table,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.measures.registry import MEASURES
@@ -22,18 +11,18 @@ from foreshock_service.platform.database.tables.base import Base, CompressedByte
 MEASUREMENT_KEY = ("run_id", "attempt", "step", "comparison")
 
 # NULL: not estimable, or not of this kind of comparison.
-measurements = Table(
+measurements = sa.Table(
     "measurements",
     Base.metadata,
-    Column("run_id", String, primary_key=True),
-    Column("attempt", BigInteger, primary_key=True, autoincrement=False),
-    Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("comparison", String, primary_key=True),
-    *(Column(measure.column, Double) for measure in MEASURES),
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("attempt", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("comparison", sa.String, primary_key=True),
+    *(sa.Column(measure.column, sa.Double) for measure in MEASURES),
     # True if only some of the step's rollouts were compared, as in a probe of a sample.
-    Column("from_sample", Boolean, nullable=False),
-    Column("computed_at_us", BigInteger, nullable=False),
-    ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+    sa.Column("from_sample", sa.Boolean, nullable=False),
+    sa.Column("computed_at_us", sa.BigInteger, nullable=False),
+    sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
 )
 
 
@@ -41,7 +30,7 @@ class MeasurementStatistics(Base):
     """The folded statistics that a measurement row was computed from; buckets and sequence measures come from them."""
 
     __tablename__ = "measurement_statistics"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -60,7 +49,7 @@ class NewestMeasurement(Base):
     """
 
     __tablename__ = "newest_measurements"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     comparison: Mapped[str] = mapped_column(primary_key=True)
@@ -75,7 +64,7 @@ class Scalar(Base):
     """One value; NULL if the source reported a number that is not finite."""
 
     __tablename__ = "scalars"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -91,7 +80,7 @@ class ShardLint(Base):
 
     __tablename__ = "shard_lint"
     __table_args__ = (
-        ForeignKeyConstraint(
+        sa.ForeignKeyConstraint(
             ["run_id", "attempt", "step", "shard"],
             ["shards.run_id", "shards.attempt", "shards.step", "shards.shard"],
         ),
@@ -112,8 +101,8 @@ class StepLint(Base):
 
     __tablename__ = "step_lint"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
-        Index(None, "run_id", "severity"),
+        sa.ForeignKeyConstraint(["run_id", "attempt", "step"], ["steps.run_id", "steps.attempt", "steps.step"]),
+        sa.Index(None, "run_id", "severity"),
     )
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -133,9 +122,9 @@ class StoredFinding(Base):
     """A finding over the active steps of a run. `sentence` and `confidence` are those of `newest_step`."""
 
     __tablename__ = "findings"
-    __table_args__ = (Index(None, "changed_at_us", "run_id", "source", "name"),)
+    __table_args__ = (sa.Index(None, "changed_at_us", "run_id", "source", "name"),)
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     source: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)
     severity: Mapped[str]
@@ -157,7 +146,7 @@ class DueFindings(Base):
 
     __tablename__ = "due_findings"
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     source: Mapped[str] = mapped_column(primary_key=True)
     changes: Mapped[int]
 
@@ -170,13 +159,13 @@ class Alert(Base):
 
     __tablename__ = "alerts"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-        UniqueConstraint("run_id", "attempt", "rule", "step"),
-        Index(None, "run_id", "state"),
-        Index(None, "run_id", "version"),
-        Index(None, "run_id", "step"),
-        Index(None, "run_id", "cleared_step"),
-        Index(None, "changed_at_us"),
+        sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        sa.UniqueConstraint("run_id", "attempt", "rule", "step"),
+        sa.Index(None, "run_id", "state"),
+        sa.Index(None, "run_id", "version"),
+        sa.Index(None, "run_id", "step"),
+        sa.Index(None, "run_id", "cleared_step"),
+        sa.Index(None, "changed_at_us"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -208,7 +197,7 @@ class StoredDiagnosis(Base):
 
     __tablename__ = "diagnoses"
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     revision: Mapped[int]
     verdict: Mapped[str]
     since_step: Mapped[int | None]
@@ -228,9 +217,9 @@ class DetectorSnapshot(Base):
 
     __tablename__ = "detector_snapshots"
     __table_args__ = (
-        ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
-        Index(None, "run_id", "step"),
-        Index(None, "run_id", "milestone", "step"),
+        sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),
+        sa.Index(None, "run_id", "step"),
+        sa.Index(None, "run_id", "milestone", "step"),
     )
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
@@ -249,7 +238,7 @@ class DueReplay(Base):
 
     __tablename__ = "due_replays"
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     from_step: Mapped[int]
     changed_step: Mapped[int]
 
@@ -262,7 +251,7 @@ class ScalarTail(Base):
 
     __tablename__ = "scalar_tails"
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     attempt: Mapped[int]
     step: Mapped[int]
     received_at_us: Mapped[int]
@@ -274,7 +263,7 @@ class RulesVersion(Base):
 
     __tablename__ = "rules_versions"
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     effective_from_step: Mapped[int]
     toml: Mapped[str]
@@ -286,7 +275,7 @@ class AdviceDecision(Base):
 
     __tablename__ = "advice_decisions"
 
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.id"), primary_key=True)
     revision: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     attempt: Mapped[int]
     kind: Mapped[str]
@@ -301,7 +290,7 @@ class AdviceAcknowledgement(Base):
     """The learning rate and the scale that a trainer reported for a step, and the revision of the advice it used."""
 
     __tablename__ = "advice_acknowledgements"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -316,7 +305,7 @@ class TrainerProgress(Base):
     """The newest step for which a following trainer requested, and so received, a scale."""
 
     __tablename__ = "trainer_progress"
-    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+    __table_args__ = (sa.ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
 
     run_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -332,8 +321,8 @@ class Notification(Base):
 
     __tablename__ = "notifications"
     __table_args__ = (
-        UniqueConstraint("target", "alert_id", "change"),
-        Index(None, "target", "state", "due_at_us"),
+        sa.UniqueConstraint("target", "alert_id", "change"),
+        sa.Index(None, "target", "state", "due_at_us"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

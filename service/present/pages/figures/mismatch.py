@@ -6,23 +6,7 @@ from collections.abc import Mapping, Sequence
 from foreshock import comparisons, scorers
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import ranges_note, required_range
-from foreshock_service.present.pages.figures.drawing import (
-    CRITICAL,
-    CRITICAL_BAND,
-    HEALTHY,
-    HEALTHY_BAND,
-    SERIES,
-    SERIES_BAND,
-    WARNING,
-    WARNING_BAND,
-    Curve,
-    Figure,
-    Json,
-    Missing,
-    line,
-    scientific,
-    step_axis,
-)
+from foreshock_service.present.pages.figures import drawing
 from foreshock_service.present.pages.figures.overview import MOST_COLUMNS, columns_of
 
 MISMATCH_TITLE = "Mismatch per token (k3)"
@@ -41,13 +25,15 @@ DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 def style_of(comparison: str) -> tuple[str, str]:
     """Return (colour, dash) of a comparison's line."""
     if comparison not in MAIN_COMPARISONS:
-        return SERIES[-1], "dot"
+        return drawing.SERIES[-1], "dot"
     target, behaviour = comparisons.split_comparison(comparison)
     scorer = scorers.SCORERS[behaviour if comparison == comparisons.TRAINER_ROLLOUT else target]
-    return SERIES[scorer.colour - 1], DASHES[MAIN_COMPARISONS.index(comparison) % len(DASHES)]
+    return drawing.SERIES[scorer.colour - 1], DASHES[MAIN_COMPARISONS.index(comparison) % len(DASHES)]
 
 
-def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = None) -> Figure | Missing:
+def mismatch_figure(
+    curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None = None
+) -> drawing.Figure | drawing.Missing:
     """Return the mismatch over steps in front of the ranges of a kind of model.
 
     `curves`: k3_kl by comparison, in nats per token; an estimate of KL(μ‖π) only if the behaviour sampled.
@@ -55,7 +41,7 @@ def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = 
     there = [name for name in sorted(curves, key=known_first) if curves[name]]
     drawn = {name: curves[name] for name in shown_comparisons(there)}
     if not drawn:
-        return Missing(
+        return drawing.Missing(
             MISMATCH_TITLE,
             "No step has log-probs of two scorers yet. "
             "Log trainer_log_probs beside rollout_log_probs, or probe a step that has a checkpoint.",
@@ -70,7 +56,7 @@ def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = 
     edges = (low, warning, critical, high)
     traces = [trace for name, curve in drawn.items() for trace in _traces(name, curve)]
     layout = {
-        "xaxis": step_axis(),
+        "xaxis": drawing.step_axis(),
         "yaxis": {
             "title": {"text": "k3, nats per token"},
             "type": "log",
@@ -81,7 +67,7 @@ def mismatch_figure(curves: Mapping[str, Curve], model_kind: ModelKind | None = 
         "shapes": _bands(edges),
         "annotations": _band_names(edges[1:]),
     }
-    return Figure(MISMATCH_TITLE, _caption(drawn, model_kind), _summary(drawn), traces, layout, height=380)
+    return drawing.Figure(MISMATCH_TITLE, _caption(drawn, model_kind), _summary(drawn), traces, layout, height=380)
 
 
 def shown_comparisons(names: Sequence[str]) -> list[str]:
@@ -95,29 +81,31 @@ def known_first(comparison: str) -> tuple[int, str]:
     return (MAIN_COMPARISONS.index(comparison) if known else len(MAIN_COMPARISONS), comparison)
 
 
-def _traces(name: str, curve: Curve) -> list[Json]:
+def _traces(name: str, curve: drawing.Curve) -> list[drawing.Json]:
     colour, dash = style_of(name)
     # One click in the legend away, so that the chain itself can be read.
-    hidden: Json = {"visible": "legendonly"} if comparisons.split_comparison(name)[0] == scorers.REFERENCE else {}
+    hidden: drawing.Json = (
+        {"visible": "legendonly"} if comparisons.split_comparison(name)[0] == scorers.REFERENCE else {}
+    )
     # A log axis cannot show 0: the caption counts those steps.
-    visible = Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
+    visible = drawing.Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
     if len(visible.points()) <= MOST_COLUMNS:
-        return [line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
+        return [drawing.line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
     steps, means, low, high = columns_of(visible)
     edge = {"type": "scatter", "mode": "lines", "x": steps, "line": {"width": 0}, "hoverinfo": "skip", **hidden}
     edge |= {"showlegend": False, "legendgroup": name}
-    mean = line(
-        Curve([int(step) for step in steps], means), name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}"
+    mean = drawing.line(
+        drawing.Curve([int(step) for step in steps], means), name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}"
     )
     return [
         {**edge, "name": f"{name}, least", "y": low},
-        {**edge, "name": f"{name}, largest", "y": high, "fill": "tonexty", "fillcolor": SERIES_BAND},
+        {**edge, "name": f"{name}, largest", "y": high, "fill": "tonexty", "fillcolor": drawing.SERIES_BAND},
         {**mean, "legendgroup": name, **hidden},
     ]
 
 
-def _bands(edges: Sequence[float]) -> list[Json]:
-    bands = zip(edges, edges[1:], (HEALTHY_BAND, WARNING_BAND, CRITICAL_BAND), strict=False)
+def _bands(edges: Sequence[float]) -> list[drawing.Json]:
+    bands = zip(edges, edges[1:], (drawing.HEALTHY_BAND, drawing.WARNING_BAND, drawing.CRITICAL_BAND), strict=False)
     return [
         {
             "type": "rect", "layer": "below", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": bottom, "y1": top,
@@ -127,8 +115,10 @@ def _bands(edges: Sequence[float]) -> list[Json]:
     ]  # fmt: skip
 
 
-def _band_names(tops: Sequence[float]) -> list[Json]:
-    names = zip(tops, ("healthy", "warning", "critical"), (HEALTHY, WARNING, CRITICAL), strict=True)
+def _band_names(tops: Sequence[float]) -> list[drawing.Json]:
+    names = zip(
+        tops, ("healthy", "warning", "critical"), (drawing.HEALTHY, drawing.WARNING, drawing.CRITICAL), strict=True
+    )
     return [
         {
             "xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": math.log10(top), "yanchor": "top",
@@ -138,7 +128,7 @@ def _band_names(tops: Sequence[float]) -> list[Json]:
     ]  # fmt: skip
 
 
-def _caption(curves: Mapping[str, Curve], model_kind: ModelKind | None) -> str:
+def _caption(curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None) -> str:
     zeros = [
         f"{name} is exactly 0 at {count} of {len(points)} steps, which a log axis cannot show"
         for name, curve in curves.items()
@@ -154,43 +144,49 @@ def _caption(curves: Mapping[str, Curve], model_kind: ModelKind | None) -> str:
     return " ".join([bands, *lines, *(f"{zero}." for zero in zeros)])
 
 
-def _summary(curves: Mapping[str, Curve]) -> str:
+def _summary(curves: Mapping[str, drawing.Curve]) -> str:
     sentences = []
     for name, curve in curves.items():
         values = [value for _, value in curve.points()]
         last = curve.last()
         if last is not None:
             sentences.append(
-                f"{name}: {scientific(last[1])} at step {last[0]}, between {scientific(min(values))} and "
-                f"{scientific(max(values))} over {len(values)} steps."
+                f"{name}: {drawing.scientific(last[1])} at step {last[0]}, between {drawing.scientific(min(values))} "
+                f"and {drawing.scientific(max(values))} over {len(values)} steps."
             )
     return " ".join(sentences)
 
 
 def comparison_figure(
-    title: str, unit: str, curves: Sequence[tuple[str, Curve]], *, logarithmic: bool = False
-) -> Figure | Missing:
+    title: str, unit: str, curves: Sequence[tuple[str, drawing.Curve]], *, logarithmic: bool = False
+) -> drawing.Figure | drawing.Missing:
     """Return a line for each run; `curves` in the order of the runs, which gives the colours."""
     shown = [(at, name, curve) for at, (name, curve) in enumerate(curves) if curve]
     if not shown:
-        return Missing(title, "None of these runs logs it.")
+        return drawing.Missing(title, "None of these runs logs it.")
     traces = [_line(at, name, curve, logarithmic) for at, name, curve in shown]
-    axis: Json = {"title": {"text": unit}}
+    axis: drawing.Json = {"title": {"text": unit}}
     if logarithmic:
         axis |= {"type": "log", "exponentformat": "power", "nticks": 6}
     absent = [name for name, curve in curves if not curve]
     caption = f"Not logged by {', '.join(absent)}." if absent else ""
-    return Figure(title, caption, _comparison_summary(shown), traces, {"xaxis": step_axis(), "yaxis": axis})
-
-
-def _line(at: int, name: str, curve: Curve, logarithmic: bool) -> Json:
-    values = [None if value is None or (logarithmic and value <= 0) else value for value in curve.values]
-    dash = DASHES[at // len(SERIES) % len(DASHES)]
-    return line(
-        Curve(curve.steps, values), name, SERIES[at % len(SERIES)], line={"dash": dash}, hovertemplate="%{y:.4g}"
+    return drawing.Figure(
+        title, caption, _comparison_summary(shown), traces, {"xaxis": drawing.step_axis(), "yaxis": axis}
     )
 
 
-def _comparison_summary(shown: Sequence[tuple[int, str, Curve]]) -> str:
+def _line(at: int, name: str, curve: drawing.Curve, logarithmic: bool) -> drawing.Json:
+    values = [None if value is None or (logarithmic and value <= 0) else value for value in curve.values]
+    dash = DASHES[at // len(drawing.SERIES) % len(DASHES)]
+    return drawing.line(
+        drawing.Curve(curve.steps, values),
+        name,
+        drawing.SERIES[at % len(drawing.SERIES)],
+        line={"dash": dash},
+        hovertemplate="%{y:.4g}",
+    )
+
+
+def _comparison_summary(shown: Sequence[tuple[int, str, drawing.Curve]]) -> str:
     newest = [(name, curve.points()[-1]) for _, name, curve in shown]
-    return " ".join(f"{name}: {scientific(value)} at step {step}." for name, (step, value) in newest)
+    return " ".join(f"{name}: {drawing.scientific(value)} at step {step}." for name, (step, value) in newest)

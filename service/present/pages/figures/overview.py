@@ -5,26 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foreshock_service.present.pages.figures.drawing import (
-    CRITICAL,
-    INK,
-    MUTED,
-    SERIES,
-    SERIES_BAND,
-    WARNING,
-    Curve,
-    Figure,
-    Json,
-    Missing,
-    line,
-    scientific,
-    vertical_marker,
-)
+from foreshock_service.present.pages.figures import drawing
 
 MOST_COLUMNS = 280
 """Pixel columns of a panel: a longer curve shows of each column the mean and the range."""
 MOST_CHANGES = 50
-_TONES = {"critical": CRITICAL, "warning": WARNING}
+_TONES = {"critical": drawing.CRITICAL, "warning": drawing.WARNING}
 _TICK = 0.07
 
 
@@ -33,7 +19,7 @@ class Panel:
     """A curve with its name, and horizontal lines by name: thresholds, a baseline."""
 
     name: str
-    curve: Curve
+    curve: drawing.Curve
     logarithmic: bool = False
     lines: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     """By name: the value and the colour."""
@@ -48,7 +34,7 @@ class Mark:
     severity: str = ""
 
 
-def columns_of(curve: Curve) -> tuple[list[float], list[float], list[float], list[float]]:
+def columns_of(curve: drawing.Curve) -> tuple[list[float], list[float], list[float], list[float]]:
     """Return step, mean, least and largest of each pixel column; a short curve has a column for each step."""
     points = curve.points()
     steps, values = (np.array([point[part] for point in points], dtype=float) for part in (0, 1))
@@ -64,13 +50,13 @@ def columns_of(curve: Curve) -> tuple[list[float], list[float], list[float], lis
 
 def overview_figure(
     title: str, caption: str, panels: Sequence[Panel], marks: Sequence[Mark], *, why_missing: str
-) -> Figure | Missing:
+) -> drawing.Figure | drawing.Missing:
     """Return a panel for each curve that has a value; the page places them. Every panel shows the same steps."""
     shown = [panel for panel in panels if panel.curve]
     if not shown:
-        return Missing(title, why_missing)
-    traces: list[Json] = []
-    layout: Json = {"shapes": [], "annotations": [], "showlegend": False, "panels": len(shown)}
+        return drawing.Missing(title, why_missing)
+    traces: list[drawing.Json] = []
+    layout: drawing.Json = {"shapes": [], "annotations": [], "showlegend": False, "panels": len(shown)}
     for number, panel in enumerate(shown, start=1):
         axis = "" if number == 1 else str(number)
         # Plain axes: the panels share the step axis, whose title is in the caption.
@@ -85,10 +71,10 @@ def overview_figure(
         layout["shapes"] += [*_lines(panel, axis), *shapes_of(marks, axis)]
     absent = [panel.name for panel in panels if not panel.curve]
     words = [caption, f"Not logged: {', '.join(absent)}." if absent else ""]
-    return Figure(title, " ".join(filter(None, words)), _summary(shown), traces, layout, height=150)
+    return drawing.Figure(title, " ".join(filter(None, words)), _summary(shown), traces, layout, height=150)
 
 
-def _log_axis(curve: Curve) -> Json:
+def _log_axis(curve: drawing.Curve) -> drawing.Json:
     positive = [value for _, value in curve.points() if value > 0]
     if not positive:
         return {}
@@ -96,7 +82,7 @@ def _log_axis(curve: Curve) -> Json:
     return {"type": "log", "dtick": "D2" if max(positive) < 30 * min(positive) else 1}
 
 
-def _traces(panel: Panel, axis: str) -> list[Json]:
+def _traces(panel: Panel, axis: str) -> list[drawing.Json]:
     """Return the mean, above a band of the range if the curve is long."""
     steps, means, low, high = columns_of(panel.curve)
     if panel.logarithmic:
@@ -104,27 +90,34 @@ def _traces(panel: Panel, axis: str) -> list[Json]:
         steps, means, low, high = ([each[at] for at in kept] for each in (steps, means, low, high))
         low = [least if least > 0 else mean for least, mean in zip(low, means, strict=True)]
     on = {"xaxis": f"x{axis}", "yaxis": f"y{axis}"}
-    mean = line(Curve([int(step) for step in steps], means), panel.name, SERIES[0], hovertemplate="%{y:.4g}", **on)
+    mean = drawing.line(
+        drawing.Curve([int(step) for step in steps], means),
+        panel.name,
+        drawing.SERIES[0],
+        hovertemplate="%{y:.4g}",
+        **on,
+    )
     mean["line"]["width"] = 1.6
     if low == high:
         return [mean]
     edge = {"type": "scatter", "mode": "lines", "x": mean["x"], "line": {"width": 0}, "hoverinfo": "skip", **on}
     return [
         {**edge, "name": f"{panel.name}, least", "y": low},
-        {**edge, "name": f"{panel.name}, largest", "y": high, "fill": "tonexty", "fillcolor": SERIES_BAND},
+        {**edge, "name": f"{panel.name}, largest", "y": high, "fill": "tonexty", "fillcolor": drawing.SERIES_BAND},
         mean,
     ]
 
 
-def _name(panel: Panel, axis: str) -> Json:
+def _name(panel: Panel, axis: str) -> drawing.Json:
     newest = panel.curve.points()[-1][1]
     return {
         "xref": f"x{axis} domain", "x": 0, "xanchor": "left", "yref": f"y{axis} domain", "y": 1.0, "yanchor": "bottom",
-        "text": f"{panel.name}  <b>{scientific(newest)}</b>", "showarrow": False, "font": {"size": 12, "color": INK},
+        "text": f"{panel.name}  <b>{drawing.scientific(newest)}</b>", "showarrow": False,
+        "font": {"size": 12, "color": drawing.INK},
     }  # fmt: skip
 
 
-def _lines(panel: Panel, axis: str) -> list[Json]:
+def _lines(panel: Panel, axis: str) -> list[drawing.Json]:
     largest = max(value for _, value in panel.curve.points())
     return [
         {
@@ -137,7 +130,7 @@ def _lines(panel: Panel, axis: str) -> list[Json]:
     ]  # fmt: skip
 
 
-def shapes_of(marks: Sequence[Mark], axis: str = "") -> list[Json]:
+def shapes_of(marks: Sequence[Mark], axis: str = "") -> list[drawing.Json]:
     """Return a short mark on the axis for each alert, a dotted line for every other mark."""
     alerts = {mark.step: mark for mark in sorted(marks, key=lambda each: each.severity == "critical") if mark.severity}
     others = [mark for mark in marks if not mark.severity][-MOST_CHANGES:]
@@ -145,14 +138,14 @@ def shapes_of(marks: Sequence[Mark], axis: str = "") -> list[Json]:
         {
             "type": "line", "layer": "above" if mark.severity else "below", "xref": f"x{axis}",
             "x0": mark.step, "x1": mark.step, "yref": f"y{axis} domain", "y0": 0, "y1": _TICK if mark.severity else 1,
-            "line": {"color": _TONES.get(mark.severity, MUTED), "width": 3} if mark.severity
-            else {"color": MUTED, "width": 1.2, "dash": "dot"},
+            "line": {"color": _TONES.get(mark.severity, drawing.MUTED), "width": 3} if mark.severity
+            else {"color": drawing.MUTED, "width": 1.2, "dash": "dot"},
         }
         for mark in (*alerts.values(), *others)
     ]  # fmt: skip
 
 
-def marked(figure: Figure, marks: Sequence[Mark], named: Sequence[Mark]) -> Figure:
+def marked(figure: drawing.Figure, marks: Sequence[Mark], named: Sequence[Mark]) -> drawing.Figure:
     """Return a figure over steps with marks, and with a dashed line and its name at each of `named`."""
     layout = {
         **figure.layout,
@@ -161,11 +154,11 @@ def marked(figure: Figure, marks: Sequence[Mark], named: Sequence[Mark]) -> Figu
     }
     for at, mark in enumerate(named):
         # At three heights: the names of steps that lie close together would cover each other.
-        shape, label = vertical_marker(mark.step, mark.text, MUTED, row=0.08 + 0.08 * (at % 3))
+        shape, label = drawing.vertical_marker(mark.step, mark.text, drawing.MUTED, row=0.08 + 0.08 * (at % 3))
         layout["shapes"].append(shape)
         layout["annotations"].append(label)
     caption = f"{figure.caption} {legend_of(marks)}".strip()
-    return Figure(figure.title, caption, figure.summary, figure.traces, layout, figure.height, figure.columns)
+    return drawing.Figure(figure.title, caption, figure.summary, figure.traces, layout, figure.height, figure.columns)
 
 
 def legend_of(marks: Sequence[Mark]) -> str:
@@ -182,7 +175,7 @@ def _summary(panels: Sequence[Panel]) -> str:
         points = panel.curve.points()
         low, high = min(points, key=lambda each: each[1]), max(points, key=lambda each: each[1])
         sentences.append(
-            f"{panel.name}: {scientific(points[-1][1])} at step {points[-1][0]}, between {scientific(low[1])} "
-            f"(step {low[0]}) and {scientific(high[1])} (step {high[0]})."
+            f"{panel.name}: {drawing.scientific(points[-1][1])} at step {points[-1][0]}, between "
+            f"{drawing.scientific(low[1])} (step {low[0]}) and {drawing.scientific(high[1])} (step {high[0]})."
         )
     return " ".join(sentences)

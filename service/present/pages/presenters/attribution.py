@@ -15,25 +15,11 @@ from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock.theory import GradientNoise, StepNoise
+from foreshock_service.present.pages import step_models
 from foreshock_service.present.pages.figures.attribution import Chain, LinkShare
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import DASH, count, judged_value, number, share_in_words
-from foreshock_service.present.pages.step_models import (
-    CorrectionRow,
-    CorrectionsPart,
-    LinkRow,
-    MeasureGroup,
-    MeasureRow,
-    TheoryRow,
-    Value,
-)
-from foreshock_service.replay.attribution.service import (
-    AttributionNotFound,
-    AttributionNotPossible,
-    AttributionPending,
-    attribution_of_step,
-    newest_replayed_steps,
-)
+from foreshock_service.replay.attribution import service as attributions
 from foreshock_service.runs.corrections import read_pair, usual_evaluations
 from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
 from foreshock_service.runs.theory import FoundTheory, theory_of_pair
@@ -45,7 +31,7 @@ STEPS_TRIED = 5
 def newest_chain(viewing: Viewing, run_id: str) -> Chain | str | None:
     """Return the chain of the newest step that has one; else why the newest replayed step has none."""
     why = None
-    for step in newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
+    for step in attributions.newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
         chain = chain_of_step(viewing, run_id, step, None)
         if isinstance(chain, Chain):
             return chain
@@ -58,7 +44,7 @@ def origin_of(viewing: Viewing, run_id: str) -> tuple[str, str]:
 
     By the newest step that has an attribution, and only a link that its conclusions name a cause.
     """
-    for step in newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
+    for step in attributions.newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
         read = attribution_of(viewing, run_id, step, None)
         if read is None:
             continue
@@ -73,10 +59,10 @@ def origin_of(viewing: Viewing, run_id: str) -> tuple[str, str]:
 def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | str | None:
     """Return the chain of a step; a text if its scores give none (yet), None if nothing was replayed."""
     try:
-        read = attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
-    except AttributionNotFound:
+        read = attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
+    except attributions.AttributionNotFound:
         return None
-    except (AttributionNotPossible, AttributionPending) as error:
+    except (attributions.AttributionNotPossible, attributions.AttributionPending) as error:
         return f"{error.detail[0].upper()}{error.detail[1:]}."
     links = [LinkShare(link.name, link.cause, *_share(link)) for link in read.links]
     return Chain(step, links, [*sentences_of(read), *notes_of(read)])
@@ -85,18 +71,18 @@ def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None)
 def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> AttributionRecord | None:
     """Return the attribution of a step; None if there is none (yet)."""
     try:
-        return attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
-    except (AttributionNotFound, AttributionNotPossible, AttributionPending):
+        return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
+    except (attributions.AttributionNotFound, attributions.AttributionNotPossible, attributions.AttributionPending):
         return None
 
 
-def link_rows(read: AttributionRecord | None) -> list[LinkRow]:
+def link_rows(read: AttributionRecord | None) -> list[step_models.LinkRow]:
     """Return the links, then the whole, as rows of a table."""
     if read is None:
         return []
     exact = read.exact_kl()
     return [
-        LinkRow(
+        step_models.LinkRow(
             link.name,
             link.cause,
             f"{number(exact[link.name])} (exact)" if link.name in exact else number(link.k3_kl),
@@ -211,30 +197,30 @@ _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 def measure_groups(
     values: Mapping[str, Values], comparisons: Sequence[str], model_kind: ModelKind | None
-) -> list[MeasureGroup]:
+) -> list[step_models.MeasureGroup]:
     """Return the tables of these comparisons; a group without any value tells what to log."""
     columns = [values[comparison] for comparison in comparisons]
     return [_group(group, columns, model_kind) for group in GROUPS]
 
 
-def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
+def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> step_models.MeasureGroup:
     measures = [measure_named(name) for name in group.names()]
     # No token of a lag is no value: only counts are integers.
     nothing = {each.column: (None, 0) if each.column_type == "integer" else (None,) for each in measures}
     known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
     if group.not_logged and not known:
-        return MeasureGroup(group.title, (), group.not_logged)
-    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])
+        return step_models.MeasureGroup(group.title, (), group.not_logged)
+    return step_models.MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])
 
 
-def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureRow:
+def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> step_models.MeasureRow:
     measure = measure_named(name)
     meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
     values = [_with_interval(measure.column, column, model_kind) for column in columns]
-    return MeasureRow(measure.name, meaning, values)
+    return step_models.MeasureRow(measure.name, meaning, values)
 
 
-def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
+def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> step_models.Value:
     """Return the value with its bootstrap-t interval, or Student's t if there is only that; called what it is."""
     value = measure_value(column, values.get(column), model_kind)
     if column == "effective_groups":
@@ -250,10 +236,10 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
     return value
 
 
-def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:
+def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> step_models.Value:
     """Return a measure's value as text, with the tone of its range if it has one."""
     if measure_named(column).column_type == "integer":
-        return Value(count(None if value is None else int(value)))
+        return step_models.Value(count(None if value is None else int(value)))
     return judged_value(column, value, model_kind)
 
 
@@ -261,18 +247,18 @@ def _ratios_reach_e(largest_d: float | None) -> bool:
     return largest_d is not None and abs(largest_d) >= PARETO_FAR
 
 
-def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
+def corrections_part(viewing: Viewing, run_id: str, step: int) -> step_models.CorrectionsPart:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
         pair = read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
+        return step_models.CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
     theory = theory_of_pair(viewing.session, pair)
     evaluations = usual_evaluations(pair)
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
     reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
     missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]
-    return CorrectionsPart(
+    return step_models.CorrectionsPart(
         TRAINER_ROLLOUT,
         [_correction_row(found) for found in evaluations if not found.not_estimable],
         any(math.isfinite(found.advantage_distortion) for found in evaluations),
@@ -288,9 +274,9 @@ def _titles(evaluations: Sequence[Evaluation], reason: str) -> str:
     return " and ".join(found.correction.title for found in evaluations if found.not_estimable == reason)
 
 
-def _correction_row(found: Evaluation) -> CorrectionRow:
+def _correction_row(found: Evaluation) -> step_models.CorrectionRow:
     hit, rest = found.affected.touched, found.affected.untouched
-    return CorrectionRow(
+    return step_models.CorrectionRow(
         title=found.correction.title,
         threshold="" if found.used == Threshold() else _threshold(found.used),
         formula=found.correction.formula,
@@ -308,14 +294,14 @@ def _correction_row(found: Evaluation) -> CorrectionRow:
     )
 
 
-def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
+def _theory_rows(found: FoundTheory) -> Iterator[step_models.TheoryRow]:
     theory, bias = found.theory, found.theory.bias
     reach = (
         f"{RANGE} {number(bias.low)} to {number(bias.high)}"
         if math.isfinite(bias.high)
         else ("no interval: too few prompts")
     )
-    yield TheoryRow(
+    yield step_models.TheoryRow(
         "Bound of the gradient's bias, estimated",
         f"{_number(bias.per_unit)} · B",
         f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts ({reach}): the bias itself may be larger than this "
@@ -325,8 +311,8 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     )
     # The page knows no exact Δmax; the API takes one.
     if theory.horizon.not_estimable is not None:
-        yield TheoryRow("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
-    yield TheoryRow(
+        yield step_models.TheoryRow("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
+    yield step_models.TheoryRow(
         "Total variation of a token, at most",
         _number(theory.pinsker),
         f"½√χ² of the token mean of χ². The estimate of the total variation itself is {_number(theory.tv_token)}."
@@ -335,7 +321,7 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     if theory.sequence_chi2 is not None:
         of_sequence = theory.sequence_chi2
         value = number(of_sequence.value) if of_sequence.log10 < 5 else _power_of_ten(of_sequence.log10)
-        yield TheoryRow(
+        yield step_models.TheoryRow(
             "E ρ_seq², extrapolated",
             value,
             f"(1 + χ²)^T with the mean χ² and the mean length, {of_sequence.length:.4g} tokens: true if tokens were "
@@ -344,25 +330,27 @@ def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     yield from _gradient_rows(found, theory.gradient, theory.step_noise)
 
 
-def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNoise | None) -> Iterator[TheoryRow]:
+def _gradient_rows(
+    found: FoundTheory, noise: GradientNoise | None, step: StepNoise | None
+) -> Iterator[step_models.TheoryRow]:
     name = "Variance of a prompt's gradient, V̂"
     if noise is None:
-        yield TheoryRow(name, DASH, f"Not estimable: {found.gradient_missing}.")
+        yield step_models.TheoryRow(name, DASH, f"Not estimable: {found.gradient_missing}.")
         return
     notes = "".join(f" {_sentence(note)}" for note in noise.notes)
-    yield TheoryRow(
+    yield step_models.TheoryRow(
         name,
         _number(noise.variance),
         f"(‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); of the whole batch {_number(noise.of_batch)}.{notes}",
     )
     if step is None:
-        yield TheoryRow(
+        yield step_models.TheoryRow(
             "Noise of a step",
             DASH,
             "Not estimable: neither the step nor the run has a learning rate; log the scalar `lr`.",
         )
         return
-    yield TheoryRow(
+    yield step_models.TheoryRow(
         "Noise of a step at η, and at η/2",
         f"{_number(step.at_learning_rate)} · L, {_number(step.at_half)} · L",
         f"(Lη²/2)·Var with η = {number(found.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "

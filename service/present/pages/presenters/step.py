@@ -17,15 +17,7 @@ from foreshock_service.platform import columnar, problem
 from foreshock_service.present.pages import step_models, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
-from foreshock_service.present.pages.presenters.attribution import (
-    INTERVALS_NOTE,
-    attribution_of,
-    link_rows,
-    measure_groups,
-    measure_value,
-    notes_of,
-    sentences_of,
-)
+from foreshock_service.present.pages.presenters import attribution as links
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import OUT_OF_DATE, count, number
 from foreshock_service.runs import events, lint, measurements, runs, steps
@@ -184,11 +176,11 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> step_models
     curves = read_curves(viewing.session, viewing.context, viewing.principal, run_id, query)
     values = _values(curves)
     comparisons = shown_comparisons(sorted((name for name in values if name != STEP_ROW), key=known_first))
-    attribution = attribution_of(viewing, run_id, step.step, None)
+    attribution = links.attribution_of(viewing, run_id, step.step, None)
     key = events.StepKey(run_id, step.attempt, step.step)
     address = page_addresses.run_page_path(run.project, run.key)
     parts = f"/pages/runs/{run_id}/steps/{step.step}"
-    measures = measure_groups(values, comparisons, run.model_kind)
+    measures = links.measure_groups(values, comparisons, run.model_kind)
     return step_models.StepPage(
         run_name=run.name or run.key,
         run_address=address,
@@ -205,14 +197,14 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> step_models
         sampled=[name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],
         measures=measures,
         ranges_note=ranges.ranges_note("k3_kl", run.model_kind),
-        intervals_note=INTERVALS_NOTE,
+        intervals_note=links.INTERVALS_NOTE,
         tails_note=f"k̂ above {ranges.required_range('pareto_k', run.model_kind).critical} and ratios that reach e: "
         "means of ratios and effective sample sizes cannot be trusted.",
         step_measures=_of_rollouts(values.get(STEP_ROW, {})),
         figures=[_plot(parts, name, plot) for name, plot in figures.STEP_PLOTS.items()],
-        links=link_rows(attribution),
-        conclusions=sentences_of(attribution),
-        links_notes=notes_of(attribution),
+        links=links.link_rows(attribution),
+        conclusions=links.sentences_of(attribution),
+        links_notes=links.notes_of(attribution),
         weights=weights_panel(attribution.weights_search if attribution is not None else None),
         tokens_address=f"{parts}/tokens",
         corrections_address=f"{parts}/corrections",
@@ -300,7 +292,9 @@ def _of_rollouts(values: Mapping[str, float | None]) -> list[step_models.StepMea
         value = values.get(measure.column)
         if value is not None:
             shown.append(
-                step_models.StepMeasure(measure.name.replace("_", " "), measure_value(measure.column, value, None).text)
+                step_models.StepMeasure(
+                    measure.name.replace("_", " "), links.measure_value(measure.column, value, None).text
+                )
             )
     return shown
 
