@@ -39,8 +39,9 @@ def random_batch(seed: int, scale: float) -> RolloutBatch:
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 200, 64)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    behaviour = -random.exponential(1.0 + scale, offsets[-1]).astype(np.float32)
-    target = np.minimum(behaviour + random.normal(0, scale, offsets[-1]), 0).astype(np.float32)
+    # Values below −100 are no log-probs and are counted apart.
+    behaviour = -np.minimum(random.exponential(1.0 + scale, offsets[-1]), 60.0).astype(np.float32)
+    target = np.clip(behaviour + random.normal(0, scale, offsets[-1]), -95.0, 0.0).astype(np.float32)
     for position, value in zip(random.integers(0, offsets[-1], 6), (np.nan, -np.inf, np.inf) * 2, strict=True):
         (target if value == value else behaviour)[position] = value
     prompt = np.zeros(64, dtype=np.int32)
@@ -104,7 +105,8 @@ def main() -> int:
         for number, (name, batch) in enumerate(batches()):
             answers = measured(client, name, batch)
             for measure, direct in direct_measures(batch).items():
-                if measure in answers and math.isfinite(direct) and direct:
+                # Without turns the service has no ESS by turn.
+                if measure in answers.keys() - {"ess_turn"} and math.isfinite(direct) and direct:
                     answer = answers[measure]
                     error = math.inf if answer is None else abs(answer - direct) / max(abs(direct), SMALLEST)
                     worst[measure] = max(worst.get(measure, (0.0, "")), (error, name))
