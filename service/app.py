@@ -7,15 +7,14 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
-from starlette.routing import BaseRoute
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
@@ -25,7 +24,6 @@ from foreshock_service.platform import (
     keys,
     logs,
     openapi,
-    parameters,
     problem,
     process,
     request_guards,
@@ -107,20 +105,6 @@ CHANGES_OF_RUNS: tuple[type[diagnosis.OfRun], ...] = (
 """Events after which the diagnosis of the run is computed again, in the same transaction."""
 
 
-@cache
-def _routes() -> tuple[BaseRoute, ...]:
-    """Return every route, with the schemas of its parameters and answers; building them takes 0.2 s of CPU time.
-
-    Routes hold nothing of an application, so that those of one process share them.
-    """
-    every = APIRouter()
-    for router in ROUTERS:
-        every.include_router(router, dependencies=[Depends(parameters.refuse_unknown_parameters)])
-    for router in PAGES:
-        every.include_router(router)
-    return tuple(every.routes)
-
-
 def api_routes() -> list[APIRoute]:
     """Return the routes of the API; pages are none."""
     return [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
@@ -144,7 +128,8 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
     app.add_exception_handler(404, unknown_address)
-    app.router.routes.extend(_routes())
+    # Routes hold nothing of an application, so that those of one process share them.
+    app.router.routes.extend(route for router in (*ROUTERS, *PAGES) for route in router.routes)
     # The last one that is added comes first.
     logs.add_tracing(app, settings)
     app.add_middleware(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fastapi import APIRouter, status
+from fastapi import status
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select, and_, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
@@ -21,7 +21,7 @@ from foreshock_service.maintenance.command_context import maintenance_context, r
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
-from foreshock_service.platform.parameters import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP, api_router
 from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.removal import give_up_files
@@ -307,7 +307,7 @@ def _in_words(rules: RetentionRules) -> str:
     return f"the last {rules.last_steps}{every}, {rules.alert_steps} before and after alerts"
 
 
-router = APIRouter(prefix="/v1/runs/{run}/retention", tags=["retention"])
+router = api_router(prefix="/v1/runs/{run}/retention", tags=["retention"])
 
 
 @router.get("")

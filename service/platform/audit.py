@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
@@ -18,6 +18,7 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry, new_identifier
+from foreshock_service.platform.parameters import api_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _newest_first(
     return session.scalars(query.order_by(AuditEntry.at_us.desc(), AuditEntry.id.desc()).limit(limit)).all()
 
 
-router = APIRouter(prefix="/v1/audit", tags=["audit"])
+router = api_router(prefix="/v1/audit", tags=["audit"])
 
 
 @router.get("")

@@ -14,7 +14,7 @@ from typing import Annotated, Protocol, TypeVar, cast
 
 import numpy as np
 from anyio import fail_after, to_thread
-from fastapi import APIRouter, Depends, Request, Response, status
+from fastapi import Depends, Request, Response, status
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel
@@ -30,6 +30,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
 from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
 from foreshock_service.platform.jobs import JobRecord, JobRunner
+from foreshock_service.platform.parameters import api_router
 
 _LOOK_SECONDS = 0.5
 # A minute of looks at the event loop.
@@ -178,7 +179,7 @@ def resident_bytes() -> int:
 
 
 Part = TypeVar("Part")
-router = APIRouter(tags=["health"])
+router = api_router(tags=["health"])
 
 CHECK_SECONDS = 3.0
 """A check that takes longer has failed: a frozen database answers nothing."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from fastapi import Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
@@ -119,6 +119,11 @@ async def refuse_unknown_parameters(request: Request) -> None:
         for name in unknown[:20]
     ]
     raise InvalidRequest.of_items(items, len(unknown))
+
+
+def api_router(**settings: Any) -> APIRouter:
+    """Return a router whose routes refuse unknown query parameters; `settings` are those of APIRouter."""
+    return APIRouter(dependencies=[Depends(refuse_unknown_parameters)], **settings)
 
 
 def _declared(route: APIRoute) -> list[str]:

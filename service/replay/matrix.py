@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -16,7 +15,7 @@ from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recomme
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, ScoreShard
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath, api_router
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.probes import pinned_rollouts, workers
@@ -26,7 +25,7 @@ from foreshock_service.replay.results.files import CellFiles, CellMeasures, Meas
 from foreshock_service.runs import attempts, events, runs
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
-router = APIRouter(prefix="/v1", tags=["probes"])
+router = api_router(prefix="/v1", tags=["probes"])
 
 # Cells of older rollouts and those on several kinds of hardware are read too.
 _MOST_READ = 4 * configuration_grid.MOST_CELLS

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Path, Response, status
+from fastapi import Path, Response, status
 from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, and_, false, func, or_, select, true
 from sqlalchemy.orm import Session
@@ -20,6 +20,7 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
@@ -78,7 +79,7 @@ def is_active(
     return or_(*conditions) if conditions else false()
 
 
-router = APIRouter(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
+router = api_router(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _KNOWN = "foreshock.attempts"

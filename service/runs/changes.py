@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, cast
 
-from fastapi import APIRouter, Response, status
+from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -22,6 +22,7 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.attempts import (
     ActiveRange,
@@ -35,7 +36,7 @@ from foreshock_service.runs.attempts import (
 )
 from foreshock_service.runs.events import ChangeAnnounced, StepKey
 
-router = APIRouter(prefix="/v1/runs/{run}/changes", tags=["changes"])
+router = api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
 
 MOST_SETUPS = 100
 """Setups of a run that are told apart: a run whose shards name more is taken to name none from there on."""

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 from typing import Annotated
 
-from fastapi import APIRouter, Response, status
+from fastapi import Response, status
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
@@ -16,10 +16,11 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import StepKey
 
-router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
+router = api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
 
 def inside_its_root(path: str) -> str:

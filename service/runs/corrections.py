@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons, errors
@@ -25,11 +25,12 @@ from foreshock.corrections import (
 from foreshock.measures import comparison_statistics, rollout_summaries
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import curves, events, measurements, run_endpoints, steps
 
 TOO_LARGE = "a value too large for a float64 is null"
 
-router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
+router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
 
 
 @router.get("/corrections")

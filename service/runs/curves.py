@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -22,11 +22,12 @@ from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
 from foreshock_service.platform import columnar, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import measurements
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.measurements import check_comparison, read_statistics
 from foreshock_service.runs.steps import coverage_of_step, incomplete_steps, statistics_steps, with_shards
 
-router = APIRouter(prefix="/v1", tags=["measurements"])
+router = api_router(prefix="/v1", tags=["measurements"])
 
 By = Literal["probability", "position", "turn", "length", "entropy", "lag", "token_id"]
 Comparison = Annotated[parameters.Name, Query(description="`target/behaviour`")]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, status
+from fastapi import status
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -22,11 +22,11 @@ from foreshock.clock import now_us
 from foreshock_service.platform import audit, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion, new_identifier
-from foreshock_service.platform.parameters import Cursor, Limit, Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import Cursor, Limit, Page, api_router, decode_cursor, page_of
 from foreshock_service.runs import events, runs
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
-router = APIRouter(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
+router = api_router(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
 
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=1024)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, cast
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy import ColumnElement, CursorResult, case, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
@@ -23,10 +23,11 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
 
-router = APIRouter(prefix="/v1", tags=["findings"])
+router = api_router(prefix="/v1", tags=["findings"])
 
 _Several = Query(max_length=20, description="absent: all")
 _KEY = ("run_id", "source", "name")

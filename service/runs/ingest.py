@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, Path, Query, Request, Response, status
+from fastapi import Path, Query, Request, Response, status
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -19,7 +19,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
 from foreshock_service.platform.decoding.turns import decoding_seconds
 from foreshock_service.platform.decoding.worker import decode_limits
-from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath
+from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath, api_router
 from foreshock_service.platform.problem import InvalidRequest, ProblemError
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Ingester, Principal
@@ -29,7 +29,7 @@ from foreshock_service.runs import attempts, changes, deletions, events, run_end
 from foreshock_service.runs.closing import is_waiting, mark_closed, store_fold, try_to_close
 from foreshock_service.runs.shards import add_shard, find_shard, set_file_bytes
 
-router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
+router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 _DUPLICATE: dict[int | str, dict[str, Any]] = {
     200: {"model": ShardReceipt, "description": "The same bytes were stored before"}

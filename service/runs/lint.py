@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from fastapi import APIRouter
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
@@ -20,6 +19,7 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import events, findings, judging, run_endpoints, runs, scalars, steps
 from foreshock_service.runs.attempts import (
     AttemptStart,
@@ -30,7 +30,7 @@ from foreshock_service.runs.attempts import (
     resolve_step,
 )
 
-router = APIRouter(prefix="/v1/runs/{run}", tags=["lint"])
+router = api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
 _STEP_KEY = ("run_id", "attempt", "step")
 _SURPRISAL = "raw_log_probs"

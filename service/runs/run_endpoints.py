@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
+from fastapi import Depends, Path, Query, Request, Response, status
 from fastapi.security import HTTPAuthorizationCredentials
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -12,7 +12,15 @@ from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import is_identifier
-from foreshock_service.platform.parameters import SEGMENT_PATTERN, Cursor, Limit, Name, Page, decoded_segment
+from foreshock_service.platform.parameters import (
+    SEGMENT_PATTERN,
+    Cursor,
+    Limit,
+    Name,
+    Page,
+    api_router,
+    decoded_segment,
+)
 from foreshock_service.platform.security import Administrator, Ingester, Reader, authenticate, bearer
 from foreshock_service.runs import runs as service
 from foreshock_service.runs.runs import RunCreate, RunFilter, RunUpdate
@@ -58,7 +66,7 @@ def _find(
         return service.id_of_key(session, principal, project, decoded_segment(segment))
 
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = api_router(prefix="/v1/runs", tags=["runs"])
 
 
 @router.post(

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response, status
+from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -18,13 +18,14 @@ from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, check_attempt, is_active, rows_of_steps
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
 from foreshock_service.runs.steps import is_closed
 
-router = APIRouter(prefix="/v1/runs/{run}", tags=["scalars"])
+router = api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
 FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""

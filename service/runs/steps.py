@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fastapi import APIRouter
 from sqlalchemy import ColumnElement, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
@@ -14,6 +13,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import events, run_endpoints, runs
 from foreshock_service.runs.attempts import (
     AttemptStart,
@@ -24,7 +24,7 @@ from foreshock_service.runs.attempts import (
     rows_of_steps,
 )
 
-router = APIRouter(prefix="/v1/runs/{run}/steps", tags=["steps"])
+router = api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
 
 MOST_LISTED = 1000

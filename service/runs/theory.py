@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -18,11 +18,12 @@ from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_no
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import corrections, curves, events, run_endpoints
 from foreshock_service.runs.scalars import scalars_of_step
 from foreshock_service.runs.steps import with_shards
 
-router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
+router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["theory"])
 
 
 @router.get("/theory")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from numpy.typing import NDArray
 
 from foreshock import comparisons, rollouts
@@ -18,6 +18,7 @@ from foreshock_service.platform import columnar, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import (
     attempts,
     chosen_tokens,
@@ -30,7 +31,7 @@ from foreshock_service.runs import (
     steps,
 )
 
-router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
+router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 LARGEST_POSITION = 2**31 - 1
 LONGEST_SAMPLE_ID = 1024

@@ -2,20 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi import Header, Path, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api import records, watch
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page
+from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page, api_router
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import alerts as service
 from foreshock_service.watch.alerts import AlertFilter
 from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 
-router = APIRouter(prefix="/v1", tags=["alerts"])
+router = api_router(prefix="/v1", tags=["alerts"])
 
 Several = Query(max_length=20, description="absent: all")
 

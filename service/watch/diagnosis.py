@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData
@@ -32,6 +31,7 @@ from foreshock.severity import severity_rank
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.session import before_commit
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
@@ -52,7 +52,7 @@ _AT_ONCE = 100
 
 _logger = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/v1/runs/{run}/diagnosis", tags=["diagnosis"])
+router = api_router(prefix="/v1/runs/{run}/diagnosis", tags=["diagnosis"])
 
 
 @router.get("")

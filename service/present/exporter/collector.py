@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from sqlalchemy import ColumnElement, and_, func, select, true
@@ -24,6 +24,7 @@ from foreshock_service.platform import columnar, health, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.present.exporter import families
 from foreshock_service.present.exporter.families import Scrape, label_text
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
@@ -399,7 +400,7 @@ def _advice(session: Session, scrape: Scrape, runs: Sequence[tables.Run]) -> Non
         scrape.add_row(_OF_ACKNOWLEDGEMENT, of_run, (newest.revision, scale))
 
 
-router = APIRouter(tags=["metrics"])
+router = api_router(tags=["metrics"])
 _FORMATS = {
     "text/plain": {"schema": {"type": "string"}},
     "application/openmetrics-text": {"schema": {"type": "string"}},

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
 from foreshock import digests, scorers
@@ -23,6 +22,7 @@ from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
@@ -34,7 +34,7 @@ from foreshock_service.replay.results.publishing import files_of_score, newest_s
 from foreshock_service.runs import events, findings, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
 
-router = APIRouter(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
+router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
 _logger = logging.getLogger(__name__)
 _TRIES = 5

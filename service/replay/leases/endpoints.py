@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Path, Request, Response, status
+from fastapi import Header, Path, Request, Response, status
 from fastapi.responses import FileResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from starlette.background import BackgroundTask
@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.leases import LeaseRecord
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.parameters import Name
+from foreshock_service.platform.parameters import Name, api_router
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Worker
 from foreshock_service.replay.leases import service
@@ -71,7 +71,7 @@ class UploadReceipt(BaseModel):
     tokens: int = Field(description="response tokens")
 
 
-router = APIRouter(prefix="/v1/leases", tags=["leases"])
+router = api_router(prefix="/v1/leases", tags=["leases"])
 
 LeaseIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 LeaseToken = Annotated[int, Header(alias="X-Foreshock-Lease-Token", ge=1, lt=2**63)]

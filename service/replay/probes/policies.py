@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, and_, distinct, func, or_, select
 from sqlalchemy.orm import Session
@@ -19,6 +18,7 @@ from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
@@ -61,7 +61,7 @@ class ProbePolicyBody(BaseModel):
         return self.every_steps is not None or self.on_alerts
 
 
-router = APIRouter(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
+router = api_router(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response, status
+from fastapi import Path, Query, Response, status
 from sqlalchemy.orm import Session
 
 from foreshock import digests, errors, probe_kinds, weights_search
@@ -15,6 +15,7 @@ from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Run, new_identifier, probes
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
@@ -23,7 +24,7 @@ from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import removed_in_words, shards_of_step
 from foreshock_service.runs.steps import find_step
 
-router = APIRouter(prefix="/v1", tags=["probes"])
+router = api_router(prefix="/v1", tags=["probes"])
 ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 

@@ -6,7 +6,6 @@ Times are the database's, in microseconds.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from fastapi import APIRouter
 from sqlalchemy import ColumnElement, func, select, true, update
 from sqlalchemy.orm import Session
 
@@ -14,10 +13,11 @@ from foreshock.api import probes, records
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Score, Worker
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 
-router = APIRouter(prefix="/v1", tags=["hardware"])
+router = api_router(prefix="/v1", tags=["hardware"])
 
 ANY_ACCELERATOR = "any"
 _MOST_WORKERS = 500

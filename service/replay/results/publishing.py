@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Request, Response, status
+from fastapi import Path, Query, Request, Response, status
 from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
@@ -18,6 +18,7 @@ from foreshock_service.platform import parameters, security, uploads
 from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Score, ScoreShard
+from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, is_completed, lock_lease
@@ -28,7 +29,7 @@ from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
 from foreshock_service.runs import attempts, events
 
-router = APIRouter()
+router = api_router()
 router.include_router(exact.router)
 
 

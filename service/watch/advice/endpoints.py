@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response, status
+from fastapi import Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.watch import DecisionRecord
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page
+from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, Page, api_router
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
@@ -19,7 +19,7 @@ from foreshock_service.watch.advice.schemas import (
     OperatorDecisionCreate,
 )
 
-router = APIRouter(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
+router = api_router(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
 
 @router.get("", response_model=AdviceRead, responses=long_polls.NOT_MODIFIED)

@@ -2,19 +2,19 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from foreshock.api.records import from_attributes
 from foreshock.api.watch import RulesRecord, RulesVersionRecord, RunRulesRecord
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.parameters import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP, api_router
 from foreshock_service.platform.security import Administrator, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch.rules import service
 from foreshock_service.watch.rules.service import RulesPut
 
-router = APIRouter(prefix="/v1", tags=["rules"])
+router = api_router(prefix="/v1", tags=["rules"])
 
 
 @router.get("/rules")
