@@ -60,8 +60,7 @@ def _tail_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
             lag_zero_only=True,
             why="Large differences are one-sided: the share of tokens to which the trainer gives less than half of the "
             f"engine's probability, and that to which it gives more than twice, differ by more than {asymmetry:g}.",
-            what_to_do="Above 0, μ samples tokens that π hardly would; below 0, π has mass where μ has little. "
-            + PROBE,
+            what_to_do=PROBE,
             source="our choice: half of the warning of F(2), and a decade above for mixtures of experts; steps of "
             "the recorded dense runs reach 0.002",
         ),

@@ -130,9 +130,10 @@ class AwaitedShards:
 class History:
     """What is known of a run: plain data, of its newest steps.
 
-    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reward` and `length` are means of a
-    step. `newest_step` is the newest one with rollouts. `causes` are what the lint and the probes name, the lint's in
-    the order of its catalogue, `undeclared` what must be declared before the lint can tell more.
+    `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reported_k3` is the newest one that
+    the trainer reports, if no step has both log-probs. `reward` and `length` are means of a step. `newest_step` is the
+    newest one with rollouts. `causes` are what the lint and the probes name, the lint's in the order of its catalogue,
+    `undeclared` what must be declared before the lint can tell more.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -141,6 +142,7 @@ class History:
     k3: SteppedValues = SteppedValues()
     tokens: Sequence[int] = ()
     lags: Sequence[StepLags] = ()
+    reported_k3: float | None = None
     reward: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
     causes: tuple[DiagnosisCause, ...] = ()
@@ -262,7 +264,10 @@ def _missing(
         blocking = waits[:1] or [MissingData(sentence="no step is complete yet", what_to_do="Wait for the first step.")]
         waits = waits[1:]
     elif not measured:
-        blocking.append(MissingData(sentence="no step has both log-probs yet", what_to_do=log_both))
+        sentence = "no step has both log-probs yet"
+        if history.reported_k3 is not None:
+            sentence += f"; the trainer reports a k3 of {number(history.reported_k3)}, which cannot be checked"
+        blocking.append(MissingData(sentence=sentence, what_to_do=log_both))
     elif history.newest_step is not None and history.k3.steps[-1] < history.newest_step - NEWEST_STEPS:
         sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
         blocking.append(MissingData(sentence=sentence, what_to_do=log_both))
@@ -286,6 +291,10 @@ def _missing(
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
         lesser.append(MissingData(sentence=sentence, what_to_do="Log rewards with the rollouts, or as a scalar."))
+    of_kind = (each.evidence.get("cause") == "mismatch" for each in alerts if each.is_open)
+    if history.model_kind is None and any(of_kind):
+        sentence = "the kind of model is not declared, so that the ranges are those of a dense model"
+        lesser.append(MissingData(sentence=sentence, what_to_do="Declare model_kind, dense or moe."))
     return blocking, [*lesser, *history.undeclared]
 
 
@@ -340,13 +349,15 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     reward = history.reward
     if not reward.values:
         return ""
-    now, best = reward.newest(), reward.best()
+    bests = (each.evidence["best"] for each in alerts if each.rule in REWARD_RULES and "best" in each.evidence)
+    now, best = reward.newest(), max((reward.best(), *bests))
     text = reward_number(now)
     fallen = any(each.is_open and each.rule in REWARD_RULES for each in alerts)
     little = best - now <= LITTLE_FALL * (best - floor_of(min(reward.values)))
     if len(reward.values) < LEAST_REWARDS or fallen or not little:
         return f"the reward is {text}"
-    return f"the reward, {text}, has not fallen"
+    when = f" in the newest {WINDOW_STEPS} steps" if len(reward.values) >= WINDOW_STEPS else ""
+    return f"the reward, {text}, has not fallen{when}"
 
 
 def _causes(found: Sequence[DiagnosisCause]) -> tuple[DiagnosisCause, ...]:
@@ -365,9 +376,11 @@ def _causes(found: Sequence[DiagnosisCause]) -> tuple[DiagnosisCause, ...]:
 def _next_steps(
     grave: Sequence[PastAlert], causes: Sequence[DiagnosisCause], missing: Sequence[MissingData]
 ) -> tuple[str, ...]:
-    """Return what to do, the same advice once: of the causes, then of the gravest alerts, then of what is missing."""
+    """Return what to do, the same advice once: of a critical fall of the reward, of the causes, of the other alerts,
+    the gravest first, then of what is missing."""
     ordered = sorted(grave, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
-    found = [each.what_to_do for each in causes]
+    found = [each.what_to_do for each in ordered if each.rule == COLLAPSE_RULE]
+    found += [each.what_to_do for each in causes]
     found += [each.what_to_do for each in ordered]
     found += [each.what_to_do for each in missing]
     return tuple(dict.fromkeys(filter(None, found)))

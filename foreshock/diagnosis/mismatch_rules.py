@@ -28,7 +28,7 @@ LOWER = "Lower the learning rate. Find the cause with a probe before you raise i
 _MODELS: Final[Mapping[ModelKind | None, str]] = {
     "dense": "a dense model",
     "moe": "a mixture of experts",
-    None: "a dense model (the model kind of this run is unknown; declare it if it is a mixture of experts)",
+    None: "a dense model",  # the diagnosis says that the kind is not declared
 }
 
 
@@ -172,8 +172,8 @@ def _per_entropy_rules(known: HealthyRange, model: str) -> tuple[ThresholdRule, 
             severity="warning",
             pooled="mean",
             lag_zero_only=True,
-            why=f"k3 / entropy is above {threshold_number(warning)}; {known.healthy} is healthy for {model}. It does "
-            "not fall with the entropy as k3 does.",
+            why=f"k3 / entropy is above {threshold_number(warning)}; up {known.healthy} is healthy for {model}. It "
+            "does not fall with the entropy as k3 does.",
             what_to_do=PROBE,
             source=known.source,
         ),
@@ -184,7 +184,7 @@ def _per_entropy_rules(known: HealthyRange, model: str) -> tuple[ThresholdRule, 
             severity="critical",
             pooled="mean",
             lag_zero_only=True,
-            why=f"k3 / entropy is above {threshold_number(critical)}; {known.healthy} is healthy for {model}.",
+            why=f"k3 / entropy is above {threshold_number(critical)}; up {known.healthy} is healthy for {model}.",
             what_to_do=PROBE,
             source=known.source,
         ),

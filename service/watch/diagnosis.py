@@ -5,7 +5,7 @@ waits for shards, a run of a database without diagnoses, and another judge; a pe
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -24,6 +24,7 @@ from foreshock.diagnosis.diagnose import (
     diagnose,
 )
 from foreshock.diagnosis.lags import K3_KEYS, TOKENS_KEYS, StepLags
+from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
@@ -47,7 +48,7 @@ _LAG_KEYS = (*K3_KEYS.values(), *TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", *(key.partition(":")[2] for key in _LAG_KEYS))
 
 _MOST_AWAITED = 3
-_LEAST_INFO_STEPS = 3
+_LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _AT_ONCE = 100
 
 _logger = logging.getLogger(__name__)
@@ -136,18 +137,20 @@ def history_of(session: Session, run_id: str) -> History:
     first = 2 + len(_OF_STEP)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == STEP_ROW]
     measured = [(row[0], row[first:]) for row in rows if row[1] != STEP_ROW and row[first] is not None]
-    reward = _stepped((step, value) for step, value, _ in of_steps)
-    if not reward.values and observed is not None:
-        reward = _reported_reward(session, run, attempts, observed)
-    newest_step = of_steps[-1][0] if of_steps else None
-    causes, undeclared = _causes(session, run_id, newest_step)
+    reward, reported_k3 = _stepped((step, value) for step, value, _ in of_steps), SteppedValues()
+    if observed is not None and not (reward.values and measured):
+        reported = _reported(session, run, attempts, observed)
+        reward = reward if reward.values else reported[REWARD_KEY]
+        reported_k3 = SteppedValues() if measured else reported[K3]
+    causes, undeclared = _causes(session, run_id, [row[0] for row in of_steps])
     return History(
         alerts=_alerts(session, run_id, attempts),
         observed_step=observed,
-        newest_step=newest_step,
+        newest_step=of_steps[-1][0] if of_steps else None,
         k3=_stepped((step, values[0]) for step, values in measured),
         tokens=[int(values[1] or 0) for _, values in measured],
         lags=[_lags(values[2:]) for _, values in measured],
+        reported_k3=reported_k3.values[-1] if reported_k3.values else None,
         reward=reward,
         length=_stepped((step, value) for step, _, value in of_steps),
         causes=causes,
@@ -167,18 +170,18 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
     return SteppedValues(list(known), list(known.values()))
 
 
-def _reported_reward(
+def _reported(
     session: Session, run: Run | None, attempts: Sequence[AttemptStart], observed: int
-) -> SteppedValues:
-    """Return the reward that the trainer reports as a scalar, of the newest steps."""
+) -> Mapping[str, SteppedValues]:
+    """Return the reward and k3 that the trainer reports as scalars, of the newest steps."""
+    quantities = (REWARD_KEY, K3)
     if run is None:
-        return SteppedValues()
+        return dict.fromkeys(quantities, SteppedValues())
     declared = run.scalar_names or {}
-    names, bounds = names_of([REWARD_KEY], declared), (max(0, observed - WINDOW_STEPS + 1), observed)
+    names, bounds = names_of(quantities, declared), (max(0, observed - WINDOW_STEPS + 1), observed)
     found = scalars_of_active_steps(session, run.id, attempts, names, bounds)
-    read = {step: quantities_of(scalars, declared, {REWARD_KEY}) for step, scalars in sorted(found.items())}
-    known = {step: values[REWARD_KEY] for step, values in read.items() if REWARD_KEY in values}
-    return SteppedValues(list(known), list(known.values()))
+    read = {step: quantities_of(scalars, declared, quantities) for step, scalars in sorted(found.items())}
+    return {name: _stepped((step, values.get(name)) for step, values in read.items()) for name in quantities}
 
 
 def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
@@ -192,11 +195,11 @@ def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> 
 
 
 def _causes(
-    session: Session, run_id: str, newest_step: int | None
+    session: Session, run_id: str, newest_steps: Sequence[int]
 ) -> tuple[tuple[DiagnosisCause, ...], tuple[MissingData, ...]]:
     """Return the causes that attributions and the lint name, and what must be declared for the lint to tell more.
 
-    Of the lint, what the newest steps do not show any more is left out, and an info of few steps.
+    Of the lint, what the newest steps do not show any more is left out, and an info of few steps, or of few among many.
     """
     causes: list[DiagnosisCause] = []
     undeclared: list[MissingData] = []
@@ -212,8 +215,12 @@ def _causes(
                 )
             )
             continue
-        is_over = newest_step is not None and newest <= newest_step - NEWEST_STEPS
-        if is_over or (severity == "info" and steps < _LEAST_INFO_STEPS):
+        is_over = bool(newest_steps) and newest <= newest_steps[-1] - NEWEST_STEPS
+        # The steps that were logged from the first one on, as densely as the newest ones are.
+        whole = (
+            len(newest_steps) * (newest - first + 1) / max(1, newest_steps[-1] - newest_steps[0]) if newest_steps else 0
+        )
+        if is_over or (severity == "info" and steps < max(_LEAST_INFO_STEPS, _LEAST_INFO_SHARE * whole)):
             continue
         if name == "sampling_not_declared":
             undeclared.append(MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or ""))

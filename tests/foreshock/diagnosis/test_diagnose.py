@@ -68,6 +68,27 @@ def test_info_and_closed_alerts_never_change_the_verdict() -> None:
     assert diagnose(replace(HEALTHY, alerts=alerts)).verdict == "healthy"
 
 
+def test_what_the_trainer_reports_is_told_and_not_judged() -> None:
+    found = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[], reported_k3=2e-4))
+    assert found.headline.startswith(
+        "Unknown: no step has both log-probs yet; the trainer reports a k3 of 2.0e-4, which cannot be checked; the "
+    )
+
+
+def test_a_reward_below_the_best_of_a_fall_that_is_over_has_fallen() -> None:
+    over = replace(COLLAPSE, is_open=False, evidence={"onset_step": 25, "best": 1.2})
+    assert diagnose(replace(HEALTHY, alerts=(over,))).headline.endswith("; the reward is 0.90.")
+    long = SteppedValues(list(range(64)), [0.9] * 64)
+    assert diagnose(replace(HEALTHY, reward=long)).headline.endswith("has not fallen in the newest 64 steps.")
+
+
+def test_an_undeclared_kind_of_model_is_told_beside_an_alert_of_the_mismatch() -> None:
+    alert = replace(RISE, evidence={"cause": "mismatch"})
+    assert "kind of model" in str(diagnose(replace(HEALTHY, alerts=(alert,))).missing)
+    assert not diagnose(replace(HEALTHY, alerts=(alert,), model_kind="moe")).missing
+    assert not diagnose(HEALTHY).missing
+
+
 def test_too_little_is_unknown_and_says_what_is_missing() -> None:
     no_log_probs = diagnose(replace(HEALTHY, k3=SteppedValues(), tokens=[]))
     assert no_log_probs.headline == "Unknown: no step has both log-probs yet; the reward, 0.90, has not fallen."

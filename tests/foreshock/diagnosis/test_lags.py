@@ -155,7 +155,7 @@ def test_a_jump_at_lag_zero_is_told_at_lag_zero() -> None:
     steps = [mixed({"0": 5e-4 * each * (1 if place < 30 else 2), "3": 0.1}, tokens) for place, each in enumerate(noise)]
     (cause,) = diagnose(history(steps)).causes
     assert cause.name == "mismatch_jump"
-    assert cause.sentence.startswith("k3 at lag 0 rose from 5.0e-4 to 1.0e-3 (× 2) in one step, at step 31")
+    assert cause.sentence.startswith("k3 at lag 0 rose from 5.0e-4 to 1.0e-3 (× 2.0) in one step, at step 31")
 
 
 def test_without_versions_the_step_is_judged_as_a_whole() -> None:

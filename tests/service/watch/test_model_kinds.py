@@ -69,10 +69,11 @@ def test_a_healthy_mixture_of_experts_has_no_alert(http: httpx.Client) -> None:
     assert scale_of(run) == 1.0
 
 
-def test_an_undeclared_run_is_judged_as_dense_and_its_alerts_name_the_reason(http: httpx.Client) -> None:
+def test_an_undeclared_run_is_judged_as_dense_and_its_diagnosis_says_so(http: httpx.Client) -> None:
     run = send_rising_mismatch(http, "undeclared")
     assert scale_of(run) < 0.5
-    assert "the model kind of this run is unknown" in open_rules(run)["mismatch_critical"]["why"]
+    assert "healthy for a dense model" in open_rules(run)["mismatch_critical"]["why"]
+    assert "the kind of model is not declared" in str(run.get("diagnosis").json()["missing"])
 
 
 def test_declaring_the_kind_derives_the_alerts_again(http: httpx.Client) -> None:
