@@ -170,18 +170,22 @@ def diagnose(history: History) -> Diagnosis:
         grave = [each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
     causes = _causes((*history.causes, *_of_course(history, named)))
-    blocking, lesser = _missing(history, alerts, () if grave else causes)
+    blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
     verdict: Verdict
     since = None
     if grave:
         worst = min((each.severity for each in grave), key=severity_rank)
         verdict = "critical" if worst == "critical" else "warning"
-        of_worst = sorted((each for each in grave if each.severity == worst), key=lambda each: (each.step, each.onset))
+        of_worst = sorted((each for each in grave if each.severity == worst), key=_told_first)
         since = of_worst[0].step
         headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, causes)}."
     elif blocking:
         verdict = "unknown"
-        clauses = (blocking[0].sentence, _reward_clause(history, alerts), *_told(causes, NOT_MEASURED))
+        clauses = (
+            blocking[0].sentence,
+            _reward_clause(history, alerts),
+            *_told(causes, {*NOT_MEASURED, "identical_log_probs"}),
+        )
         headline = f"Unknown: {'; '.join(filter(None, clauses))}."
     else:
         verdict = "healthy"
@@ -197,6 +201,11 @@ def diagnose(history: History) -> Diagnosis:
         missing=(*blocking, *lesser),
         observed_step=history.observed_step,
     )
+
+
+def _told_first(alert: PastAlert) -> tuple[int, int, bool]:
+    """Return the order of a headline's alerts: the oldest first, and of one step those that are easy to read."""
+    return alert.step, alert.onset, not alert.rule.startswith(("mismatch", "multiplicative_error"))
 
 
 def _told(causes: Sequence[DiagnosisCause], said: Collection[str] = ()) -> list[str]:
@@ -252,9 +261,12 @@ def _event(alert: PastAlert) -> DiagnosisEvent:
 
 
 def _missing(
-    history: History, alerts: Sequence[PastAlert], causes: Sequence[DiagnosisCause]
+    history: History, alerts: Sequence[PastAlert], causes: Sequence[DiagnosisCause], is_judged: bool
 ) -> tuple[list[MissingData], list[MissingData]]:
-    """Return what must be known before a run is called healthy, then what else is missing."""
+    """Return what must be known before a run is called healthy, then what else is missing.
+
+    `is_judged`: an alert is open, for which too few data do not matter.
+    """
     waits = [_waits(each) for each in sorted(history.awaited, key=lambda each: each.step)]
     blocking: list[MissingData] = []
     copied = next((each for each in alerts if each.rule == "scores_identical" and each.is_open), None)
@@ -274,6 +286,8 @@ def _missing(
     elif copied is not None:
         sentence = "the trainer's log-probs are copies of the engine's, so nothing is measured"
         blocking.append(MissingData(sentence=sentence, what_to_do=copied.what_to_do))
+    elif is_judged:
+        pass
     elif wrong := next((each for each in causes if each.name in NOT_MEASURED), None):
         sentence = f"{wrong.title or wrong.sentence}, so that k3 is not the mismatch"
         blocking.append(MissingData(sentence=sentence, what_to_do=wrong.what_to_do))

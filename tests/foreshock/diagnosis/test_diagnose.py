@@ -63,6 +63,16 @@ def test_an_older_critical_alert_comes_before_the_fall_of_the_reward() -> None:
     )
 
 
+def test_of_alerts_of_one_step_the_mismatch_is_told() -> None:
+    others = tuple(replace(RISE, rule=rule, why=f"{rule}.") for rule in ("chi2_high", "tail_heavy"))
+    assert "k3 has risen fivefold; 2 more" in diagnose(replace(HEALTHY, alerts=(*others, RISE))).headline
+
+
+def test_a_run_with_an_open_alert_does_not_wait_for_more_data() -> None:
+    young = replace(HEALTHY, k3=SteppedValues([0, 1], [2e-5] * 2), tokens=[5000] * 2, alerts=(RISE,))
+    assert diagnose(young).missing == ()
+
+
 def test_info_and_closed_alerts_never_change_the_verdict() -> None:
     alerts = (replace(RISE, severity="info"), replace(COLLAPSE, is_open=False))
     assert diagnose(replace(HEALTHY, alerts=alerts)).verdict == "healthy"

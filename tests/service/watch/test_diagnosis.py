@@ -161,6 +161,20 @@ def shifted(step: int, shard: int = 0) -> RolloutBatch:
     return replace(batch, trainer_log_probs=np.roll(mu, -1))
 
 
+@pytest.mark.parametrize("rows", [24, 6])
+def test_the_headline_says_if_only_a_part_of_the_rollouts_is_concerned(http: httpx.Client, rows: int) -> None:
+    run = start_run(http)
+    batch = make_batch(24, seed=5)
+    assert batch.rollout_log_probs is not None
+    assert batch.trainer_log_probs is not None
+    copied = np.where(np.arange(batch.num_tokens) < batch.response_offsets[rows], batch.rollout_log_probs, 0)
+    target = np.where(copied < 0, copied, batch.trainer_log_probs).astype(np.float32)
+    for step in range(3):
+        run.put_shard(step, replace(batch, trainer_log_probs=target)).raise_for_status()
+    (title,) = [each["title"] for each in diagnosis_of(run)["causes"] if each["name"] == "identical_log_probs"]
+    assert title.endswith("in a part of the rollouts") == (rows < 24)
+
+
 LOGGED = [(step, shard) for step in range(12) if step not in (4, 5) for shard in range(2)]
 RESUMED_AT = 8
 
