@@ -211,7 +211,16 @@ SCORERS: dict[str, Scorer] = {
             colour=2,
             place=_PREFILL,
             engine="http",
-            implementation="foreshock_probes.scorers.http_servers:score_with_sglang",
+            implementation="foreshock_probes.scorers.sglang_http:score_prefill",
+            by_default=False,
+        ),
+        Scorer(
+            name="sglang.decode",
+            title="a running SGLang server, forced through decode one token at a time",
+            colour=6,
+            place=_DECODE,
+            engine="http",
+            implementation="foreshock_probes.scorers.sglang_http:score_decode",
             by_default=False,
         ),
         Scorer(

@@ -22,6 +22,8 @@ class WorkerSettings(BaseSettings):
 
     `engine_servers` are the running servers of the scorers `vllm.http` and `sglang.http`, written
     `vllm=http://127.0.0.1:8000,sglang=http://127.0.0.1:30000`, `engine_server_keys` their API keys, written `vllm=key`.
+    `engine_servers_reload` names, separated by commas, those whose weights the worker may replace by a checkpoint's
+    (SGLang only): servers for replays, never the engine of a training run.
     """
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
@@ -31,6 +33,7 @@ class WorkerSettings(BaseSettings):
     weights_roots: Annotated[dict[str, Path], NoDecode] = Field(default_factory=dict)
     engine_servers: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     engine_server_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(default_factory=dict)
+    engine_servers_reload: Annotated[frozenset[str], NoDecode] = frozenset()
     accelerator: str = ""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     lease_wait_seconds: float = Field(default=20.0, ge=0, le=60)
@@ -42,6 +45,11 @@ class WorkerSettings(BaseSettings):
     @classmethod
     def _parse(cls, value: object) -> object:
         return parse_names(value) if isinstance(value, str) else value
+
+    @field_validator("engine_servers_reload", mode="before")
+    @classmethod
+    def _parse_list(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @field_validator("weights_roots")
     @classmethod
@@ -69,6 +77,7 @@ class WorkerSettings(BaseSettings):
         texts["weights_roots"] = ", ".join(f"{name}={folder}" for name, folder in self.weights_roots.items()) or "none"
         texts["engine_servers"] = ", ".join(f"{name}={url}" for name, url in self.engine_servers.items()) or "none"
         texts["engine_server_keys"] = ", ".join(f"{name}=set" for name in self.engine_server_keys) or "none"
+        texts["engine_servers_reload"] = ", ".join(sorted(self.engine_servers_reload)) or "none"
         texts["api_key"] = "set" if self.api_key else "not set"
         return texts
 

@@ -5,6 +5,7 @@ configuration maps to a folder for certain projects, and a relative path, which 
 symbolic links are resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,6 +152,11 @@ def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None
                 "never loaded; convert them to safetensors"
             )
         raise WeightsGoneError(_missing(checkpoint))
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise WeightsGoneError(
+            f"needs_conversion: {checkpoint.path!r} has a LoRA adapter of {_base_model(folder)}, and no scorer applies "
+            "one; announce a folder with the merged model (peft: `model.merge_and_unload().save_pretrained(folder)`)"
+        )
     if not (folder / "config.json").is_file():
         raise WeightsGoneError(f"the checkpoint {checkpoint.path!r} has no config.json; save it next to the weights")
     for file in files:
@@ -158,6 +164,14 @@ def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None
             raise WeightsRefusedError(
                 f"{file.name!r} of the checkpoint {checkpoint.path!r} is a link that leaves its root"
             )
+
+
+def _base_model(adapter: Path) -> str:
+    """Return the name of the model that an adapter belongs to, as PEFT writes it."""
+    try:
+        return repr(json.loads((adapter / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "a model that its adapter_config.json does not name"
 
 
 def _missing(checkpoint: JobWeightsRecord) -> str:

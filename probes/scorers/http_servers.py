@@ -1,4 +1,4 @@
-"""`vllm.http` and `sglang.http`: ask a running server over HTTP for the log-probs of prompts.
+"""Scorers that ask a running server over HTTP: what is common to them, and `vllm.http`.
 
 The server's address is the worker's own setting; neither a job nor a rollout can name one, and redirects are not
 followed. The server must be seen to hold the job's weights: it was started on the folder of the checkpoint, or it tells
@@ -7,6 +7,7 @@ the checkpoint's weights version. What it tells is in the fingerprint. Its hardw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,11 @@ from foreshock_probes.scorers.request import (
     WarmModel,
     parse_options,
 )
-from foreshock_probes.scorers.sampling import logged_distribution
+from foreshock_probes.scorers.sampling import logged_distribution, sampled_temperature
 from foreshock_probes.scorers.tokens import LogProbsOf, check_tokens, compose, score_rows, sequence_lengths
 from foreshock_probes.settings import load_settings
 
 READ_SECONDS = 600.0
-# What SGLang tells if its weights never got a version.
-_NO_VERSION = ("default", "")
 
 
 class ServerOptions(Options):
@@ -45,7 +44,8 @@ class ServerOptions(Options):
 class HeldModel:
     """What a server tells of itself: its name for the model, the path it was loaded from, the weights version.
 
-    `longest` is the number of tokens that a sequence may have, None if the server does not tell.
+    A sequence must have less than `longest` tokens, None if the server does not tell. `seen_by` says how it was seen to
+    hold the weights, if that is settled.
     """
 
     name: str
@@ -53,6 +53,8 @@ class HeldModel:
     weights_version: str | None
     longest: int | None
     server_version: str | None
+    dtype: str | None = None
+    seen_by: str | None = None
     flags: dict[str, str] = field(default_factory=dict)
 
 
@@ -69,6 +71,7 @@ class Server:
                 f"this worker has no {name} server; set FORESHOCK_ENGINE_SERVERS='{name}=http://host:port'"
             )
         self.name, self._address = name, settings.engine_servers[name]
+        self.may_reload = name in settings.engine_servers_reload
         key = settings.engine_server_keys.get(name)
         headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
         self._http = httpx.Client(
@@ -137,6 +140,8 @@ def check_weights(held: HeldModel, request: ScoreRequest) -> str:
     Raises UnsupportedScoreError if it tells another weights version, or neither the folder nor a version.
     """
     wanted, told = request.weights_version, held.weights_version
+    if held.seen_by is not None:
+        return held.seen_by
     if told is not None and wanted is not None and told != str(wanted):
         raise UnsupportedScoreError(
             f"the server holds the weights version {told}, the checkpoint has {wanted}; update the server's weights"
@@ -159,22 +164,26 @@ def score_with_server(
     request: ScoreRequest,
     server: Server,
     held: HeldModel,
-    log_probs_of: LogProbsOf,
+    log_probs_of: Callable[[float], LogProbsOf],
     report: Report,
+    *,
+    any_temperature: bool = False,
 ) -> Scored:
     """Score the request's rollouts with the server, which holds `held`.
 
-    `log_probs_of(sequences, firsts)` asks the server and returns the log-probs of the tokens of each sequence from its
-    position `first` ≥ 1 on. Raises UnsupportedScoreError if the run's log-probs are of a processed distribution:
-    servers give those of the raw one for prompts.
+    `log_probs_of(temperature)(sequences, firsts)` asks the server and returns the log-probs of the tokens of each
+    sequence from its position `first` ≥ 1 on, of the logits divided by `temperature`. Raises UnsupportedScoreError if
+    the run's log-probs are of a truncated distribution, or, without `any_temperature`, of a processed one: servers give
+    those of the raw one for prompts.
     """
     options, rollouts = parse_options(ServerOptions, request), request.rollouts
     check_tokens(rollouts, request.weights_folder)
     distribution = logged_distribution(rollouts, truncation="apply")
-    if (distribution.temperature != 1).any() or distribution.truncated.any():
+    if distribution.truncated.any() or (not any_temperature and (distribution.temperature != 1).any()):
         raise UnsupportedScoreError(
             "the run logged processed log-probs, and a server gives raw ones for prompts; use a scorer that loads the "
             "weights itself, or log raw log-probs"
+            + ("" if any_temperature else ". sglang.decode follows a temperature" * (server.name == "sglang"))
         )
     verified = check_weights(held, request)
     lengths = sequence_lengths(rollouts)
@@ -184,17 +193,22 @@ def score_with_server(
             "maximum model length"
         )
     plan = compose(lengths, options.batch_size, request.variant)
+    # A first token without a prompt has no log-prob.
+    scored = lengths > np.maximum(np.diff(rollouts.prompt_offsets), 1)
     log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
     done = 0
     for rows in plan.batches:
-        score_rows(rollouts, rows[lengths[rows] >= 2], log_probs_of, log_probs)
+        for temperature in np.unique(distribution.temperature[rows]):
+            chosen = rows[(distribution.temperature[rows] == temperature) & scored[rows]]
+            score_rows(rollouts, chosen, log_probs_of(float(temperature)), log_probs)
         done += int(np.diff(rollouts.response_offsets)[rows].sum())
         report(done)
     fingerprint = Fingerprint(
         engine=server.name,
         engine_version=held.server_version,
-        logprobs_mode="raw_logprobs",
-        temperature=1.0,
+        dtype=held.dtype,
+        logprobs_mode="raw_logprobs" if (distribution.temperature == 1).all() else "processed_logprobs",
+        temperature=sampled_temperature(distribution.temperature),
         batch_composition=f"{plan.name}, batched by the server",
         weights_version=request.weights_version,
         weights_digest=request.weights_digest,
@@ -227,7 +241,7 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
                 for index, (tokens, first) in enumerate(zip(sequences, firsts, strict=True))
             ]
 
-        return score_with_server(request, server, held, log_probs_of, report)
+        return score_with_server(request, server, held, lambda _: log_probs_of, report)
 
 
 def _model_of_vllm(server: Server) -> HeldModel:
@@ -259,56 +273,3 @@ def _log_probs_of_vllm(
     if any(each is None for each in found):
         raise UnsupportedScoreError("vLLM scored other tokens than the ones sent")
     return np.array([each["logprob"] for each in found if each is not None], dtype=np.float64)
-
-
-def score_with_sglang(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
-    """Score as `sglang.http`, by `/generate` with `return_logprob`, as SGLang's documentation describes it.
-
-    It has not been run against a real server. Raises UnsupportedScoreError if that cannot be done correctly.
-    """
-    with Server("sglang") as server:
-
-        def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
-            body = {
-                "input_ids": [each.tolist() for each in sequences],
-                "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
-                "return_logprob": True,
-                "logprob_start_len": [first - 1 for first in firsts],
-            }
-            answers = server.ask("POST", "/generate", body)
-            if not isinstance(answers, list) or len(answers) != len(sequences):
-                raise UnsupportedScoreError(f"SGLang did not answer {len(sequences)} prompts with as many results")
-            return [
-                _log_probs_of_sglang(tokens.tolist(), value_of(answer, "meta_info", "input_token_logprobs"), first)
-                for tokens, answer, first in zip(sequences, answers, firsts, strict=True)
-            ]
-
-        return score_with_server(request, server, _model_of_sglang(server), log_probs_of, report)
-
-
-def _model_of_sglang(server: Server) -> HeldModel:
-    model = server.get("/get_model_info")
-    told = model.get("weight_version") if isinstance(model, dict) else None
-    arguments: Any = server.find("/get_server_info") or server.find("/server_info") or {}
-    longest, path = arguments.get("context_length"), str(value_of(model, "model_path"))
-    return HeldModel(
-        name=path,
-        path=path,
-        weights_version=None if told is None or str(told) in _NO_VERSION else str(told),
-        longest=longest if isinstance(longest, int) else None,
-        server_version=arguments.get("version"),
-        flags={
-            name: str(arguments[name])
-            for name in ("dtype", "attention_backend", "kv_cache_dtype", "tp_size")
-            if arguments.get(name) is not None
-        },
-    )
-
-
-def _log_probs_of_sglang(tokens: list[int], told: Any, first: int) -> NDArray[np.float64]:
-    """Return the log-probs of `tokens[first:]`: the last entries (log-prob, id, text) of `input_token_logprobs`."""
-    wanted = tokens[first:]
-    entries = told[-len(wanted) :] if isinstance(told, list) else []
-    if [entry[1] for entry in entries] != wanted or any(entry[0] is None for entry in entries):
-        raise UnsupportedScoreError("SGLang scored other tokens than the ones sent, or gave no log-probs of some")
-    return np.array([entry[0] for entry in entries], dtype=np.float64)

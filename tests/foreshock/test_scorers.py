@@ -71,7 +71,13 @@ def test_no_explanation_is_cut_off_whichever_scores_are_missing(earlier: str, la
 
 
 def test_logged_score_takes_the_noise_of_its_replays() -> None:
-    assert noise_floor_scorers("rollout") == ("vllm.decode", "vllm.prefill", "vllm.http", "sglang.http")
+    assert noise_floor_scorers("rollout") == (
+        "vllm.decode",
+        "vllm.prefill",
+        "vllm.http",
+        "sglang.http",
+        "sglang.decode",
+    )
     assert noise_floor_scorers("trainer") == ("torch.trainer",)
     assert noise_floor_scorers("torch.trainer") == ("torch.trainer",)
     assert noise_floor_scorers("another.scorer") == ("another.scorer",)
@@ -123,6 +129,7 @@ def test_new_row_is_in_the_chain_the_default_probe_and_the_pages(monkeypatch: py
         "vllm.prefill",
         "vllm.http",
         "sglang.http",
+        "sglang.decode",
         "other.prefill",
     )
     # If both engines scored a step, the first row of the table is in the chain.

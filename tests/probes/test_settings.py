@@ -37,8 +37,11 @@ def test_api_key_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_servers_of_engines_are_parsed_and_their_keys_masked() -> None:
     settings = load_settings(
-        engine_servers="vllm=http://127.0.0.1:8000/, sglang=https://host:30000", engine_server_keys="vllm=secret"
+        engine_servers="vllm=http://127.0.0.1:8000/, sglang=https://host:30000",
+        engine_server_keys="vllm=secret",
+        engine_servers_reload=" sglang, ",
     )
+    assert settings.engine_servers_reload == {"sglang"}
     assert settings.engine_servers == {"vllm": "http://127.0.0.1:8000", "sglang": "https://host:30000"}
     assert settings.shown()["engine_server_keys"] == "vllm=set"
     assert "secret" not in str(settings.shown())

@@ -137,6 +137,17 @@ def test_checkpoint_without_config_raises(root: Path) -> None:
         WeightsLibrary({"runs": root}).find(announce(root))
 
 
+def test_adapter_is_named_as_such_with_its_base_model(root: Path) -> None:
+    folder = root / "run" / "step_1"
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-4B"}')
+    with pytest.raises(WeightsGoneError, match=r"needs_conversion: .* a LoRA adapter of 'Qwen/Qwen3-4B', .*merge_and_"):
+        WeightsLibrary({"runs": root}).find(announce(root))
+    (folder / "adapter_config.json").write_text("[]")
+    with pytest.raises(WeightsGoneError, match=r"a model that its adapter_config\.json does not name"):
+        WeightsLibrary({"runs": root}).find(announce(root))
+
+
 def test_error_for_unknown_root_names_the_setting(root: Path) -> None:
     with pytest.raises(UnknownRootError, match="FORESHOCK_WEIGHTS_ROOTS"):
         WeightsLibrary({"other": root}).find(announce(root))

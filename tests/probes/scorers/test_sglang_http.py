@@ -1,4 +1,4 @@
-"""`sglang.http` reads answers in the format of SGLang's documentation; no real server is run."""
+"""SGLang's scorers on answers that no healthy server gives; `test_sglang_server.py` runs a real one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.request import UnsupportedScoreError
+from tests.ports import free_port
 from tests.probes.scorers.test_torch_forward import score
+from tests.probes.tiny import VOCABULARY
 
 ROLLOUTS = RolloutBatch.from_lists(["a", "b"], [[3, 4], [5]], [[6, 7], [8]])
 
@@ -27,6 +29,8 @@ class Answers:
             [[None, 4, None], [-0.5, 6, None], [-0.25, 7, None]],
             [[None, 5, None], [-2.0, 8, None]],
         ]
+        self.arguments: dict[str, Any] = {"version": "0.5.9", "tp_size": 2}
+        self.paths = ("/model_info", "/server_info")
         self.received: dict[str, Any] = {}
 
 
@@ -37,8 +41,7 @@ def answers(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = {"/get_model_info": chosen.model, "/get_server_info": {"version": "0.5.9", "tp_size": 2}}
-            self._answer(known.get(self.path))
+            self._answer(dict(zip(chosen.paths, (chosen.model, chosen.arguments), strict=True)).get(self.path))
 
         def do_POST(self) -> None:
             chosen.received = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -71,6 +74,48 @@ def test_log_probs_are_read_at_the_responses_tokens(answers: Answers, checkpoint
     assert answers.received["logprob_start_len"] == [1, 0]
     assert scored.fingerprint.engine_version == "0.5.9"
     assert (scored.fingerprint.flags["tp_size"], scored.fingerprint.flags["weights_seen_by"]) == ("2", "folder")
+
+
+def test_older_servers_have_other_paths(answers: Answers, checkpoints: Path) -> None:
+    answers.paths = ("/get_model_info", "/get_server_info")
+    assert score(checkpoints / "first", ROLLOUTS, "sglang.http").fingerprint.engine_version == "0.5.9"
+
+
+def test_last_id_of_the_vocabulary_is_reported_as_0(answers: Answers, checkpoints: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["a", "b"], [[3, 4], [5]], [[6, VOCABULARY - 1], [8]])
+    answers.entries[0][2][1] = 0
+    assert score(checkpoints / "first", rollouts, "sglang.http").log_probs.tolist() == [-0.5, -0.25, -2.0]
+    rollouts = RolloutBatch.from_lists(["a", "b"], [[3, 4], [5]], [[6, 7], [8]])
+    with pytest.raises(UnsupportedScoreError, match="other tokens"):
+        score(checkpoints / "first", rollouts, "sglang.http")
+
+
+def test_nan_is_refused(answers: Answers, checkpoints: Path) -> None:
+    answers.entries[0][2][0] = None
+    with pytest.raises(UnsupportedScoreError, match=r"no number for 1 of 2 log-probs of a rollout \(NaN\)"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")
+
+
+def test_dtype_of_the_fingerprint_is_the_one_that_the_server_computes_in(answers: Answers, checkpoints: Path) -> None:
+    """The checkpoint is in float32, which SGLang serves in float16 unless it is told a dtype."""
+    answers.arguments["dtype"] = "auto"
+    assert score(checkpoints / "first", ROLLOUTS, "sglang.http").fingerprint.dtype == "float16"
+    answers.arguments["dtype"] = "bfloat16"
+    assert score(checkpoints / "first", ROLLOUTS, "sglang.http").fingerprint.dtype == "bfloat16"
+
+
+def test_decode_needs_a_server_that_forces_tokens(answers: Answers, checkpoints: Path) -> None:
+    with pytest.raises(UnsupportedScoreError, match="start it with --enable-custom-logit-processor"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.decode")
+    answers.arguments["enable_custom_logit_processor"] = True
+    with pytest.raises(UnsupportedScoreError, match="'output_ids'"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.decode")
+
+
+def test_a_server_that_dies_may_be_asked_again(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", f"sglang=http://127.0.0.1:{free_port()}")
+    with pytest.raises(ConnectionError, match="gives no answer"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")
 
 
 def test_weights_version_of_the_server_is_compared_with_the_checkpoints(answers: Answers, checkpoints: Path) -> None:

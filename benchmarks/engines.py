@@ -1,0 +1,149 @@
+"""SGLang as an engine: exactness, throughput and six checkpoints through one server, on this machine's CPU.
+
+    make bench-engines
+
+A server is started on a tiny model in float32. `sglang.http` must equal `torch.float32` within 5e-5 and `sglang.decode`
+the log-probs that SGLang logged, bit for bit; a forced decode must have 0.85 of the tokens per second that the server
+samples; six checkpoints, the start of the server included, may take 1.3 times as long as one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from foreshock.digests import weights_digest
+from foreshock.rollouts import RolloutBatch
+from foreshock.scorers import REFERENCE, SCORERS
+from foreshock_probes.offers import load_scorer
+from foreshock_probes.scorers import sglang_http
+from foreshock_probes.scorers.request import Scored, ScoreRequest, WarmModel
+
+SGLANG = Path(os.environ.get("FORESHOCK_SGLANG") or Path(sys.prefix) / "sglang")
+PREFILL, DECODE = (
+    next(name for name, scorer in SCORERS.items() if scorer.implementation == f"{sglang_http.__name__}:{function}")
+    for function in ("score_prefill", "score_decode")
+)
+CHECKPOINTS = 6
+ROLLOUTS, TOKENS = 32, 96
+LARGEST_DIFFERENCE, LEAST_THROUGHPUT, MOST_TIME = 5e-5, 0.85, 1.3
+
+
+@contextmanager
+def running_sglang(folder: Path, port: int, log: Path, *arguments: str) -> Iterator[httpx.Client]:
+    """Yield a connection to an SGLang server on the checkpoint of `folder`, in float32; its output goes to `log`."""
+    command = [
+        sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--dtype", "float32",
+        "--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--disable-overlap-schedule",
+        "--skip-tokenizer-init", "--mem-fraction-static", "0.05", "--max-total-tokens", "8192", "--host", "127.0.0.1",
+        "--port", str(port), "--enable-custom-logit-processor", "--sleep-on-idle", *arguments,
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(SGLANG), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as http:
+            deadline = time.monotonic() + 600
+            while "The server is fired up" not in log.read_text(errors="replace"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"SGLang did not start:\n{log.read_text(errors='replace')[-3000:]}")
+                time.sleep(0.5)
+            yield http
+    finally:
+        # Its processes are a group of their own.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def sample(
+    server: httpx.Client, prompts: list[list[int]], tokens: int, temperature: float = 1.0, **columns: Any
+) -> RolloutBatch:
+    """Return rollouts of `tokens` tokens that SGLang sampled, with the log-probs that it reported."""
+    # Of a prompt that is in the cache, SGLang computes other parts again.
+    server.post("/flush_cache").raise_for_status()
+    body = {
+        "input_ids": prompts,
+        "sampling_params": {"max_new_tokens": tokens, "temperature": temperature, "ignore_eos": True},
+        "return_logprob": True,
+    }
+    answers = server.post("/generate", json=body).raise_for_status().json()
+    server.post("/flush_cache").raise_for_status()
+    return RolloutBatch.from_lists(
+        [str(number) for number in range(len(prompts))],
+        prompts,
+        [answer["output_ids"] for answer in answers],
+        rollout_log_probs=[[entry[0] for entry in answer["meta_info"]["output_token_logprobs"]] for answer in answers],
+        **columns,
+    )
+
+
+def _score(scorer: str, folder: Path, rollouts: RolloutBatch) -> Scored:
+    request = ScoreRequest(scorer, "", rollouts, folder, weights_digest(folder))
+    return load_scorer(scorer)(request, WarmModel(), lambda _: None)
+
+
+def main() -> None:
+    """Measure, print and exit 1 below a bar."""
+    from tests.ports import free_port
+    from tests.probes.tiny import VOCABULARY, save_checkpoint
+
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, VOCABULARY, random.integers(2, 9)).tolist() for _ in range(ROLLOUTS)]
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        root, port = Path(temporary), free_port()
+        folders = [save_checkpoint(root / f"step_{step}", seed=step) for step in range(CHECKPOINTS)]
+        os.environ |= {
+            "FORESHOCK_ENGINE_SERVERS": f"sglang=http://127.0.0.1:{port}",
+            "FORESHOCK_ENGINE_SERVERS_RELOAD": "sglang",
+        }
+        start = time.monotonic()
+        with running_sglang(folders[0], port, root / "server.log") as server:
+            sample(server, prompts, TOKENS)
+            began = time.monotonic()
+            rollouts = sample(server, prompts, TOKENS)
+            sampling = time.monotonic() - began
+            scores = [_score(PREFILL, folders[0], rollouts)]
+            one = time.monotonic() - start
+            scores += [_score(PREFILL, folder, rollouts) for folder in folders[1:]]
+            found["checkpoints_ratio"] = (time.monotonic() - start) / one
+            found["prefill_difference"] = max(
+                float(np.abs(scored.log_probs - _score(REFERENCE, folder, rollouts).log_probs).max())
+                for scored, folder in zip(scores, folders, strict=True)
+            )
+            _score(DECODE, folders[0], rollouts)
+            began = time.monotonic()
+            decoded = _score(DECODE, folders[0], rollouts)
+            found["throughput_ratio"] = sampling / (time.monotonic() - began)
+            logged = np.asarray(rollouts.rollout_log_probs)
+            found["decode_difference"] = float(np.abs(decoded.log_probs - logged).max())
+    print(f"{'SGLang on this CPU':50} {'found':>12} {'bar':>12}")
+    rows = (
+        (f"largest |d|, {PREFILL} and {REFERENCE}", "prefill_difference", LARGEST_DIFFERENCE, False),
+        (f"largest |d|, {DECODE} and the logged", "decode_difference", 0.0, False),
+        ("tokens/s, forced decode over sampling", "throughput_ratio", LEAST_THROUGHPUT, True),
+        (f"time of {CHECKPOINTS} checkpoints over one, start included", "checkpoints_ratio", MOST_TIME, False),
+    )
+    missed = False
+    for title, name, bar, at_least in rows:
+        missed |= found[name] < bar if at_least else found[name] > bar
+        print(f"{title:50} {found[name]:12.3g} {bar:12.3g}")
+    print(" ".join(f"{name}={value:.6g}" for name, value in found.items()))
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Stand-in for IPython, of which SGLang imports two names for notebooks."""

@@ -1,0 +1,108 @@
+"""`sglang.http` and `sglang.decode` on a real SGLang server on a CPU, which `scripts/setup_sglang.sh` sets up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from benchmarks.engines import SGLANG, running_sglang, sample
+from foreshock.rollouts import BatchAttributes, RolloutBatch
+from foreshock_probes.offers import load_scorer
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from tests.ports import free_port
+from tests.probes.scorers.test_torch_forward import score
+from tests.probes.tiny import VOCABULARY, make_rollouts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROCESSED = BatchAttributes(logprobs_mode="processed_logprobs", temperature=0.7)
+
+
+@pytest.fixture(scope="module")
+def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A connection to an SGLang server that was started on the first checkpoint."""
+    if not (SGLANG / "sglang").exists() and not os.environ.get("CI"):
+        pytest.skip(f"no SGLang in {SGLANG}; run scripts/setup_sglang.sh")
+    log = tmp_path_factory.mktemp("sglang") / "server.log"
+    with running_sglang(checkpoints / "first", free_port(), log) as http:
+        yield http
+
+
+@pytest.fixture(autouse=True)
+def _settings(server: httpx.Client, checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", f"sglang={server.base_url}")
+    yield
+    body = {"model_path": str(checkpoints / "first"), "weight_version": "default"}
+    server.post("/update_weights_from_disk", json=body).raise_for_status()
+
+
+@pytest.mark.parametrize("attributes", [None, PROCESSED], ids=["raw", "temperature 0.7"])
+def test_decode_gives_the_log_probs_that_the_server_logged(
+    server: httpx.Client, checkpoints: Path, attributes: BatchAttributes | None
+) -> None:
+    """The same bits: SGLang reports log-probs after the temperature, and the replay computes them alike."""
+    temperature = 1.0 if attributes is None else 0.7
+    rollouts = sample(server, [[1, 2, 3], [4, 5, 6, 7], [8]], 60, temperature, attributes=attributes)
+    scored = score(checkpoints / "first", rollouts, "sglang.decode")
+    assert scored.log_probs.tolist() == np.asarray(rollouts.rollout_log_probs).tolist()
+    assert scored.fingerprint.temperature == temperature
+
+
+@pytest.mark.parametrize("scorer", ["sglang.http", "sglang.decode"])
+def test_both_equal_a_forward_pass_in_float32(checkpoints: Path, scorer: str) -> None:
+    """The rollouts have the last id of the vocabulary, which SGLang reports as 0."""
+    rollouts = make_rollouts(30)
+    assert int(rollouts.response_token_ids.max()) == VOCABULARY - 1
+    scored = score(checkpoints / "first", rollouts, scorer)
+    reference = score(checkpoints / "first", rollouts).log_probs
+    np.testing.assert_allclose(scored.log_probs, reference, atol=5e-5)
+    fingerprint = scored.fingerprint
+    assert (fingerprint.engine, fingerprint.engine_version, fingerprint.dtype) == ("sglang", "0.5.23", "float32")
+    assert fingerprint.flags["weights_seen_by"] == "folder"
+
+
+def test_temperature_is_followed_by_decode_and_refused_by_prefill(checkpoints: Path) -> None:
+    rollouts = make_rollouts(10, attributes=PROCESSED)
+    scored = score(checkpoints / "first", rollouts, "sglang.decode")
+    reference = score(checkpoints / "first", rollouts).log_probs
+    np.testing.assert_allclose(scored.log_probs, reference, atol=5e-5)
+    with pytest.raises(UnsupportedScoreError, match=r"sglang\.decode follows a temperature"):
+        score(checkpoints / "first", rollouts, "sglang.http")
+
+
+def test_checkpoints_go_through_one_server_that_may_load_them(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = make_rollouts(10)
+    with pytest.raises(UnsupportedScoreError, match="start it on the checkpoint's folder"):
+        score(checkpoints / "second", rollouts, "sglang.http")
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS_RELOAD", "sglang")
+    seen = []
+    for name in ("second", "second", "first"):
+        scored = score(checkpoints / name, rollouts, "sglang.http")
+        np.testing.assert_allclose(scored.log_probs, score(checkpoints / name, rollouts).log_probs, atol=5e-5)
+        seen.append((scored.fingerprint.flags["weights_seen_by"], scored.fingerprint.flags.get("tensors_checksum")))
+    assert [how for how, _ in seen] == ["load", "digest", "load"]
+    assert seen[0][1] != seen[2][1]
+
+
+def test_a_context_that_is_too_short_is_refused(checkpoints: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["long"], [[1] * 100], [[2] * 60])
+    for scorer in ("sglang.http", "sglang.decode"):
+        with pytest.raises(UnsupportedScoreError, match="a rollout has 160 tokens, and the server takes less than 123"):
+            score(checkpoints / "first", rollouts, scorer)
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_refused_with_the_servers_reason(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoints / "first" / "config.json").read_bytes())
+    monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS_RELOAD", "sglang")
+    request = ScoreRequest("sglang.http", "", make_rollouts(2), tmp_path, "sha256:" + 64 * "0")
+    with pytest.raises(UnsupportedScoreError, match="answered /update_weights_from_disk with 400"):
+        load_scorer("sglang.http")(request, WarmModel(), lambda _: None)
