@@ -1,6 +1,6 @@
 """The spool: undelivered items on disk.
 
-    <directory>/<process>/lock               held while its process lives
+    <directory>/<process>/lock               held while its process lives; names host and process
     <directory>/<process>/000000000012.item  a line of JSON, then the bytes of the request
     <directory>/rejected/…                   items that the service rejected (`rejected.py`)
 
@@ -15,11 +15,13 @@ Files in it are sent with the API key, so only folders and files of this user th
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import socket
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ from foreshock.errors import SpoolError
 __all__ = ["Item", "Spool", "SpoolFullError", "WaitingFolder", "waiting_folders"]
 
 _LOCK = "lock"
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOST_SYNCS = 16
 
 
@@ -223,7 +226,7 @@ class Spool:
             temporary = self.directory / f".new-{name}"
             temporary.mkdir(mode=0o700)
             lock = os.open(temporary / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_lock(lock)
             self._own = temporary.rename(self.directory / name)
             self._locks[self._own] = lock
             sync(self.directory)
@@ -259,9 +262,38 @@ def _lock_of(folder: Path) -> int | None:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _try_lock(lock):
         os.close(lock)
         return None
     return lock
+
+
+def _try_lock(lock: int) -> bool:
+    """Lock an open file; False if a running process holds it.
+
+    The file names its host and process. On a file system without locks (some network folders) that alone decides: a
+    folder of another host stays.
+    """
+    host = socket.gethostname()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            return False
+        holder = os.pread(lock, 300, 0).decode(errors="replace").split()
+        if holder and (holder[0] != host or _is_running(holder[-1])):
+            return False
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{host} {os.getpid()}".encode(), 0)
+    return True
+
+
+def _is_running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except OSError:
+        # Of another user.
+        return True
+    return True

@@ -141,7 +141,9 @@ def test_prometheus_starts_with_the_configuration_of_the_repository(services: di
 
 def test_images_are_pinned_to_a_version(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
-        _, colon, tag = service["image"].rpartition(":")
+        image, digest = re.fullmatch(r"([^$]+)(\$\{[A-Z]+_DIGEST:-\})?", service["image"]).groups()  # type: ignore[union-attr]
+        assert digest or "build" in service, f"{name} has an image whose digest cannot be set"
+        _, colon, tag = image.rpartition(":")
         assert colon, f"{name} has an image without a tag"
         assert re.search(r"\d+\.\d+", tag), f"{name}: {tag} is not a version"
     for dockerfile in (REPOSITORY / "containers").glob("Dockerfile.*"):

@@ -15,6 +15,7 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from foreshock_probes.settings import WorkerSettings
+from foreshock_service.platform.settings import Settings
 from tests.paths import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples" / "cluster"
@@ -22,27 +23,79 @@ SLURM = EXAMPLES / "slurm-worker.sh"
 SETTINGS = {f"FORESHOCK_{name.upper()}" for name in WorkerSettings.model_fields}
 
 
-@pytest.fixture(scope="module")
-def schema() -> Draft202012Validator:
-    """The strict schema of a Kubernetes Job."""
-    found = json.loads((REPOSITORY / "tests" / "containers" / "data" / "kubernetes-job.json").read_text())
-    return Draft202012Validator(found)
+def validate(document: dict[str, Any]) -> None:
+    """Check a document by the strict schema of its kind."""
+    found = json.loads((REPOSITORY / "tests" / "containers" / "data" / "kubernetes.json").read_text())
+    kind = found.pop("kinds")[document["kind"]]
+    Draft202012Validator(found | kind).validate(document)
+
+
+def documents(name: str) -> dict[str, dict[str, Any]]:
+    """Return the documents of a file by their kind."""
+    found = list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+    return {document["kind"]: document for document in found}
 
 
 @pytest.fixture
 def job() -> dict[str, Any]:
-    document = yaml.safe_load((EXAMPLES / "kubernetes-worker.yaml").read_text())
-    assert isinstance(document, dict)
-    return document
+    return documents("kubernetes-worker.yaml")["Job"]
 
 
-def test_the_kubernetes_job_is_valid(schema: Draft202012Validator, job: dict[str, Any]) -> None:
-    schema.validate(job)
+@pytest.fixture
+def service() -> dict[str, dict[str, Any]]:
+    return documents("kubernetes-service.yaml")
+
+
+def test_kubernetes_documents_are_valid(job: dict[str, Any], service: dict[str, dict[str, Any]]) -> None:
+    assert set(service) == {"PersistentVolumeClaim", "Deployment", "Service"}
+    for document in (job, *service.values()):
+        validate(document)
     # The schema is strict, also deep in the document.
-    wrong = copy.deepcopy(job)
-    wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["allowPrivilege"] = False
-    with pytest.raises(ValidationError, match="allowPrivilege"):
-        schema.validate(wrong)
+    for document in (job, service["Deployment"]):
+        wrong = copy.deepcopy(document)
+        wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["allowPrivilege"] = False
+        with pytest.raises(ValidationError, match="allowPrivilege"):
+            validate(wrong)
+
+
+def test_kubernetes_service_fits_its_image_and_its_workers(
+    job: dict[str, Any], service: dict[str, dict[str, Any]]
+) -> None:
+    pod = service["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert set(variables) <= {f"FORESHOCK_{name.upper()}" for name in Settings.model_fields}
+    dockerfile = (REPOSITORY / "containers" / "Dockerfile.service").read_text()
+    assert f"VOLUME {container['volumeMounts'][0]['mountPath']}" in dockerfile
+    assert f"USER {pod['spec']['securityContext']['runAsUser']}" in dockerfile
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["spec"]["volumes"]}
+    # The probes and the workers come with a Host that the service allows.
+    (port,) = service["Service"]["spec"]["ports"]
+    address = f"http://{service['Service']['metadata']['name']}:{port['port']}"
+    worker = {each["name"]: each.get("value") for each in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert worker["FORESHOCK_URL"] == address
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        (host,) = container[name]["httpGet"]["httpHeaders"]
+        assert (host["name"], host["value"]) == ("Host", variables["FORESHOCK_ALLOWED_HOSTS"])
+    assert variables["FORESHOCK_ALLOWED_HOSTS"] == service["Service"]["metadata"]["name"]
+    assert service["Service"]["spec"]["selector"] == pod["metadata"]["labels"]
+
+
+def test_kubernetes_containers_have_a_limit_of_memory_and_no_rights(
+    job: dict[str, Any], service: dict[str, dict[str, Any]]
+) -> None:
+    for document in (job, service["Deployment"]):
+        pod = document["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert "memory" in container["resources"]["limits"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        keys = [each["valueFrom"]["secretKeyRef"] for each in container["env"] if "KEY" in each["name"]]
+        assert keys, "keys come from secrets"
+    # A worker has a secret of its own, not the administrator's.
+    (worker,) = job["spec"]["template"]["spec"]["containers"]
+    names = {each["valueFrom"]["secretKeyRef"]["name"] for each in worker["env"] if "KEY" in each["name"]}
+    assert names == {"foreshock-worker"}
 
 
 def test_the_kubernetes_job_names_settings_mounts_and_a_long_enough_grace(job: dict[str, Any]) -> None:

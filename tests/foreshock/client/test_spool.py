@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -333,3 +334,27 @@ def test_folder_that_another_client_removes_meanwhile_leaves_nothing_locked(
     spool = spool_in(tmp_path / "spool")
     assert len(spool.adopt()) == 2
     assert first not in spool._locks
+
+
+def test_folder_without_locks_is_used_and_adopted_once_its_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("foreshock.client.spool.fcntl.flock", refuse)
+    written(spool_in(tmp_path), 1, delivery(b"first"))
+    (folder,) = [each for each in tmp_path.iterdir() if not each.name.startswith(".")]
+    # This process runs.
+    assert bodies(spool_in(tmp_path)) == []
+    assert [each.in_use for each in waiting_folders(tmp_path)] == [True]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(120)
+    host = (folder / "lock").read_text().split()[0]
+    # What runs on another host cannot be known.
+    (folder / "lock").write_text(f"not-{host} {ended.pid}")
+    assert bodies(spool_in(tmp_path)) == []
+    (folder / "lock").write_text(f"{host} {ended.pid}")
+    adopting = spool_in(tmp_path)
+    assert bodies(adopting) == [b"first"]
+    assert bodies(spool_in(tmp_path)) == []

@@ -21,6 +21,7 @@ from foreshock_service.platform.keys import (
     Scope,
     TooManyRequests,
     create_key,
+    find_key_by_secret,
     new_secret,
     revoke_key,
     rotate_key,
@@ -244,3 +245,17 @@ def test_refusal_by_a_limit_is_a_429_with_retry_after(limited: Limited, database
     assert statuses == [200, 429]
     assert answer.json()["type"] == "urn:foreshock:problem:too-many-requests"
     assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_key_is_looked_up_by_its_hash_so_that_a_guess_tells_nothing_of_it(database: Database) -> None:
+    # A guess that begins as the key takes no longer than another one: its hash has nothing in common with the key's.
+    _, secret = make_key(database)
+    asked: list[str] = []
+    with database.read() as session:
+        connection = session.connection()
+        event.listen(connection, "before_cursor_execute", lambda *call: asked.append(f"{call[2]} {call[3]}"))
+        for guess in (secret[:-1] + "-", secret[: len(secret) // 2], secret):
+            assert (find_key_by_secret(session, guess) is not None) == (guess == secret)
+    assert len(asked) >= 3
+    parts = [secret[place : place + 8] for place in range(len(secret) - 7)]
+    assert not [text for text in asked if any(part in text for part in parts)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,26 @@ def test_a_full_database_is_said_and_recovers(app: FastAPI, http: httpx.Client, 
     assert "shards" not in count_rows(settings)
     assert not list_files(settings)
     event.listen(engine, "begin", more_pages)
+    assert_sent_again(sender, settings, body)
+
+
+@on_sqlite
+def test_folder_that_becomes_read_only_is_read_and_takes_writes_later(
+    app: FastAPI, http: httpx.Client, settings: Settings
+) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch(200))
+    engine = app.state.context.database._write_engine
+
+    def read_only(_: Any) -> None:
+        raise OperationalError("BEGIN IMMEDIATE", {}, sqlite3.OperationalError("attempt to write a readonly database"))
+
+    event.listen(engine, "begin", read_only)
+    refused = [sender.put_shard(1, body), sender.put_scalars(1, {"reward": 1.0}), http.delete(f"/v1/runs/{sender.run}")]
+    assert [(each.status_code, each.headers["Retry-After"]) for each in refused] == [(503, "30")] * 3
+    assert http.get("/readyz").status_code == 503
+    for path in ("/livez", "/metrics", f"/v1/runs/{sender.run}/lr-advice", f"/v1/runs/{sender.run}/measurements"):
+        assert http.get(path).status_code == 200
+    event.remove(engine, "begin", read_only)
     assert_sent_again(sender, settings, body)
 
 

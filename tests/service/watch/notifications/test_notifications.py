@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import socket
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from sqlalchemy import select, update
 
 from foreshock.errors import ConfigurationError
@@ -117,6 +120,30 @@ def test_a_message_is_given_up_after_a_day(
     send_next(alerting.context, target())
     assert outbox(alerting)[0].state == "failed"
     assert "it is given up: HTTP 404" in caplog.text
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_no_call_of_the_api_takes_an_address_to_call(app: FastAPI) -> None:
+    # Webhooks are the operator's settings: a trainer cannot make the service call into its own network.
+    document = app.openapi()
+    bodies = {
+        content["schema"]["$ref"].rsplit("/", 1)[1]
+        for path in document["paths"].values()
+        for call in path.values()
+        for content in call.get("requestBody", {}).get("content", {}).values()
+        if "$ref" in content["schema"]
+    }
+    names = {name for body in bodies for name in document["components"]["schemas"][body].get("properties", {})}
+    names |= {each["name"] for path in document["paths"].values() for call in path.values()
+              for each in call.get("parameters", ())}  # fmt: skip
+    assert {"key", "step", "wait"} <= names
+    assert not [name for name in names if any(part in name.lower() for part in ("url", "uri", "address", "webhook"))]
+
+
+def test_answer_in_an_encoding_is_not_decoded() -> None:
+    bomb = httpx.ByteStream(gzip.compress(bytes(10_000_000)))
+    shown = sending._start_of(httpx.Response(500, headers={"Content-Encoding": "gzip"}, stream=bomb))
+    assert len(shown) <= 200
 
 
 def test_a_redirect_is_not_followed(alerting: Alerting, target: Make, receiver: Receiver) -> None:
