@@ -56,10 +56,12 @@ class Campaign:
         """Kill until `most` kills are done and the last run is verified."""
         with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
             folder = Path(name)
+            # A process knows its own uploads only: the commit of another must not take longer than the grace.
+            grace = ORPHAN_GRACE_SECONDS * (5 if self._processes > 1 else 1)
             served = Served(
                 folder / "killed", self._url,
                 FORESHOCK_PROCESSES=str(self._processes),
-                FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
+                FORESHOCK_ORPHAN_GRACE_SECONDS=str(grace), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
             )  # fmt: skip
             clean = Served(folder / "clean", FORESHOCK_STEP_GRACE_SECONDS="5")
             clean.start()

@@ -42,7 +42,7 @@ from tests.service.runs.step_rows import comparable
 _SETTLE_SECONDS = 60.0
 # Beside a service under test a file of a request that was killed is an orphan after so long; it is swept as often.
 ORPHAN_GRACE_SECONDS = 4.0
-_ORPHAN_PATIENCE_SECONDS = 60.0
+_ORPHAN_PATIENCE_SECONDS = 120.0
 # Whether they fire depends on when messages arrive, not on the data:
 # that of split ranks on when attempts begin.
 _OF_ARRIVAL = frozenset({SPLIT_RANKS, STALE_RUN, CLIENT_LOSSES})
