@@ -76,7 +76,8 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
     step, times = steps[split], math.exp(abs(size))
     sentence = (
         f"{quantity} {'rose' if size > 0 else 'fell'} from {number(math.exp(before))} to {number(math.exp(after))} "
-        f"({'×' if size > 0 else '÷'} {number(times)}) in one step, at step {step}, with no drift before or after."
+        f"({'×' if size > 0 else '÷'} {number(times)}) in one step, at step {step}, "
+        f"{_since_jump(logs[:split], logs[split:])}."
     )
     return DiagnosisCause(
         name="mismatch_jump",
@@ -86,6 +87,15 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
         what_to_do=f"Look at what changed at step {step}: code, configuration, precision, hardware, a restart.",
         evidence={"step": step, "before": math.exp(before), "after": math.exp(after)},
     )
+
+
+def _since_jump(before: NDArray[np.float64], after: NDArray[np.float64]) -> str:
+    """Return whether the levels drift: stale weights go on rising after a jump, numerics do not."""
+    drift = _drift(after)
+    if abs(drift) >= math.log(_LEAST_JUMP):
+        newest = math.exp(float(np.median(after[-max(1, after.size // 3) :])))
+        return f"and has {'risen' if drift > 0 else 'fallen'} since, to {number(newest)}"
+    return "after a drift" if abs(_drift(before)) >= math.log(_LEAST_JUMP) else "with no drift before or after"
 
 
 def _levels(values: list[float], split: int) -> tuple[float, float, float]:

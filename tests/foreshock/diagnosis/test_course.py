@@ -25,6 +25,13 @@ def test_jump_has_its_date(times: float, seed: int) -> None:
     assert "at step 41" in names(values)["mismatch_jump"]
 
 
+def test_a_jump_that_goes_on_rising_is_told_apart_from_a_level() -> None:
+    flat = np.where(np.arange(1, 41) < 21, 2e-4, 2e-2)
+    assert "with no drift before or after" in names(noisy(flat))["mismatch_jump"]
+    rising = np.where(np.arange(1, 41) < 21, 1.0, np.linspace(0, 2, 40)) * flat
+    assert "at step 21, and has risen since, to 3." in names(noisy(rising))["mismatch_jump"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_neither_a_ramp_nor_noise_nor_an_outlier_is_a_jump(seed: int) -> None:
     ramp = noisy(3e-3 * 2.5 ** (np.arange(64) / 64), seed=seed)
