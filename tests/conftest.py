@@ -5,6 +5,7 @@ With FORESHOCK_INSTRUCTION_SET (see CONTRIBUTING.md) all tests run as on a CPU t
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,15 @@ hold_this_process()
 # of the CPU time of their imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# What is imported, torch and all, is kept out of garbage collections: a full one would take a quarter of a second.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, among the objects that tests make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

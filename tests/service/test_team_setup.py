@@ -51,7 +51,7 @@ def test_trainer_logs_by_the_second_host_name(tmp_path: Path, host: str) -> None
     cluster = start_postgres()
     commands = commands.replace(DATABASE, cluster.new_database())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    environment |= {"FORESHOCK_PORT": str(port), "FORESHOCK_TOKEN_PASS": "numpy",
+    environment |= {"FORESHOCK_PORT": str(port), "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1",
                     "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}  # fmt: skip
     with (tmp_path / "log").open("w+") as log:
         shell = subprocess.Popen(

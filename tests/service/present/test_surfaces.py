@@ -31,7 +31,8 @@ from foreshock_service.watch.notifications import service as notifications
 from foreshock_service.watch.notifications.sending import Message
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
-HISTORIES = 16
+# On PostgreSQL only the queries differ.
+HISTORIES = {"sqlite": 60, "postgresql": 16}
 STEPS = 20
 KINDS = ("healthy", "waiting", "no log-probs", "collapse", "mismatch", "stale", "resumed", "late")
 REWARD, TOKENS = "rollout:reward_mean", "trainer/rollout:tokens"
@@ -93,9 +94,9 @@ def record(app: FastAPI, number: int) -> RecordedRun:
 
 
 @pytest.fixture
-def recorded(app: FastAPI) -> list[RecordedRun]:
+def recorded(app: FastAPI, database_url: str) -> list[RecordedRun]:
     """The histories, in one service."""
-    return [record(app, number) for number in range(HISTORIES)]
+    return [record(app, number) for number in range(HISTORIES[database_url.partition(":")[0]])]
 
 
 def sent(context: ServiceContext, monkeypatch: pytest.MonkeyPatch) -> Iterator[Message]:
