@@ -31,6 +31,10 @@ KEEP_ALIVE_SECONDS = 30
 _PORT_SECONDS = 2.0
 """The processes of a service that was killed end, and free its port, a moment after it."""
 
+_ANSWER_SECONDS = 60
+"""A process of several that does not answer for so long is replaced. With uvicorn's default of 5 s, processes on a busy
+machine are killed while they start, again and again."""
+
 
 def serve(*, show_settings: bool = False) -> None:
     """Serve until interrupted; with `show_settings` print the settings first, secrets masked.
@@ -109,6 +113,7 @@ def _run(settings: Settings, port: int) -> None:
         log_config=logs.log_configuration(settings.log_format, settings.log_level),
         access_log=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+        timeout_worker_healthcheck=_ANSWER_SECONDS,
         **http_options(settings),
     )
 

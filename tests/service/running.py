@@ -17,6 +17,8 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
     own = {
         "FORESHOCK_DATABASE_URL": f"sqlite:///{folder}/foreshock.db",
         "FORESHOCK_STORE_URL": f"{folder}/tokens",
+        # Any free one: another test, such as the demo's, may have the usual port.
+        "FORESHOCK_PORT": "0",
         "PYTHONPATH": str(REPOSITORY),
         # The same numbers as those of the compiled pass, which takes seconds of CPU time to load.
         "FORESHOCK_TOKEN_PASS": "numpy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
@@ -18,10 +19,13 @@ def test_processes_end_with_a_killed_supervisor_and_a_restart_has_its_port(
 ) -> None:
     settings = {"FORESHOCK_PROCESSES": "2", "FORESHOCK_DATABASE_URL": migrated_postgres}
     with service_process(tmp_path, **settings) as service:
-        started = psutil.Process(service.process.pid).children(recursive=True)
+        # It is ready as soon as one of its processes is: two of the service, and a decoder of each.
+        deadline = time.monotonic() + 60
+        while len(started := psutil.Process(service.process.pid).children(recursive=True)) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         service.process.kill()
         service.process.wait(timeout=60)
         with service_process(tmp_path, service.port, **settings) as restarted:
             assert httpx.get(f"{restarted.url}/livez", timeout=60).status_code == 200
             assert psutil.wait_procs(started, timeout=60)[1] == []
-            assert len(started) >= 4, "two processes of the service and a decoder of each"
