@@ -22,19 +22,27 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DetectorSnapshot, DueReplay
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs import RunUpdate, update_run
+from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
-from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
 from foreshock_service.watch.rules.service import set_rules
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
+STEPS_IN_TRANSACTION = 30
 STEPS = 3 * STEPS_IN_TRANSACTION
+
+
+@pytest.fixture(autouse=True)
+def few_steps_in_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short histories, which take less time to record, be derived in the background."""
+    for module in (background, derivation):
+        monkeypatch.setattr(module, "STEPS_IN_TRANSACTION", STEPS_IN_TRANSACTION)
 
 
 def values_at(step: int) -> dict[str, float]:
     """Return a history with a surge of the lengths, and a critical mismatch for a while."""
     surge = 2.5 if step > STEPS // 2 else 1.0
-    return {LENGTH: surge * (100.0 + math.sin(step)), K3: 2e-2 if 60 < step < 90 else 1e-4 * (1 + step % 3)}
+    return {LENGTH: surge * (100.0 + math.sin(step)), K3: 2e-2 if 30 < step < 60 else 1e-4 * (1 + step % 3)}
 
 
 def outcome(run: RecordedRun) -> tuple[list[Any], list[Any]]:
@@ -71,8 +79,19 @@ def closed_run(
     return run
 
 
+_in_order: dict[tuple[str, int], tuple[list[Any], list[Any]]] = {}
+
+
+def outcome_in_order(database: Database, steps: int = STEPS) -> tuple[list[Any], list[Any]]:
+    """Return the outcome of a history that was never different, of one run for all tests on a kind of database."""
+    key = (database._read_engine.dialect.name, steps)
+    if key not in _in_order:
+        _in_order[key] = outcome(closed_run(database, "in order", {}, steps))
+    return _in_order[key]
+
+
 def test_late_data_gives_the_result_of_a_history_that_was_never_different(database: Database) -> None:
-    expected = outcome(closed_run(database, "in order", {}))
+    expected = outcome_in_order(database)
     late = closed_run(database, "late", {2: {LENGTH: 900.0, K3: 3e-2}, 3: {LENGTH: 900.0, K3: 3e-2}})
     before = outcome(late)
     assert before != expected
@@ -93,14 +112,14 @@ def test_steps_go_on_from_the_newest_state_while_a_derivation_is_due(database: D
     late.close(STEPS + 1, values_at(STEPS + 1))
     assert (late.snapshots()[-1].step, due(database)) == (STEPS + 1, [late.run])
     derive_due(late.events, database)
-    assert outcome(late) == outcome(closed_run(database, "in order", {}, STEPS + 1))
+    assert outcome(late) == outcome_in_order(database, STEPS + 1)
 
 
 def test_change_during_a_derivation_is_taken_in(database: Database) -> None:
-    expected = outcome(closed_run(database, "in order", {}))
-    late = closed_run(database, "late", {2: {LENGTH: 900.0}, 4: {LENGTH: 900.0}, 140: {LENGTH: 900.0}})
+    expected = outcome_in_order(database)
+    late = closed_run(database, "late", {2: {LENGTH: 900.0}, 4: {LENGTH: 900.0}, 80: {LENGTH: 900.0}})
     late.close(2, values_at(2))
-    racing = Racing(database, [lambda: late.close(140, values_at(140)), lambda: late.close(4, values_at(4))])
+    racing = Racing(database, [lambda: late.close(80, values_at(80)), lambda: late.close(4, values_at(4))])
     assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
     assert racing.writes == 6, "three derivations, each with a transaction before and after"
     assert outcome(late) == expected
@@ -108,7 +127,7 @@ def test_change_during_a_derivation_is_taken_in(database: Database) -> None:
 
 
 def test_steps_that_close_during_a_derivation_are_derived_with_it(database: Database) -> None:
-    expected = outcome(closed_run(database, "in order", {}, STEPS + 2))
+    expected = outcome_in_order(database, STEPS + 2)
     late = closed_run(database, "late", {2: {LENGTH: 900.0}})
     late.close(2, values_at(2))
 
@@ -124,10 +143,10 @@ def test_steps_that_close_during_a_derivation_are_derived_with_it(database: Data
 
 def test_resume_during_a_derivation_takes_back_what_it_superseded(database: Database) -> None:
     straight = closed_run(database, "in order", {})
-    straight.resume(100)
+    straight.resume(60)
     late = closed_run(database, "late", {2: {LENGTH: 900.0}})
     late.close(2, values_at(2))
-    racing = Racing(database, [lambda: late.resume(100)])
+    racing = Racing(database, [lambda: late.resume(60)])
     assert derive_run(late.events, late.run, racing)  # type: ignore[arg-type]
     assert outcome(late)[1] == outcome(straight)[1]
     assert due(database) == []
@@ -139,7 +158,7 @@ def test_derivation_that_is_stopped_stays_due(database: Database) -> None:
     assert derive_due(late.events, database, lambda: True) == 0
     assert due(database) == [late.run]
     assert derive_due(late.events, database) == 1
-    assert outcome(late) == outcome(closed_run(database, "in order", {}))
+    assert outcome(late) == outcome_in_order(database)
 
 
 def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database) -> None:
@@ -164,7 +183,7 @@ def test_changed_rules_of_a_long_run_hold_from_its_first_step(database: Database
         database.write(lambda session: set_rules(session, run.events, UNRESTRICTED, run.run, text))
 
     changed = closed_run(database, "changed", {})
-    assert ("mismatch_critical", 75) in changed.states()
+    assert ("mismatch_critical", 45) in changed.states()
     disable(changed)
     assert due(database) == [changed.run]
     # A step that closes meanwhile cannot go on from a state of other rules.
@@ -175,7 +194,7 @@ def test_changed_rules_of_a_long_run_hold_from_its_first_step(database: Database
     for step in range(1, STEPS + 2):
         from_the_first.close(step, values_at(step))
     assert outcome(changed) == outcome(from_the_first)
-    assert changed.states()["mismatch_critical", 75] == "retracted"
+    assert changed.states()["mismatch_critical", 45] == "retracted"
 
 
 @pytest.mark.parametrize("form", ["fewer values", "other names", "no JSON", "a list"])
@@ -210,7 +229,7 @@ def test_step_that_closes_after_an_upgrade_derives_the_run_again(database: Datab
     run.close(STEPS + 1, values_at(STEPS + 1))
     assert due(database) == [run.run]
     derive_due(run.events, database)
-    assert outcome(run) == outcome(closed_run(database, "in order", {}, STEPS + 1))
+    assert outcome(run) == outcome_in_order(database, STEPS + 1)
 
 
 @pytest.mark.usefixtures("http")
@@ -219,7 +238,7 @@ def test_service_derives_what_is_due_by_itself(app: FastAPI) -> None:
     late = closed_run(database, "late", {2: {LENGTH: 900.0}})
     late.close(2, values_at(2))
     wait_until_derived(database)
-    assert outcome(late) == outcome(closed_run(database, "in order", {}))
+    assert outcome(late) == outcome_in_order(database)
 
 
 @pytest.mark.parametrize(("state", "outdated"), [("running", 1), ("finished", 0)])
