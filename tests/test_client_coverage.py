@@ -13,12 +13,14 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 
 import foreshock
+from foreshock.learning_rate import AdviceFeed
 from foreshock.operating import calls as operating
 from foreshock.reading import calls, step_calls
 from foreshock.reading.request import Listing, Request
 from foreshock_service.app import ROUTERS
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
+from tests.foreshock.client.trainer import wait_until
 
 NOT_OFFERED = "/v1/leases"
 """Routes of the protocol of workers, spoken by `foreshock worker`: a lease has a fencing token and ends by itself."""
@@ -83,7 +85,11 @@ def sent_by_client(folder: Path) -> Iterator[tuple[str, str]]:
                 client.log_checkpoint(1, root="weights", path="step-1", digest="sha256:" + "0" * 64)
                 client.log_change(1, "other")
                 client.acknowledge(0, 1, 1e-6)
-                assert client.flush(60)
+                # The pass over tokens may have to be compiled first.
+                assert client.flush(300)
+                with AdviceFeed(client) as feed:
+                    feed.scale(1)
+                    wait_until(lambda: any(path.endswith("/follow") for path in service.paths()))
         sent = [(item.method, item.path) for item in service.received]
     for method, path in sent:
         yield route_of(method, path)

@@ -1,0 +1,82 @@
+"""Tests of sending a backlog: step by step, the items of a step at once, unless the service takes one at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from foreshock.client import Client
+from tests.foreshock.client.faulty_service import FaultyService, Received
+from tests.foreshock.client.trainer import rollouts
+
+
+class Overlaps:
+    """Counts how many requests a service answers at the same time; each takes 50 ms."""
+
+    def __init__(self, fault: Callable[[Received], int | None] = lambda _: None) -> None:
+        self.most, self.alone = 0, True
+        self._under_way: list[str] = []
+        self._lock = threading.Lock()
+        self._fault = fault
+
+    def __call__(self, received: Received) -> int | None:
+        with self._lock:
+            self._under_way.append(received.path)
+            self.most = max(self.most, len(self._under_way))
+            if any(path.endswith("length_cap") for path in self._under_way):
+                self.alone &= len(self._under_way) == 1
+            self.alone &= len(set(self._under_way)) == len(self._under_way)
+        time.sleep(0.05)
+        with self._lock:
+            self._under_way.remove(received.path)
+        return self._fault(received)
+
+
+def log_steps(client: Client, steps: range) -> None:
+    for step in steps:
+        if step == 10:
+            client.log_change(step, "length_cap", before=8, after=16)
+        client.log_rollouts(step, rollouts())
+        client.log_scalars(step, {"reward": 0.5})
+        client.log_scalars(step, {"reward": 0.6})
+
+
+def test_backlog_is_sent_step_by_step_and_the_items_of_a_step_at_once(make: Any, service: FaultyService) -> None:
+    service.stop()
+    client = make()
+    log_steps(client, range(20))
+    service.always = overlaps = Overlaps()
+    service.start()
+    assert client.flush(120)
+    assert overlaps.most == 2
+    assert overlaps.alone
+    assert client.counters.delivered == 62
+    # Of two reports of one step the later one counts.
+    reported = [json.loads(body)["values"]["reward"] for body in service.bodies("steps/7/scalars")]
+    assert reported == [0.5, 0.6]
+    paths = service.paths()
+    steps = [int(path.split("/")[5]) for path in paths if "/steps/" in path or path.endswith("length_cap")]
+    assert steps == sorted(steps)
+    assert paths.index("/v1/runs/run-run/changes/10/length_cap") < paths.index("/v1/runs/run-run/steps/10/scalars")
+
+
+def test_service_that_takes_one_at_a_time_gets_the_backlog(make: Any, service: FaultyService) -> None:
+    service.stop()
+    client = make()
+    log_steps(client, range(8))
+    under_way = threading.Semaphore(1)
+
+    def one_at_a_time(received: Received) -> int | None:
+        if not under_way.acquire(blocking=False):
+            return 429
+        time.sleep(0.02)
+        under_way.release()
+        return None
+
+    service.always, service.retry_after = one_at_a_time, "0"
+    service.start()
+    assert client.flush(120)
+    assert client.counters.rejected == client.counters.dropped == 0
