@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3ForCausalLM
 
 from benchmarks.recorded_runs import shipped_run
@@ -32,7 +33,7 @@ from examples.tiny_rl.task import draw_problem
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from foreshock.digests import weights_digest
 from foreshock.rollouts import encode_rollouts
-from foreshock_probes.weights_search.assembly import assemble, read_ingredients, read_tensors, write_tensors
+from foreshock_probes.doctor.experimenter import part_of
 
 __all__ = [
     "ANNOUNCED",
@@ -98,11 +99,9 @@ def record_faults(folder: Path, seed: int = 7) -> None:
     sampler = Sampler(run.checkpoint(run.steps()[-1]), seed)
     _update_once(sampler, folder, seed)
     model = load_model(checkpoint_folder(folder, STEP))
-    base = read_ingredients(checkpoint_folder(folder, STEP))
     for number, (name, fault) in enumerate(FAULTS.items()):
         held = folder / "held"
-        other = read_ingredients(checkpoint_folder(folder, fault.step))
-        assemble(base, other, base.parts if fault.parts is None else fault.parts, held)
+        _assemble(checkpoint_folder(folder, STEP), checkpoint_folder(folder, fault.step), fault.parts, held)
         sampler.reload(held)
         shutil.rmtree(held)
         rollouts = _sample(sampler, STEP, seed + 1 + number)
@@ -120,13 +119,23 @@ def record_tied(folder: Path, seed: int = 7) -> None:
         target.mkdir(parents=True)
         configuration = json.loads((source / "config.json").read_text())
         (target / "config.json").write_text(json.dumps(configuration | {"tie_word_embeddings": True}))
-        tensors = {name: tensor for name, tensor in read_tensors(source).items() if name != "lm_head.weight"}
-        write_tensors(tensors, target / "model.safetensors")
+        tensors = load_file(source / "model.safetensors")
+        del tensors["lm_head.weight"]
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     first, last = (tied_folder(folder, step) for step in TIED_STEPS)
     sampler = Sampler(first, seed)
     sampler.reload(last)
     rollouts = _sample(sampler, TIED_STEPS[-1], seed)
     rollouts_file(folder, TIED).write_bytes(_logged(sampler, rollouts, load_model(last), last))
+
+
+def _assemble(base: Path, other: Path, parts: tuple[str, ...] | None, folder: Path) -> None:
+    """Write the weights of `base` to the new `folder`, with `parts` (None: all) of `other`."""
+    tensors, others = (load_file(each / "model.safetensors") for each in (base, other))
+    tensors |= {name: others[name] for name in tensors if parts is None or part_of(name) in parts}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(base / "config.json", folder)
 
 
 def _logged(sampler: Sampler, rollouts: StepRollouts, model: Qwen3ForCausalLM, announced: Path) -> bytes:

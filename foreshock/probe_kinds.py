@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
 
-__all__ = ["EXACT", "LAYERS", "MATRIX", "PROBE_KINDS", "ROUTING", "WEIGHTS", "ProbeKind"]
+__all__ = ["DOCTOR", "EXACT", "LAYERS", "MATRIX", "PROBE_KINDS", "ROUTING", "ProbeKind"]
 
 _WORDS = {1: "one scorer", 2: "two scorers"}
 
@@ -97,16 +97,21 @@ EXACT = ProbeKind(
     has_variants=True,
     meaning="with the weights that sampled the step",
 )
-WEIGHTS = ProbeKind(
-    name="weights",
-    noun="a weights search",
-    job="foreshock_probes.weights_search.search:run_job",
-    capability="weights.search",
+DOCTOR = ProbeKind(
+    name="doctor",
+    noun="an examination by the doctor",
+    job="foreshock_probes.doctor.job:run_job",
+    capability="doctor.examine",
     scorers=1,
-    default_scorers=(ENGINE_REPLAY,),
-    document="weights-search",
-    meaning="search, with those of earlier steps too, which weights the engine held",
-    help="find which weights the engine held: replay with those of earlier steps, whole and by part",
+    default_scorers=(REFERENCE,),  # whose engine makes the replays
+    rollouts=256,
+    most_rollouts=4096,
+    sends_scores=False,
+    in_chain=False,
+    document="doctor",
+    meaning="find the change of weights, sampling or forward pass that reproduces what was logged",
+    help="find the change of weights, sampling or forward pass that reproduces what was logged",
+    report="foreshock.doctor.findings:lines_of_answer",
 )
 MATRIX = ProbeKind(
     name="matrix",
@@ -157,4 +162,4 @@ ROUTING = ProbeKind(
     report="foreshock.commands.report_routing:routing_of_answer",
 )
 
-PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, WEIGHTS, MATRIX, LAYERS, ROUTING)}
+PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, MATRIX, LAYERS, ROUTING)}

@@ -135,6 +135,7 @@ def convert(connection: sa.Connection, revision: str) -> None:
         connection.execute(
             sa.text(f"INSERT INTO probe_results ({columns}, kind, pair) SELECT {columns}, {_MOVED[table]} FROM {table}")
         )
+    load_python_file(str(Path(__file__).parent), "weights_searches.py").convert(connection)
     for table in drops:
         connection.execute(sa.text(f"DROP TABLE {table}"))
     if revision < "0017":

@@ -48,6 +48,7 @@ class LeasedJob:
         self.job: LeasedJobRecord = lease.job
         self.library, self.folder, self.client = library, folder, client
         self.rollouts_file, self.result_file = folder / "rollouts.parquet", folder / "scores.parquet"
+        self.doing_file = folder / "doing.txt"
         self._lease, self._pool, self._console, self._abandoned = lease, pool, console, abandoned
         self._accelerator = offers.accelerator
         named = lease.job.environment
@@ -55,6 +56,7 @@ class LeasedJob:
 
     def run(self) -> None:
         """Do the job as its kind of probe says, and upload its results."""
+        self.doing_file.unlink(missing_ok=True)
         self.weights: Weights = self.library.find(self.job.checkpoint, self.job.project)
         self.rollouts_file.write_bytes(self.call(lambda: self.client.rollouts(self._lease)))
         kind = PROBE_KINDS.get(self.job.kind, EXACT)
@@ -110,6 +112,13 @@ class LeasedJob:
             return self._pool.score(command, lambda tokens: None, self._abandoned, self._environment)
         with self._console.progress(label, self.job.rollouts.tokens) as report:
             return self._pool.score(command, report, self._abandoned, self._environment)
+
+    def doing(self) -> str:
+        """Return what the job is trying, as its engine writes it to `doing_file`; empty if it does not."""
+        try:
+            return self.doing_file.read_text("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def rollouts(self) -> RolloutBatch:
         """Return the job's rollouts."""

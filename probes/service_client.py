@@ -20,6 +20,7 @@ _TOKEN_HEADER = "X-Foreshock-Lease-Token"
 _PARQUET = "application/vnd.apache.parquet"
 # The service keeps 2,000 characters, including a prefix of its own.
 _LONGEST_REASON = 1_800
+_LONGEST_DOING = 300
 
 
 class LeaseLostError(Rejected):
@@ -68,9 +69,10 @@ class LeaseClient:
                 f"{self._connection.url} sent a lease of an unknown form; update the worker or the service: {error}"
             ) from error
 
-    def heartbeat(self, lease: LeaseRecord) -> None:
-        """Extend the lease."""
-        self._on_lease("POST", lease, "heartbeat", json_body={"token": lease.token}, timeout_seconds=10.0)
+    def heartbeat(self, lease: LeaseRecord, doing: str = "") -> None:
+        """Extend the lease; `doing`: what the job is trying."""
+        body = {"token": lease.token, **({"doing": doing[:_LONGEST_DOING]} if doing else {})}
+        self._on_lease("POST", lease, "heartbeat", json_body=body, timeout_seconds=10.0)
 
     def rollouts(self, lease: LeaseRecord) -> bytes:
         """Return the job's rollouts as a Parquet file."""

@@ -140,15 +140,16 @@ class Worker:
         self._console.log(
             f"job {job.id}: {names_of_job(job)} on {job.rollouts.count} rollouts of step {job.step} of {job.run}"
         )
-        with Heartbeat(lease, self._connect) as heartbeat:
+        heartbeat = Heartbeat(lease, self._connect)
 
-            def abandoned() -> bool:
-                return heartbeat.lost or time.monotonic() > self._stop_at
+        def abandoned() -> bool:
+            return heartbeat.lost or time.monotonic() > self._stop_at
 
+        leased = LeasedJob(lease, self._client, self._offers, self._library, pool, folder, self._console, abandoned)
+        heartbeat.doing = leased.doing
+        with heartbeat:
             try:
-                LeasedJob(
-                    lease, self._client, self._offers, self._library, pool, folder, self._console, abandoned
-                ).run()
+                leased.run()
                 call_service(lambda: self._client.complete(lease), abandoned, self._console)
                 self._console.log(f"job {job.id}: done")
             except LeaseLostError:
@@ -189,7 +190,7 @@ class Worker:
 
 
 class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
-    """Sends heartbeats for `lease` while the `with` block runs.
+    """Sends heartbeats for `lease` while the `with` block runs, each with what `doing` returns.
 
     `lost` becomes True if the service answers that the lease is no longer held. If the service is unavailable, the job
     goes on, and the service checks the fencing token when the scores are uploaded.
@@ -198,6 +199,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
     def __init__(self, lease: LeaseRecord, connect: Callable[[], LeaseClient]) -> None:
         self._lease = lease
         self._connect = connect
+        self.doing: Callable[[], str] = str
         self._lost = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{lease.lease}", daemon=True)
@@ -220,7 +222,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
         try:
             while not self._done.wait(max(0.05, self._lease.heartbeat_seconds)):
                 try:
-                    client.heartbeat(self._lease)
+                    client.heartbeat(self._lease, self.doing())
                 except LeaseLostError:
                     self._lost.set()
                     return

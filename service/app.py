@@ -48,7 +48,7 @@ from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
 from foreshock_service.replay.probes import policies, requests, workers
 from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
-from foreshock_service.replay.results import publishing
+from foreshock_service.replay.results import doctor, publishing
 from foreshock_service.runs import (
     attempts,
     changes,
@@ -85,7 +85,11 @@ _NOUNS: tuple[Any, ...] = (
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 
-FINDING_SOURCES: findings.Sources = {"lint": lint.findings_of_run, "attribution": conclusions.causes_of_run}
+FINDING_SOURCES: findings.Sources = {
+    "lint": lint.findings_of_run,
+    "attribution": conclusions.causes_of_run,
+    "doctor": doctor.causes_of_run,
+}
 """What reads the findings of a run, by source."""
 
 

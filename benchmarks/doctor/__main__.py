@@ -116,7 +116,7 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     with tempfile.TemporaryDirectory() as folder:
         engine, trainer, old = case.folders(Path(folder))
         started = time.process_time()
-        experimenter = TorchExperimenter(batch, engine, trainer, [old], threads=1)
+        experimenter = TorchExperimenter.of_folders(batch, engine, trainer, [old], threads=1)
         report = examine(batch, experimenter, Budget(seconds=300))
         seconds = time.process_time() - started
     wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)

@@ -31,6 +31,7 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.digests import weights_digest
 from foreshock.errors import Rejected
+from foreshock.probe_kinds import DOCTOR
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 from foreshock.rollouts.parquet import decode_scores
 from foreshock.rollouts.scores import ScoreBatch
@@ -152,7 +153,8 @@ class Bench:
         probe: dict[str, Any] = self.connection.get_json(f"/v1/probes/{answer.json()['id']}")
         if probe["state"] != "done":
             raise RuntimeError(f"the probe of step {step} is {probe['state']}: {probe.get('reason')}\n{said}")
-        RunQueries(self.connection, run).wait_for_attribution(step)
+        if probe["kind"] != DOCTOR.name:
+            RunQueries(self.connection, run).wait_for_attribution(step)
         return probe
 
     def score(
@@ -207,6 +209,8 @@ class Bench:
         if step is not None:
             attribution = self._optional(f"/v1/runs/{run}/steps/{step}/attribution") or {}
             sentences += [Sentence.of_conclusion(each) for each in attribution.get("conclusions") or ()]
+            examined = self._optional(f"/v1/runs/{run}/steps/{step}/doctor") or {"report": {"findings": ()}}
+            sentences += [Sentence.of_finding(each) for each in examined["report"]["findings"]]
         linted = record.last_step if step is None else step
         lint = self._optional(f"/v1/runs/{run}/steps/{linted}/lint") or {}
         sentences += [Sentence.of_lint(each) for each in lint.get("warnings") or ()]

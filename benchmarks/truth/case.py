@@ -14,7 +14,7 @@ __all__ = ["Case", "Outcome", "Sentence", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence that the product shows. `kind` is a conclusion's kind or the name of a check of the lint."""
+    """One sentence that the product shows. `kind`: of a conclusion; a cause of the doctor; a check of the lint."""
 
     kind: str
     text: str
@@ -25,6 +25,11 @@ class Sentence:
     def of_conclusion(cls, value: Mapping[str, Any]) -> Self:
         """Read an item of `conclusions` of `GET …/attribution`."""
         return cls(str(value["kind"]), str(value["sentence"]), bool(value["names_cause"]), value.get("link"))
+
+    @classmethod
+    def of_finding(cls, value: Mapping[str, Any]) -> Self:
+        """Read a finding of `GET …/doctor`."""
+        return cls(str(value["cause"]), str(value["sentence"]), value["kind"] == "cause")
 
     @classmethod
     def of_lint(cls, value: Mapping[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""Engines that held other weights than the announced ones: vLLM sampled with them, and a weights search finds them."""
+"""Engines that held other weights than the announced ones: vLLM sampled with them, and the doctor finds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.partial_sync import (
 from benchmarks.recorded_runs import shipped_run
 from benchmarks.truth.bench import Bench
 from benchmarks.truth.case import Case, Outcome
-from foreshock.probe_kinds import WEIGHTS
+from foreshock.probe_kinds import DOCTOR
 from foreshock.rollouts import RolloutBatch, decode_rollouts
 from foreshock_probes.engines.environment import offered_environments
 
@@ -54,12 +54,12 @@ def search(
     checkpoints: dict[int, Path],
     **request: Any,
 ) -> Outcome:
-    """Log the step with its checkpoints, search for the weights of the engine, and return what is shown.
+    """Log the step with its checkpoints, have the doctor examine it, and return what is shown.
 
     `request` has further arguments of `Bench.probe`.
     """
     run = bench.log_run(key, {step: batch}, checkpoints=checkpoints, model_kind="dense")
-    bench.probe(run, step, WEIGHTS.default_scorers, kind=WEIGHTS.name, **request)
+    bench.probe(run, step, DOCTOR.default_scorers, kind=DOCTOR.name, **request)
     return bench.shown(run, step)
 
 
@@ -106,20 +106,20 @@ _ELSEWHERE = next(iter(offered_environments()), None)
 
 CASES = (
     Case("right weights", None, True, fault("right"), _NUMERICS),
-    Case("one step behind", "the weights of step 160 (one step behind)", True, fault("one_step_behind"), _THE_LINK),
-    Case("the first step's weights", "the weights of step 1 (160 steps behind)", True, fault("first_step"), _THE_LINK),
-    Case("stale head of the first step", "ran with the lm_head of step 1 ", True, fault("head_of_first"), _THE_LINK),
-    Case("stale head of a middle step", "ran with the lm_head of step 45 ", True, fault("head_of_middle"), _THE_LINK),
-    Case("stale embeddings", "ran with the embeddings of step 1 ", True, fault("embeddings_of_first"), _THE_LINK),
-    Case("stale layer", "ran with layer 1 of step 45 ", True, fault("layer_of_middle"), _THE_LINK),
-    Case("stale head, not announced", "lm_head of step 1 ", False, without_the_true_candidate, _THE_LINK),
-    Case("tied head left stale by a reload", "ran with the lm_head of step 1 ", True, tied, _THE_LINK),
+    Case("one step behind", "the weights step 160", True, fault("one_step_behind"), _THE_LINK),
+    Case("the first step's weights", "the weights step 1", True, fault("first_step"), _THE_LINK),
+    Case("stale head of the first step", "with the lm_head of step 1", True, fault("head_of_first"), _THE_LINK),
+    Case("stale head of a middle step", "with the lm_head of step 45", True, fault("head_of_middle"), _THE_LINK),
+    Case("stale embeddings", "with the embeddings of step 1", True, fault("embeddings_of_first"), _THE_LINK),
+    Case("stale layer", "with layer 1 of step 45", True, fault("layer_of_middle"), _THE_LINK),
+    Case("stale head, not announced", "lm_head of step 1", False, without_the_true_candidate, _THE_LINK),
+    Case("tied head left stale by a reload", "with the lm_head of step 1", True, tied, _THE_LINK),
     Case("the recorded run's weights", None, True, recorded_run, (*_NUMERICS, "environment")),
     *(
         (
             Case(
                 "stale head, replayed in another environment",
-                "lm_head of step 1 ",
+                "lm_head of step 1",
                 False,
                 fault("head_of_first", environment=_ELSEWHERE),
                 (*_THE_LINK, "environment"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreshock.api.records import NAN, Measured, Record, described
-from foreshock.api.replays import ExactRecord, WeightsSearchRecord
+from foreshock.api.replays import ExactRecord
 from foreshock.api.runs import IncompleteStep
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.measures.estimators.attribution import OLD_METHOD
@@ -189,8 +189,6 @@ class AttributionRecord(AttributionDocument):
     """exact divergences of pairs of these scores, the newest of each pair"""
     conclusions: tuple[ConclusionRecord, ...]
     """computed when read; the first one is the headline"""
-    weights_search: WeightsSearchRecord | None = None
-    """the newest search for the weights that the engine held; null if none is done"""
     incomplete: IncompleteStep | None = None
     """the step closed without some of its shards; null: it has all, or is still open"""
     stale: bool

@@ -7,6 +7,9 @@ from typing import Any
 from foreshock.api.probes import ScorerRecord
 from foreshock.api.records import Record
 
+DOCTOR_SECONDS = 600.0
+"""The time for replays of an examination that names none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWeightsRecord(Record):
@@ -52,7 +55,9 @@ class LeasedJobRecord(Record):
     """the environment to score in; null: as the worker is"""
     checkpoint: JobWeightsRecord
     candidates: tuple[JobWeightsRecord, ...] = ()
-    """of a weights search: the other weights to try, in this order"""
+    """of the doctor: the other weights to try, in this order"""
+    budget_seconds: float = DOCTOR_SECONDS
+    """of the doctor: the time for its replays"""
     rollouts: JobRolloutsRecord
 
 

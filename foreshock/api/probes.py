@@ -46,6 +46,8 @@ class JobRecord(Record):
     """the one that it is scored in; null: queued, or as its worker is"""
     environment_note: str | None = None
     """why it is not scored in one of `environments`"""
+    doing: str = ""
+    """what it is trying at the moment, as its worker's last heartbeat has it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ class ProbePolicyRecord(Record):
     """probe the first step with a checkpoint in each so many steps; null: none"""
     on_alerts: bool
     """probe the steps near an open alert, before all others"""
+    doctor_on_alerts: bool = False
+    """have the doctor examine the first step near an open alert on the mismatch"""
     rollouts: int
     """score a sample of so many rollouts, stratified by length"""
     scorers: tuple[ScorerRecord, ...]

@@ -1,12 +1,11 @@
-"""What replays found: exact divergences, weights searches, the configuration matrix. Attributions: `attribution`."""
+"""What replays found: exact divergences, the configuration matrix. Attributions: `attribution`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from foreshock.api.probes import JobStateName
-from foreshock.api.records import NAN, Measured, Record, described
-from foreshock.interval_names import RANGE, RANGE_NOTE
+from foreshock.api.records import Measured, Record, described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,50 +156,3 @@ class MatrixRecord(Record):
     recommendations: tuple[str, ...] = ()
     other_cells: int = 0
     """cells over other rollouts or weights, which are left out"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsReplayRecord(Record):
-    """One replay: the announced weights of the searched step, of which `part` is that of the announced `step`."""
-
-    step: int
-    part: str
-    """all, or names joined by `+`: lm_head, embeddings, layers, layers.3, other"""
-    k3_kl: Measured = NAN
-    """against the logged `rollout`, in nats per token"""
-    k3_low: Measured = field(
-        default=NAN, metadata=described(f"bootstrap-t interval by prompt group: a {RANGE}. {RANGE_NOTE}")
-    )
-    k3_high: Measured = NAN
-    max_abs_d: Measured = NAN
-    skipped: str = ""
-    """why the replay was not made"""
-    weights: str
-    """the weights in words"""
-    announced: bool
-    """the announced weights of the searched step"""
-    at_noise_floor: bool
-    """k3 is within `bound`"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsSearchRecord(Record):
-    """The newest weights search of a step: replays in the order in which they were made."""
-
-    run: str
-    attempt: int
-    step: int
-    scorer: str
-    rollouts: int
-    tokens: int
-    floor_k3: Measured
-    """k3 of the scorer against itself in other batches"""
-    bound: float
-    """largest k3 that counts as reproduced, in nats per token"""
-    tied: bool
-    """head and embeddings are one tensor of the model"""
-    replays: tuple[WeightsReplayRecord, ...]
-    confirmed_k3: Measured
-    """k3 of the best other weights in an engine that was started with them"""
-    ended: str
-    """why the search ended"""

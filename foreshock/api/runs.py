@@ -15,7 +15,7 @@ ShownRunState = Literal["running", "stale", "finished", "failed"]
 """`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
 AdviceMode = Literal["shadow", "apply"]
 CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
-FindingSource = Literal["attribution", "lint"]
+FindingSource = Literal["attribution", "doctor", "lint"]
 Plain = str | float | int | bool
 """A value of the setup."""
 
@@ -256,7 +256,7 @@ class ConfidenceRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRecord(Record):
-    """What is concluded from a run's stored data: a cause that an attribution names, or a warning of the lint."""
+    """What is concluded from a run's stored data: a cause by an attribution or the doctor, or a warning of the lint."""
 
     run: str
     run_key: str
@@ -264,7 +264,7 @@ class FindingRecord(Record):
     source: FindingSource
     name: str
     """of the lint: the name of the check; of an attribution: the link that is the cause, as the attribution of the step
-    names it, or `wrong-weights` or `trainer-precision`"""
+    names it, or `trainer-precision`; of the doctor: the cause and the side, such as `other_weights/rollout`"""
     title: str
     severity: Severity
     """of the worst step; `info` for causes, which say where and not how much"""

@@ -16,11 +16,10 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
 from foreshock.commands.queries import RunQueries, find_run
-from foreshock.commands.report_attribution import weights_search_lines
-from foreshock.commands.text import Paint, table, wrap
+from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
-from foreshock.probe_kinds import EXACT, LAYERS, PROBE_KINDS, WEIGHTS, ProbeKind
+from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, ProbeKind
 from foreshock.scorers import (
     EXACT_PAIRS,
     default_scorers,
@@ -106,7 +105,7 @@ class ProbeCommand:
             body = _request(arguments)
             probe = connection.decoded(connection.request("POST", f"/v1/runs/{run.id}/probes", json_body=body))
             if not arguments.no_wait:
-                probe = _wait(connection, probe, arguments.timeout)
+                probe = wait_for_probe(connection, probe, arguments.timeout)
             queries, attribution, compared = RunQueries(connection, run.id), None, list[str]()
             kind = _kind(arguments)
             if probe["state"] == "done" and kind.report:
@@ -120,9 +119,9 @@ class ProbeCommand:
             elif probe["state"] == "done":
                 # The attribution is computed after the last job is done: `foreshock report` comes next.
                 queries.wait_for_attribution(arguments.step)
-                if arguments.weights_search or arguments.exact:
+                if arguments.exact:
                     attribution = queries.attribution(arguments.step)
-        print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
+        print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(probe_lines(probe)))
         if compared and not arguments.json:
             print("\n".join(compared))
         if attribution is not None and not arguments.json:
@@ -139,7 +138,7 @@ def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
     for kind in _KINDS_WITH_FLAG:
         parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
     parser.add_argument(
-        "--max-candidates", type=int, metavar="N", help="earlier steps that a weights search tries (default: 8)"
+        "--max-candidates", type=int, metavar="N", help="earlier checkpoints that the doctor tries (default: 8)"
     )
 
 
@@ -167,14 +166,13 @@ def _cancel(arguments: argparse.Namespace) -> int:
         )
     with connect(arguments) as connection:
         probe = connection.decoded(connection.request("DELETE", f"/v1/probes/{arguments.step}"))
-    print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(_lines(probe)))
+    print(json.dumps(probe, indent=2, ensure_ascii=False) if arguments.json else "\n".join(probe_lines(probe)))
     return 0
 
 
 def _found(attribution: AttributionRecord) -> list[str]:
-    """Return the replays of a weights search, if there was one, and the conclusions on the step."""
-    search = attribution.weights_search
-    lines = ["", *(weights_search_lines(search, Paint()) if search is not None else ())]
+    """Return the conclusions on the step."""
+    lines = [""]
     for conclusion in attribution.conclusions:
         lines += wrap(conclusion.sentence, "    ", "  → ")
     return lines
@@ -187,10 +185,10 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         options["autocast"] = None if arguments.trainer_autocast == "none" else arguments.trainer_autocast
     if arguments.trainer_master_dtype is not None:
         options["master_dtype"] = arguments.trainer_master_dtype
-    if arguments.max_candidates is not None and kind is not WEIGHTS:
-        raise ConfigurationError("--max-candidates is an option of --weights-search")
-    if options and kind is WEIGHTS:
-        raise ConfigurationError("--weights-search replays the engine; --trainer-… are for other probes")
+    if arguments.max_candidates is not None and kind is not DOCTOR:
+        raise ConfigurationError("--max-candidates is an option of --doctor")
+    if (options or arguments.scorer) and kind is DOCTOR:
+        raise ConfigurationError("--doctor makes replays of its own; --scorer and --trainer-… are for other probes")
     scorers = []
     for word in arguments.scorer or (() if kind.default_scorers else default_scorers()):
         name, variant = split_score_name(word)
@@ -214,7 +212,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _wait(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+def wait_for_probe(connection: ServiceConnection, probe: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
     """Wait for the final state and return the probe; its present state after the timeout, or if no live worker can."""
     begun = time.monotonic()
     shown = ""
@@ -243,12 +241,12 @@ def _has_no_worker(probe: Mapping[str, Any]) -> bool:
 
 
 def _progress(job: Mapping[str, Any]) -> str:
-    """Return the state of a job, and what a queued job waits for."""
-    waiting = f" ({job['reason']})" if job["state"] == "queued" and job.get("reason") else ""
-    return f"{job['engine']} {job['state']}{waiting}"
+    """Return the state of a job, what a queued job waits for, and what a running one tries."""
+    note = {"queued": job.get("reason"), "running": job.get("doing")}.get(job["state"])
+    return f"{job['engine']} {job['state']}{f' ({note})' if note else ''}"
 
 
-def _lines(probe: dict[str, Any]) -> list[str]:
+def probe_lines(probe: dict[str, Any]) -> list[str]:
     lines = [f"probe {probe['id']} of step {probe['step']}: {probe['state']}"]
     if probe.get("reason"):
         lines.append(f"  {probe['reason']}")

@@ -1,43 +1,12 @@
-"""The parts of the report about replays of a step: the links, and a search for other weights."""
+"""The part of the report about replays of a step: the links of the mismatch."""
 
 import math
 
 from foreshock.api.attribution import AttributionRecord, LinkRecord, SideBranchRecord
-from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, bar, count, note, number, section_title, table, wrap
 from foreshock.interval_names import RANGE
 from foreshock.measures.estimators.attribution import OLD_METHOD
-
-MOST_ROWS = 8
-
-
-def weights_search_lines(search: WeightsSearchRecord, paint: Paint) -> list[str]:
-    """Return the replays, the nearest to the logged log-probs first, at most eight and the announced weights."""
-    done = sorted((each for each in search.replays if not math.isnan(each.k3_kl)), key=lambda each: each.k3_kl)
-    shown = [each for place, each in enumerate(done) if place < MOST_ROWS or each.announced]
-    lines = [f"  Replays by {search.scorer} with other weights, against rollout:"]
-    header = ["announced weights, with", "k3_kl", RANGE, "max |d|", ""]
-    lines += table(header, [_row(each) for each in shown], left=(0, 4), indent="    ")
-    skipped = [each for each in search.replays if each.skipped]
-    notes = [f"{len(done) - len(shown)} more replays with larger k3"] if len(done) > len(shown) else []
-    notes += [f"{len(skipped)} skipped, such as {skipped[0].weights}: {skipped[0].skipped}"] if skipped else []
-    notes.append(f"the search ended: {search.ended}")
-    return [*lines, *note("; ".join(notes), paint)]
-
-
-def _row(replay: WeightsReplayRecord) -> list[str]:
-    interval = ""
-    if math.isfinite(replay.k3_low) and math.isfinite(replay.k3_high):
-        interval = f"{number(replay.k3_low)} … {number(replay.k3_high)}"
-    name = "(the announced weights alone)" if replay.announced else replay.weights
-    return [
-        name,
-        number(replay.k3_kl),
-        interval,
-        number(replay.max_abs_d, 2),
-        "at the noise floor" if replay.at_noise_floor else "",
-    ]
 
 
 def attribution_section(report: ReportData, paint: Paint) -> list[str]:
@@ -73,8 +42,6 @@ def _chain(attribution: AttributionRecord, paint: Paint) -> list[str]:
         lines += note("*: exact KL(μ‖π) over the whole vocabulary in place of k3, which is its sampled estimate", paint)
     for conclusion in attribution.conclusions:
         lines += wrap(conclusion.sentence, "      ", "    → ")
-    if attribution.weights_search is not None:
-        lines += weights_search_lines(attribution.weights_search, paint)
     if attribution.floors:
         lines += _floors(attribution)
     if attribution.side_branch is not None:

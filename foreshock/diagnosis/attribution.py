@@ -20,7 +20,6 @@ from foreshock.diagnosis.conclusion import (
     marked_links,
 )
 from foreshock.diagnosis.environments import conclude_environments
-from foreshock.diagnosis.weights import conclude_weights
 from foreshock.diagnosis.wording import interval_of_share, interval_text, number, percent, plural
 from foreshock.interval_names import range_in_words
 from foreshock.measures.estimators.bootstrap import LEAST_CLUSTERS
@@ -43,8 +42,7 @@ def conclude_links(evidence: AttributionEvidence, so_far: Sequence[Conclusion]) 
     if not known:
         return []
     of_the_request = links_of_wrong_precision(evidence)
-    explained = {each.link for each in so_far if each.kind == "wrong-weights"}
-    unnamed = marked_links(so_far) | of_the_request | explained
+    unnamed = marked_links(so_far) | of_the_request
     found = [] if known[0].name in unnamed else [_on_the_largest(evidence, known)]
     if evidence.cancellation > MUCH_CANCELLATION and not of_the_request:
         found.append(_cancellation(evidence))
@@ -253,7 +251,7 @@ def _interval(exact: ExactEvidence, mean: float, low: float, high: float) -> str
 
 
 # Each rule sees the conclusions of the rules before it.
-_RULES = (conclude_environments, conclude_weights, conclude_links, conclude_precision, conclude_exact)
+_RULES = (conclude_environments, conclude_links, conclude_precision, conclude_exact)
 
 
 def conclude_attribution(evidence: AttributionEvidence) -> tuple[Conclusion, ...]:

@@ -7,7 +7,6 @@ from typing import Literal
 
 from foreshock.environment import Environment
 from foreshock.model_kind import ModelKind
-from foreshock.weights_search import WeightsSearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,6 @@ class AttributionEvidence:
             not.
         environments: the environment that made each score, by score; None if unknown.
         environment_links: scorers that were replayed in two environments.
-        weights_search: the result of replays with weights of other steps.
         exact: exact divergences of pairs of scores.
     """
 
@@ -147,7 +145,6 @@ class AttributionEvidence:
     declared_precision: str | None = None
     environments: Mapping[str, Environment | None] = field(default_factory=dict)
     environment_links: tuple[EnvironmentLinkEvidence, ...] = ()
-    weights_search: WeightsSearch | None = None
     exact: tuple[ExactEvidence, ...] = ()
 
 
@@ -156,8 +153,6 @@ ConclusionKind = Literal[
     "environment-unknown",
     "environment-excluded",
     "environment-measured",
-    "wrong-weights",
-    "weights-held",
     "cause",
     "cannot-tell",
     "no-majority",

@@ -75,7 +75,7 @@ _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
 }
 
-_SOURCES: Final[Sequence[CauseSource]] = ("probe", "lint", "detector")
+_SOURCES: Final[Sequence[CauseSource]] = ("doctor", "probe", "lint", "detector")
 _MOST_EVENTS = 50
 
 
@@ -377,7 +377,7 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
 def _causes(found: Sequence[DiagnosisCause]) -> tuple[DiagnosisCause, ...]:
     """Return the causes, those that are shown first, the lint's in their order; a probe's replaces what only looks
     like one."""
-    probed = any(each.source == "probe" and each.certainty == "shown" for each in found)
+    probed = any(each.source in ("doctor", "probe") and each.certainty == "shown" for each in found)
     names = {each.name for each in found}
     kept = [
         each

@@ -1,10 +1,9 @@
 """Conclusions on the environments of scores: where a replay ran elsewhere than the run, and what that explains.
 
 A link that is not 0 contains the difference between the environments of its ends. If they differ, or one is unknown, no
-cause is named for it. Four kinds of evidence clear a link:
+cause is named for it. Three kinds of evidence clear a link:
 
 - it is equal bit for bit, whatever the fingerprints say;
-- it is 0 within rounding once the engine's replay has other weights, in the same environments (a weights search);
 - at another probed step it is 0 within rounding, in the same environments: a difference of environments would be there
   at every step;
 - it compares engine and trainer, and each end is in the run's own environment of that side, or both ends are in one
@@ -14,7 +13,6 @@ cause is named for it. Four kinds of evidence clear a link:
 import math
 from collections.abc import Sequence
 
-from foreshock.comparisons import comparison_name
 from foreshock.diagnosis.conclusion import (
     AttributionEvidence,
     Conclusion,
@@ -47,7 +45,7 @@ def conclude_environments(evidence: AttributionEvidence, so_far: Sequence[Conclu
 
 def _on_link(evidence: AttributionEvidence, link: LinkEvidence) -> list[Conclusion]:
     later, earlier = link.name.split("/")
-    if not link.rms_d > 0 or {earlier, later} <= set(_LOGGED) or _is_zero_with_other_weights(evidence, link):
+    if not link.rms_d > 0 or {earlier, later} <= set(_LOGGED):
         return []
     found = _differences(evidence, earlier, later)
     if not found:
@@ -59,13 +57,6 @@ def _on_link(evidence: AttributionEvidence, link: LinkEvidence) -> list[Conclusi
     if known:
         return [Conclusion("environment-differs", _differs(link, earlier, later, known), link.name)]
     return [Conclusion("environment-unknown", _unknown(evidence, link, earlier, later, found), link.name)]
-
-
-def _is_zero_with_other_weights(evidence: AttributionEvidence, link: LinkEvidence) -> bool:
-    search = evidence.weights_search
-    if search is None or link.name != comparison_name(search.scorer, "rollout"):
-        return False
-    return any(each.k3_kl is not None and each.k3_kl <= ZERO_K3 for each in search.done)
 
 
 def _differences(evidence: AttributionEvidence, earlier: str, later: str) -> tuple[Difference, ...]:

@@ -1,8 +1,9 @@
 """The doctor: find the variant of a forward pass, weights, sampling or data that reproduces what was logged."""
 
+from foreshock.api.doctor import DoctorReport, Finding, SideReport
 from foreshock.doctor.changes import CannotTryError, Change, Experimenter, Subject
 from foreshock.doctor.doctor import examine
-from foreshock.doctor.findings import DoctorReport, Finding, SideReport
+from foreshock.doctor.findings import report_lines
 from foreshock.doctor.trials import Budget
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "SideReport",
     "Subject",
     "examine",
+    "report_lines",
 ]

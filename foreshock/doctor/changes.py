@@ -69,5 +69,8 @@ class Experimenter(Protocol):
     def subject(self) -> Subject:
         """What is replayed."""
 
-    def logits(self, change: Change) -> NDArray[np.float32]:
-        """Return the logits [T, V] before each response token under `change`. Raises CannotTryError."""
+    def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """Return the logits [T, V] before each response token of `rows` (empty: all rollouts) under `change`.
+
+        Raises CannotTryError.
+        """

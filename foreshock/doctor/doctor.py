@@ -5,12 +5,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.diagnosis.wording import number, plural
 from foreshock.doctor.catalogue import CATALOGUE
 from foreshock.doctor.changes import SIDES, CannotTryError, Change, Experimenter
 from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
-from foreshock.doctor.findings import SIDE_WORDS, DoctorReport, Finding, SideReport
+from foreshock.doctor.findings import SIDE_WORDS
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.search import MAJORITY, SideSearch
 from foreshock.doctor.trials import Budget, Trial
@@ -61,20 +62,28 @@ def examine(
         for trial in search.trials
         if len(trial.variants) == 1
     }
+    tried |= {
+        f"{variants[0].cause.replace('_', ' ')} {variants[0].label}".strip() + f" [{side}]": share
+        for side, search in searches.items()
+        if search.found is search.base
+        for variants, share in search.screened.items()
+        if np.isfinite(share) and share <= MAJORITY
+    }
     spent = "the budget is spent" if budget.is_spent else "the search is complete"
     return DoctorReport(
         rollouts=batch.num_rollouts,
         tokens=batch.num_tokens,
         findings=tuple(sorted(findings, key=lambda each: order[each.kind])),
         sides=tuple(_on_side(search) for search in searches.values()),
-        ruled_out=tuple(sorted(tried.items(), key=lambda each: -each[1])),
+        ruled_out=tuple(RuledOut(*pair) for pair in sorted(tried.items(), key=lambda each: -each[1])),
         not_tried=tuple(
-            dict.fromkeys(
+            NotTried(*pair)
+            for pair in dict.fromkeys(
                 [*experimenter.subject.unusable.items()]
                 + [pair for search in searches.values() for pair in search.not_tried.items()]
             )
         ),
-        replays=budget.replays,
+        replays=int(np.ceil(budget.replays)),
         seconds=budget.spent,
         ended=spent,
     )
@@ -194,7 +203,8 @@ def _is_declared_lag(search: SideSearch, batch: RolloutBatch) -> bool:
 def _unknown(search: SideSearch, batch: RolloutBatch) -> Finding:
     compared, halves = search.compared, search.base.halves
     beyond = np.nan_to_num(compared.by_rollout(halves)) > search.rounding
-    families = ", ".join(dict.fromkeys(_ROWS[trial.variants[0].cause].family for trial in search.trials))
+    tried = [trial.variants for trial in search.trials] + list(search.screened)
+    families = ", ".join(dict.fromkeys(_ROWS[variants[0].cause].family for variants in tried))
     best = max((each for each in search.trials), key=lambda each: search.share(each)[0], default=None)
     nearest = (
         f"; the nearest, {_words(best)}, explains {100 * search.share(best)[0]:.0f} % and is not named" if best else ""

@@ -1,108 +1,63 @@
-"""What the doctor says: findings, with what was ruled out and what could not be tried."""
+"""The text of the doctor's report: findings, with what was ruled out and what could not be tried."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from foreshock.api.records import to_json
+from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding, SideReport
+from foreshock.api.records import parse
 from foreshock.diagnosis.wording import interval_of_share, number, percent, plural
 
-__all__ = ["DoctorReport", "Finding", "SideReport"]
+__all__ = ["SIDE_WORDS", "explained", "fix_of", "lines_of_answer", "report_lines", "ruled_out_in_words"]
 
 SIDE_WORDS = {"rollout": "the engine's logged log-probs (μ)", "trainer": "the trainer's logged log-probs (π)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One cause of a side, or that none is known.
-
-    `kind`: "cause"; "expected" (ordinary rounding, a declared lag); "unknown". `cause` is a row of the catalogue,
-    `value` its value. `share` of E[d²] of the side against its undisturbed replay is explained, with the 95 % interval
-    over prompts. `before`, `after`: E[d²]/2 in nats², which is k3 if small. `exact`: reproduced to within the noise of
-    other batches; else to within ordinary rounding. `alternatives` reproduce it as well.
-    """
-
-    kind: str
-    side: str
-    cause: str
-    value: str
-    sentence: str
-    tokens: int
-    rollouts: int
-    sample_ids: tuple[str, ...] = ()
-    share: float = math.nan
-    share_low: float = math.nan
-    share_high: float = math.nan
-    before: float = math.nan
-    after: float = math.nan
-    exact: bool = False
-    alternatives: tuple[str, ...] = ()
-    fixes: Mapping[str, str] = field(default_factory=dict)
-    confirm: str = ""
+def report_lines(report: DoctorReport) -> list[str]:
+    """Return the report as text."""
+    found = [f"{plural(report.rollouts, 'rollout')}, {plural(report.tokens, 'token')}; {report.ended}."]
+    for finding in report.findings:
+        found += ["", f"{finding.kind}: {finding.sentence}", *_details(finding)]
+    found += ["", *(_on_side(side) for side in report.sides)]
+    if report.ruled_out:
+        found.append(ruled_out_in_words(report))
+    found += [f"not tried: {each.variant}: {each.why}" for each in report.not_tried]
+    found.append(f"price: {plural(report.replays, 'replay')}, {report.seconds:.1f} s.")
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class SideReport:
-    """How a side was explained: the precision of its replay, what it left before and after, and the two floors.
-
-    `noise`: the same replay in other batches. `rounding`: replays in other precisions; both are E[d²]/2 in nats².
-    """
-
-    side: str
-    precision: str
-    before: float
-    after: float
-    noise: float
-    rounding: float
+def ruled_out_in_words(report: DoctorReport) -> str:
+    """Return how many variants were ruled out, and those that explain most."""
+    best = ", ".join(f"{each.variant} ({percent(each.share)})" for each in report.ruled_out[:6])
+    return f"ruled out: {plural(len(report.ruled_out), 'variant')}; those that explain most: {best}."
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorReport:
-    """All findings of one batch, gravest first; `ruled_out`: variants and the share each explains; `not_tried`: why."""
+def explained(finding: Finding) -> str:
+    """Return how much a finding explains, with its interval; empty if that was not measured."""
+    if math.isnan(finding.share):
+        return ""
+    interval = interval_of_share(finding.share_low, finding.share_high)
+    how = "as exactly as other batches" if finding.exact else "within ordinary rounding"
+    return (
+        f"explains {100 * finding.share:.1f} % ({interval}): E[d²]/2 {number(finding.before)} before, "
+        f"{number(finding.after)} after, {how}"
+    )
 
-    rollouts: int
-    tokens: int
-    findings: tuple[Finding, ...]
-    sides: tuple[SideReport, ...]
-    ruled_out: tuple[tuple[str, float], ...]
-    not_tried: tuple[tuple[str, str], ...]
-    replays: int
-    seconds: float
-    ended: str
 
-    @property
-    def causes(self) -> tuple[Finding, ...]:
-        """The findings that name a cause."""
-        return tuple(each for each in self.findings if each.kind == "cause")
+def fix_of(finding: Finding) -> str:
+    """Return what to do about a cause: the fix for any framework, else those of each; empty if none is known."""
+    named = "; ".join(f"{framework}: {fix}" for framework, fix in finding.fixes.items() if framework != "any")
+    general = finding.fixes.get("any", "")
+    return f"{general[:1].upper()}{general[1:]}." if general else named and f"Set {named}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        return to_json(self)
 
-    def lines(self) -> list[str]:
-        """Return the report as text."""
-        found = [f"{plural(self.rollouts, 'rollout')}, {plural(self.tokens, 'token')}; {self.ended}."]
-        for finding in self.findings:
-            found += ["", f"{finding.kind}: {finding.sentence}", *_details(finding)]
-        found += ["", *(_on_side(side) for side in self.sides)]
-        if self.ruled_out:
-            best = ", ".join(f"{label} ({percent(share)})" for label, share in self.ruled_out[:6])
-            found.append(f"ruled out: {plural(len(self.ruled_out), 'variant')}; those that explain most: {best}.")
-        found += [f"not tried: {what}: {why}" for what, why in self.not_tried]
-        found.append(f"price: {plural(self.replays, 'replay')}, {self.seconds:.1f} s.")
-        return found
+def lines_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
+    """Return the lines of an answer of the service, for `foreshock probe`."""
+    return ["", *report_lines(parse(DoctorStepRecord, answer).report)]
 
 
 def _details(finding: Finding) -> list[str]:
-    found = []
-    if not math.isnan(finding.share):
-        interval = interval_of_share(finding.share_low, finding.share_high)
-        how = "as exactly as other batches" if finding.exact else "within ordinary rounding"
-        found.append(
-            f"  explains {100 * finding.share:.1f} % ({interval}): E[d²]/2 {number(finding.before)} before, "
-            f"{number(finding.after)} after, {how}"
-        )
+    found = [f"  {line}"] if (line := explained(finding)) else []
     if finding.alternatives:
         found.append(f"  cannot be told from: {'; '.join(finding.alternatives)}")
     found += [f"  fix ({framework}): {fix}" for framework, fix in finding.fixes.items()]

@@ -21,7 +21,17 @@ from foreshock.api.runs import (
 from foreshock.api.watch import AdviceRecord, AlertRecord, RulesVersionRecord, advice_record
 from foreshock.changes import ChangeKind
 from foreshock.model_kind import ModelKind
-from foreshock.reading.request import UNCHANGED, Request, Unchanged, change, given, names_of, probe_path, run_path
+from foreshock.reading.request import (
+    UNCHANGED,
+    Request,
+    Unchanged,
+    change,
+    given,
+    names_of,
+    probe_path,
+    run_path,
+    step_path,
+)
 from foreshock.scorers import split_score_name
 
 __all__ = [
@@ -33,6 +43,7 @@ __all__ = [
     "decide",
     "delete_rollouts",
     "delete_run",
+    "examine_step",
     "request_probe",
     "resolve_alert",
     "retry_probe",
@@ -74,7 +85,7 @@ def set_rules(run: str, toml: str) -> Request[RulesVersionRecord]:
     return change("PUT", run_path(run, "rules"), RulesVersionRecord, {"toml": toml}, is_repeatable=False)
 
 
-ProbeKind = Literal["exact", "weights", "matrix", "layers", "routing"]
+ProbeKind = Literal["exact", "doctor", "matrix", "layers", "routing"]
 
 
 def request_probe(
@@ -115,6 +126,28 @@ def request_probe(
     return change("POST", run_path(run, "probes"), ProbeRecord, body)
 
 
+def examine_step(
+    run: str,
+    step: int,
+    *,
+    attempt: int | None = None,
+    budget_seconds: float | None = None,
+    max_rollouts: int | None = None,
+    max_candidates: int | None = None,
+) -> Request[ProbeRecord]:
+    """Have the doctor examine a step, and return its probe; `Reader.doctor` has the report when it is done.
+
+    `budget_seconds`: the time for replays (default: 600); `max_candidates`: earlier checkpoints to try (default: 8).
+    """
+    body = given({
+        "attempt": attempt,
+        "budget_seconds": budget_seconds,
+        "max_rollouts": max_rollouts,
+        "max_candidates": max_candidates,
+    })  # fmt: skip
+    return change("POST", step_path(run, step, "doctor"), ProbeRecord, body)
+
+
 def retry_probe(probe: str) -> Request[ProbeRecord]:
     """Queue the failed and skipped jobs of an ended probe again. Raises Rejected (409) if it has not ended.
 
@@ -133,6 +166,7 @@ def set_probe_policy(
     *,
     every_steps: int | None = None,
     on_alerts: bool = False,
+    doctor_on_alerts: bool = False,
     rollouts: int | None = None,
     scorers: Sequence[str] | None = None,
     accelerator: str | None = None,
@@ -141,12 +175,14 @@ def set_probe_policy(
     """Set which steps of a run are probed automatically; it replaces the policy, None gives a field its default.
 
     `every_steps`: the first step with a checkpoint in each so many; `on_alerts`: steps near an open alert;
-    `budget_seconds`: accelerator seconds that the run's probes may use. Without arguments nothing is probed
-    automatically. The key needs `admin`.
+    `doctor_on_alerts`: the doctor examines the first step near an open alert on the mismatch; `budget_seconds`:
+    accelerator seconds that the run's probes may use. Without arguments nothing is probed automatically. The key needs
+    `admin`.
     """
     body = given({
         "every_steps": every_steps,
         "on_alerts": on_alerts,
+        "doctor_on_alerts": doctor_on_alerts,
         "rollouts": rollouts,
         "scorers": None if scorers is None else _scorers(scorers),
         "accelerator": accelerator,

@@ -24,6 +24,7 @@ class _Methods:
     request_probe = call(calls.request_probe)
     retry_probe = call(calls.retry_probe)
     cancel_probe = call(calls.cancel_probe)
+    examine_step = call(calls.examine_step)
     set_probe_policy = call(calls.set_probe_policy)
     update_run = call(calls.update_run)
     announce_change = call(calls.announce_change)

@@ -312,7 +312,7 @@ def probes(run: str, *, step: int | None = None) -> Listing[ProbeRecord]:
 
 
 def probes_of_runs(*, kind: str | None = None) -> Listing[ProbeRecord]:
-    """Yield the probes of all runs that the key may see, newest first; `kind` is "exact" or "weights"."""
+    """Yield the probes of all runs that the key may see, newest first; `kind` is "exact" or "doctor", for example."""
     return listing(ProbeRecord, "/v1/probes", [("kind", kind)])
 
 

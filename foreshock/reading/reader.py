@@ -49,7 +49,7 @@ class _Methods:
     exact = call(step_calls.exact)
     routing = call(step_calls.routing)
     layers = call(step_calls.layers)
-    weights_search = call(step_calls.weights_search)
+    doctor = call(step_calls.doctor)
     matrix = call(step_calls.matrix)
     alerts = listing(calls.alerts)
     changed_alerts = call(calls.changed_alerts)

@@ -4,12 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from foreshock.api.attribution import AttributionRecord
-from foreshock.api.replays import (
-    ExactStepRecord,
-    ExactTokensRecord,
-    MatrixRecord,
-    WeightsSearchRecord,
-)
+from foreshock.api.doctor import DoctorStepRecord
+from foreshock.api.replays import ExactStepRecord, ExactTokensRecord, MatrixRecord
 from foreshock.api.steps import CorrectionsRecord, LintRecord, TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.layer_divergence import LayerComparison
@@ -22,6 +18,7 @@ __all__ = [
     "attribution",
     "buckets",
     "corrections",
+    "doctor",
     "exact",
     "exact_tokens",
     "layers",
@@ -31,7 +28,6 @@ __all__ = [
     "routing",
     "theory",
     "token_ids",
-    "weights_search",
     "worst_tokens",
 ]
 
@@ -181,9 +177,9 @@ def layers(
     return get(read, step_path(run, step, "layers"), [("attempt", attempt), ("pair", pair)])
 
 
-def weights_search(run: str, step: int, *, attempt: int | None = None) -> Request[WeightsSearchRecord]:
-    """Return the newest weights search of a step. Raises Rejected (404) if none is done."""
-    return get(WeightsSearchRecord, step_path(run, step, "weights-search"), [("attempt", attempt)])
+def doctor(run: str, step: int, *, attempt: int | None = None) -> Request[DoctorStepRecord]:
+    """Return the newest report of the doctor on a step. Raises Rejected (404) if it was not examined."""
+    return get(DoctorStepRecord, step_path(run, step, "doctor"), [("attempt", attempt)])
 
 
 def matrix(run: str, step: int, *, attempt: int | None = None) -> Request[MatrixRecord]:

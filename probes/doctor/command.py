@@ -1,4 +1,4 @@
-"""`foreshock doctor`: explain the log-probs of logged rollouts by replaying them with folders of weights."""
+"""`foreshock doctor`: explain logged log-probs by replays, of a run's step by a worker or of files here."""
 
 import argparse
 import json
@@ -7,27 +7,42 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from foreshock.api.records import to_json
+from foreshock.client.connection import ServiceConnection
+from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.import_rollouts import find_recording, read_shard
+from foreshock.commands.probe import probe_lines, wait_for_probe
+from foreshock.commands.queries import find_run
+from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine, report_lines
 from foreshock.errors import ConfigurationError
+from foreshock.reading import calls, step_calls
+from foreshock.reading.caller import answer_of, items_of
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.attributes import LOGPROBS_MODES
 from foreshock.rollouts.sampling import select_rollouts
 
+_LONGEST_START_SECONDS = 600.0
+"""For a worker to take the job, and to load the weights."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class DoctorCommand:
-    """Explain logged log-probs by experiments. Needs no service."""
+    """Explain logged log-probs by experiments: those of files, here; those of a run's step, by a worker."""
 
     help = "find the change of weights, sampling or forward pass that reproduces logged log-probs"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's options to `parser`."""
-        parser.add_argument("files", nargs="+", metavar="FILE", help="files of rollouts, as `foreshock import` takes")
+        parser.add_argument(
+            "what",
+            nargs="+",
+            metavar="RUN|FILE",
+            help="a run of the service; with --engine-weights: files of rollouts, as `foreshock import` takes",
+        )
+        parser.add_argument("--step", type=int, metavar="N", help="step of the run (default: the newest with weights)")
         parser.add_argument(
             "--engine-weights",
             nargs="+",
-            required=True,
             metavar="DIR",
             help="folders of safetensors: the weights that the engine should hold, then others to try",
         )
@@ -45,33 +60,69 @@ class DoctorCommand:
         parser.add_argument("--logprobs-mode", choices=LOGPROBS_MODES, help="declare what the engine logs")
         parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of torch (default: its own)")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
+        add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run the experiments, print the report and return 0, or 1 if they could not be made."""
-        from foreshock.doctor import Budget, CannotTryError, examine
-        from foreshock_probes.doctor.experimenter import TorchExperimenter
+        """Have the experiments made, print the report and return 0, or 1 if they could not be made."""
+        if arguments.engine_weights is None:
+            return _examine_run(arguments)
+        return _examine_files(arguments)
 
-        batch = _read(arguments)
-        engine = [Path(each) for each in arguments.engine_weights]
-        trainer = [Path(each) for each in arguments.trainer_weights or engine]
 
-        def log(line: str) -> None:
-            if sys.stderr.isatty():
-                print(f"  {line}", file=sys.stderr)
-
-        try:
-            budget = Budget(seconds=seconds(arguments.budget))
-            others = [*engine[1:], *trainer[1:]]
-            experimenter = TorchExperimenter(batch, engine[0], trainer[0], others, threads=arguments.threads)
-            report = examine(batch, experimenter, budget, log)
-        except CannotTryError as error:
-            print(f"foreshock doctor: cannot try anything: {error}", file=sys.stderr)
+def _examine_run(arguments: argparse.Namespace) -> int:
+    """Ask for an examination of a step, wait for it and print the report."""
+    if len(arguments.what) > 1 or Path(arguments.what[0]).is_file():
+        raise ConfigurationError("give the weights of the files with --engine-weights, or name one run")
+    body = {"budget_seconds": seconds(arguments.budget), "max_rollouts": arguments.rollouts}
+    with connect(arguments) as connection:
+        run = find_run(connection, arguments.what[0], arguments.project)
+        step = _newest_step(connection, run.id) if arguments.step is None else arguments.step
+        path = f"/v1/runs/{run.id}/steps/{step}/doctor"
+        probe = connection.decoded(connection.request("POST", path, json_body=body))
+        probe = wait_for_probe(connection, probe, body["budget_seconds"] + _LONGEST_START_SECONDS)
+        if probe["state"] != "done":
+            print("\n".join(probe_lines(probe)), file=sys.stderr)
             return 1
-        if arguments.json:
-            print(json.dumps(report.to_dict(), ensure_ascii=False))
-        else:
-            print("\n".join(report.lines()))
-        return 0
+        found = answer_of(connection, step_calls.doctor(run.id, step, attempt=probe["attempt"]))
+    _print(found.report, arguments.json)
+    return 0
+
+
+def _newest_step(connection: ServiceConnection, run: str) -> int:
+    """Return the newest step with announced weights. Raises ConfigurationError if there is none."""
+    steps = [each.step for each in items_of(connection, calls.checkpoints(run))]
+    if not steps:
+        raise ConfigurationError(
+            "the run has announced no weights, which replays need: announce them with log_checkpoint(step, …)"
+        )
+    return max(steps)
+
+
+def _examine_files(arguments: argparse.Namespace) -> int:
+    from foreshock_probes.doctor.experimenter import TorchExperimenter
+
+    batch = _read(arguments)
+    engine = [Path(each) for each in arguments.engine_weights]
+    trainer = [Path(each) for each in arguments.trainer_weights or engine]
+
+    def log(line: str) -> None:
+        if sys.stderr.isatty():
+            print(f"  {line}", file=sys.stderr)
+
+    try:
+        budget = Budget(seconds=seconds(arguments.budget))
+        others = [*engine[1:], *trainer[1:]]
+        experimenter = TorchExperimenter.of_folders(batch, engine[0], trainer[0], others, threads=arguments.threads)
+        report = examine(batch, experimenter, budget, log)
+    except CannotTryError as error:
+        print(f"foreshock doctor: cannot try anything: {error}", file=sys.stderr)
+        return 1
+    _print(report, arguments.json)
+    return 0
+
+
+def _print(report: DoctorReport, as_json: bool) -> None:
+    print(json.dumps(to_json(report), ensure_ascii=False) if as_json else "\n".join(report_lines(report)))
 
 
 def seconds(text: str) -> float:
@@ -86,7 +137,7 @@ def _read(arguments: argparse.Namespace) -> RolloutBatch:
     """Return an even sample of the rollouts of the files."""
     declared = {"temperature": arguments.temperature, "logprobs_mode": arguments.logprobs_mode}
     attributes = BatchAttributes(**{name: value for name, value in declared.items() if value is not None})
-    files = find_recording((Path(each) for each in arguments.files), step=0).shards
+    files = find_recording((Path(each) for each in arguments.what), step=0).shards
     batch = _joined([(file.path.name, read_shard(file, attributes)) for file in files])
     if declared_now := {name: value for name, value in declared.items() if value is not None}:
         batch = replace(batch, attributes=replace(batch.attributes, **declared_now))

@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
-from foreshock_probes.weights_search.assembly import part_of
 
 __all__ = ["TorchExperimenter"]
 
@@ -30,49 +29,69 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head3
 
 
 class TorchExperimenter:
-    """Replays `batch` with the weights in folders: those of the engine and of the trainer, and others to try.
+    """Replays `batch` with the weights in `folders`, by name; `announced` has the name of each side's.
 
-    Raises CannotTryError if the weights of a side cannot be loaded or lack ids of the rollouts.
+    `versions` are those of the names, as far as known; `unusable`: names without a folder, and why. Raises
+    CannotTryError if the weights of a side cannot be loaded or lack ids of the rollouts.
     """
 
     def __init__(
-        self, batch: RolloutBatch, engine: Path, trainer: Path, others: Sequence[Path] = (), threads: int = 0
+        self,
+        batch: RolloutBatch,
+        folders: Mapping[str, Path],
+        announced: Mapping[str, str],
+        versions: Mapping[str, int] | None = None,
+        unusable: Mapping[str, str] | None = None,
+        threads: int = 0,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
-        self._batch = batch
-        folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
-        names = _names(folders)
-        self._folders = dict(zip(names, folders, strict=True))
+        self._batch, self._folders = batch, dict(folders)
         self._loaded: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
-        self._logits: dict[Change, NDArray[np.float32]] = {}
-        unusable: dict[str, str] = {}
-        announced = {"rollout": names[0], "trainer": names[folders.index(trainer.resolve())]}
-        for name in names:
+        self._logits: dict[tuple[Change, tuple[int, ...]], NDArray[np.float32]] = {}
+        lost = dict(unusable or {})
+        for name in folders:
             try:
                 self._load(name)
             except CannotTryError as error:
                 if name in announced.values():
                     raise
-                unusable[name] = str(error)
-        usable = tuple(name for name in names if name not in unusable)
+                lost[name] = str(error)
+        usable = tuple(self._loaded)
         config = self._loaded[announced["rollout"]][0]
         self.subject = Subject(
             announced=announced,
             weights=usable,
             configurations={name: self._loaded[name][0].to_dict() for name in usable},
-            versions={name: int(found[-1]) for name in usable if (found := re.findall(r"\d+", name))},
-            unusable=unusable,
+            versions={name: version for name, version in (versions or {}).items() if name in usable},
+            unusable=lost,
             layers=int(config.num_hidden_layers),
             longest=int((np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)).max(initial=0)),
             eos=_end(config, batch),
         )
 
-    def logits(self, change: Change) -> NDArray[np.float32]:
-        """Return the logits [T, V] before each response token under `change`. Raises CannotTryError."""
-        if change not in self._logits:
+    @classmethod
+    def of_folders(
+        cls, batch: RolloutBatch, engine: Path, trainer: Path, others: Sequence[Path] = (), threads: int = 0
+    ) -> Self:
+        """Return one with folders that have no other names than their own; the last number of a name is a version."""
+        folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
+        names = _names(folders)
+        announced = {"rollout": names[0], "trainer": names[folders.index(trainer.resolve())]}
+        versions = {name: int(found[-1]) for name in names if (found := re.findall(r"\d+", name))}
+        return cls(batch, dict(zip(names, folders, strict=True)), announced, versions, threads=threads)
+
+    def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """Return the logits [T, V] before each response token of `rows` (empty: all) under `change`.
+
+        Raises CannotTryError.
+        """
+        if rows and (whole := self._logits.get((change, ()))) is not None:
+            inside = np.repeat(np.isin(np.arange(self._batch.num_rollouts), rows), self._batch.response_lengths)
+            return np.asarray(whole[inside])
+        if (change, rows) not in self._logits:
             try:
-                found = self._replayed(change)
+                found = self._replayed(change, self._batch.select(list(rows)) if rows else self._batch)
             except (
                 RuntimeError,
                 ValueError,
@@ -85,16 +104,18 @@ class TorchExperimenter:
                 raise CannotTryError(f"{type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
             while self._logits and sum(each.nbytes for each in self._logits.values()) + found.nbytes > _CACHED_BYTES:
                 self._logits.pop(next(iter(self._logits)))
-            self._logits[change] = found
-        return self._logits[change]
+            self._logits[change, rows] = found
+        return self._logits[change, rows]
 
-    def _replayed(self, change: Change) -> NDArray[np.float32]:
+    def _replayed(self, change: Change, batch: RolloutBatch) -> NDArray[np.float32]:
         model = self._model(change)
         cached = None
         if change.get("prompt_weights") is not None:
             cached = self._model(change.plus(Change.of(weights=change.get("prompt_weights"))))
         pad = model.config.pad_token_id
-        found = logits_of(model, cached, self._batch, change, int(pad) if isinstance(pad, int) and pad >= 0 else 0)
+        longest = int(np.diff(self._batch.prompt_offsets).max(initial=0))
+        pad = int(pad) if isinstance(pad, int) and pad >= 0 else 0
+        found = logits_of(model, cached, batch, change, pad, longest)
         if not np.isfinite(found).all():
             raise CannotTryError("the forward pass gives values that are not finite")
         return found
@@ -238,3 +259,21 @@ def _head_in_float32(model: Any) -> None:
     head = model.get_output_embeddings()
     weight = head.weight.float()
     head.forward = lambda hidden: torch.nn.functional.linear(hidden.float(), weight)
+
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output_layer)\.")
+_EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.")
+# The layers and embeddings of an image or audio tower are no layers of the language model.
+_TOWER = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|image\w*)\.")
+
+
+def part_of(name: str) -> str:
+    """Return the part of the model that a tensor belongs to: lm_head, embeddings, layers.<number>, other."""
+    if _TOWER.search(name):
+        return "other"
+    if layer := _LAYER.search(name):
+        return f"layers.{int(layer.group(1))}"
+    if _HEAD.search(name):
+        return "lm_head"
+    return "embeddings" if _EMBEDDINGS.search(name) else "other"

@@ -80,10 +80,13 @@ def _edited(change: Change) -> Iterator[None]:
         _edit = None
 
 
-def logits_of(model: Any, cached: Any | None, batch: RolloutBatch, change: Change, pad: int) -> NDArray[np.float32]:
+def logits_of(
+    model: Any, cached: Any | None, batch: RolloutBatch, change: Change, pad: int, longest_prompt: int
+) -> NDArray[np.float32]:
     """Return the logits [T, V] before each response token.
 
     `cached`: the model of other weights that filled the cache of the prompts, all but their last token.
+    `longest_prompt` is that of the batch that was logged, to which prompts may have been padded.
     """
     prompts, responses = (
         [values[offsets[row] : offsets[row + 1]] for row in range(batch.num_rollouts)]
@@ -106,7 +109,7 @@ def logits_of(model: Any, cached: Any | None, batch: RolloutBatch, change: Chang
         for start in range(0, batch.num_rollouts, rows):
             part = slice(start, start + rows)
             passes = _packed if change.get("packed") else _padded
-            found += passes(model, prompts[part], responses[part], change, pad, max(map(len, prompts)))
+            found += passes(model, prompts[part], responses[part], change, pad, longest_prompt)
     return np.concatenate(found)
 
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from sqlalchemy.orm import Session
 
-from foreshock.api.diagnosis import Diagnosis, DiagnosisCause, MissingData
+from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
 from foreshock.clock import now_us
 from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.diagnose import (
@@ -208,10 +208,11 @@ def _causes(
         queries.findings(session, run_id), key=lambda row: (severity_rank(row[5]), catalogue.get(row[1], 0), row[1])
     )
     for source, name, title, sentence, remedy, severity, steps, first, newest in found:
-        if source == "attribution":
+        if source in ("attribution", "doctor"):
+            by: CauseSource = "doctor" if source == "doctor" else "probe"
             causes.append(
                 DiagnosisCause(
-                    name=name, sentence=f"{title}: {sentence}", source="probe", title=title, what_to_do=remedy or ""
+                    name=name, sentence=f"{title}: {sentence}", source=by, title=title, what_to_do=remedy or ""
                 )
             )
             continue

@@ -10,6 +10,7 @@ from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
 from foreshock.page_addresses import run_page_path
+from foreshock.probe_kinds import DOCTOR
 from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, rules_endpoints, sessions, view_models
@@ -20,6 +21,8 @@ from foreshock_service.present.pages.presenters.run import probes_part, run_page
 from foreshock_service.present.pages.presenters.service import service_page
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
 from foreshock_service.present.pages.presenters.viewing import open_viewing
+from foreshock_service.replay.probes.requests import request_probe
+from foreshock_service.replay.probes.schemas import ProbeCreate
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
@@ -230,6 +233,15 @@ def write_notes(
     )
     context.database.write(lambda session: update_run(session, context.events, visitor.principal, run, change))
     return back_to_run(context, visitor, run)
+
+
+@pages.post("/runs/{run}/steps/{step}/doctor")
+def examine_step(
+    run: RunIdentifier, step: parameters.StepPath, context: Context, visitor: sessions.IngesterSession
+) -> Response:
+    """Ask for an examination of the step by the doctor, then redirect to the step."""
+    request_probe(context, visitor.principal, run, ProbeCreate(step=step, kind=DOCTOR.name))
+    return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
 
 def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str) -> Response:

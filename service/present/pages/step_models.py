@@ -164,23 +164,29 @@ class WorstRolloutRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsRow:
-    """A replay with other weights: their name, its k3 with interval, or why it was not made."""
+class DoctorFinding:
+    """A finding of the doctor: what, how much it explains, what to do, and what would confirm it."""
 
-    weights: str
-    k3: str
-    interval: str
-    largest: str
-    remark: str
+    kind: str
+    sentence: str
+    evidence: str
+    fix: str
+    confirm: str
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPanel:
-    """The search for the weights that the engine held: the nearest replays first."""
+class DoctorPanel:
+    """The doctor's newest report on `step`, and the state of one that is not done.
 
-    scorer: str
-    rows: Sequence[WeightsRow]
+    `action`: where a form asks for an examination; None: nobody may, or one runs. `is_possible`: the step has weights.
+    """
+
+    step: int
+    findings: Sequence[DoctorFinding]
     notes: Sequence[str]
+    state: str
+    action: str | None
+    is_possible: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,7 @@ class StepPage:
     links: Sequence[LinkRow]
     conclusions: Sequence[str]
     links_notes: Sequence[str]
-    weights: WeightsPanel | None
+    doctor: DoctorPanel
     tokens_address: str
     corrections_address: str
     grafana_address: str | None

@@ -10,13 +10,11 @@ from foreshock.api import records, runs
 from foreshock.diagnosis import attribution, conclusion
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
-from foreshock.weights_search import WeightsSearch
 from foreshock_service.replay.attribution.document import (
     environment_in,
     newest_documents,
 )
-from foreshock_service.replay.results.weights_search import find_search
-from foreshock_service.runs import attempts, events, findings
+from foreshock_service.runs import attempts, findings
 
 DRIFT_STEPS = 20
 """Other probed steps that the conclusions compare a step with, the newest."""
@@ -24,7 +22,6 @@ MOST_STEPS = 200
 """Attributed steps of a run that are read, the newest: one takes about a millisecond."""
 
 _TITLES: dict[conclusion.ConclusionKind, str] = {
-    "wrong-weights": "the engine did not run with the announced weights",
     "trainer-precision": "the trainer computes in float32 and its replay does not",
 }
 
@@ -43,20 +40,17 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
             continue
         others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
         earlier = [other for _, other in reversed(others) if other is not None]
-        for cause in _causes_of_step(session, key, document, earlier):
+        for cause in _causes_of_step(document, earlier):
             newest.setdefault(cause.name, cause)
             steps.setdefault(cause.name, []).insert(0, key.step)
     return [findings.of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
 
 
 def _causes_of_step(
-    session: Session,
-    key: events.StepKey,
-    document: answers.AttributionDocument,
-    earlier: list[answers.AttributionDocument],
+    document: answers.AttributionDocument, earlier: list[answers.AttributionDocument]
 ) -> list[findings.FindingOfStep]:
     """Return the causes that the step's conclusions name. Exact divergences name none, so they are not read."""
-    evidence = evidence_of(document, earlier=earlier, weights_search=find_search(session, key))
+    evidence = evidence_of(document, earlier=earlier)
     return [_finding(evidence, each) for each in attribution.conclude_attribution(evidence) if each.names_cause]
 
 
@@ -74,7 +68,6 @@ def evidence_of(
     earlier: Sequence[answers.AttributionDocument] = (),
     model_kind: ModelKind | None = None,
     exact: Sequence[answers.ExactOfLinkRecord] = (),
-    weights_search: WeightsSearch | None = None,
 ) -> conclusion.AttributionEvidence:
     """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
     branch = document.side_branch
@@ -93,7 +86,6 @@ def evidence_of(
         },
         environment_links=tuple(map(_environment_link, document.environment_links)),
         exact=tuple(map(_exact, exact)),
-        weights_search=weights_search,
     )
 
 

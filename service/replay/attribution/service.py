@@ -28,7 +28,7 @@ from foreshock_service.replay.attribution.compute import AttributionResult, attr
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.service import rollouts_of_step
-from foreshock_service.replay.results import files, publishing, weights_search
+from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.publishing import files_of_score, newest_scores
 from foreshock_service.runs import events, findings, measurements, run_endpoints, runs, steps
@@ -135,23 +135,19 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
     others = documents.other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
     found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
     exact = tuple(documents.exact_of_link(each, document.scores) for each in found)
-    search = weights_search.find_search(session, events.StepKey(run.id, document.attempt, document.step))
     evidence = evidence_of(
         document,
         earlier=[parse(AttributionDocument, each) for each in others],
         model_kind=run.model_kind,
         exact=exact,
-        weights_search=search,
     )
     conclusions = tuple(from_attributes(ConclusionRecord, each) for each in conclude_attribution(evidence))
-    shown = weights_search.search_record(run.id, document.attempt, search) if search is not None else None
     return from_attributes(
         AttributionRecord,
         document,
         stale=stale,
         exact=exact,
         conclusions=conclusions,
-        weights_search=shown,
         incomplete=None,
     )
 

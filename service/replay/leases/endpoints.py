@@ -49,6 +49,14 @@ class TokenBody(BaseModel):
     token: int = Field(ge=1, lt=2**63)
 
 
+class HeartbeatBody(TokenBody):
+    """A sign of life."""
+
+    doing: Annotated[str, Field(max_length=300), AfterValidator(_storable)] = Field(
+        default="", description="what the job is trying at the moment"
+    )
+
+
 class FailBody(TokenBody):
     """The reason of a failed try. retry: another try may succeed; final: none can; skipped: the weights are gone."""
 
@@ -104,9 +112,9 @@ async def request_lease(
 
 
 @router.post("/{lease}/heartbeat")
-def heartbeat(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: Worker) -> HeartbeatRead:
+def heartbeat(lease: LeaseIdentifier, body: HeartbeatBody, context: Context, principal: Worker) -> HeartbeatRead:
     """Extend the lease; 409 `lease-lost` means that another try has the job or the job has ended."""
-    return HeartbeatRead(expires_at_us=service.heartbeat(context, principal, lease, body.token))
+    return HeartbeatRead(expires_at_us=service.heartbeat(context, principal, lease, body))
 
 
 @router.get(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy import ColumnElement, and_, or_, select, true
 from sqlalchemy.orm import Session
 
-from foreshock.api.leases import JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
+from foreshock.api.leases import DOCTOR_SECONDS, JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
 from foreshock.api.records import from_attributes, parse
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
@@ -26,7 +26,7 @@ from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollout
 from foreshock_service.runs.runs import get_run
 
 if TYPE_CHECKING:
-    from foreshock_service.replay.leases.endpoints import FailBody, LeaseRequest
+    from foreshock_service.replay.leases.endpoints import FailBody, HeartbeatBody, LeaseRequest
 
 _EXPIRED_AT_ONCE = 100
 # Heartbeats in the time of a lease: two in a row may be lost.
@@ -60,12 +60,12 @@ def is_work_waiting(context: ServiceContext, principal: Principal, request: Leas
         return bool(_fitting_jobs(session, principal, request, database_now_us(session)))
 
 
-def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> int:
+def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, body: HeartbeatBody) -> int:
     """Extend the lease and return its new end in microseconds. Raises LeaseNotFound, LeaseLost."""
 
     def work(session: Session) -> int:
-        lease, job, _ = hold(session, principal, lease_id, token)
-        now = database_now_us(session)
+        lease, job, _ = hold(session, principal, lease_id, body.token)
+        now, job.doing = database_now_us(session), body.doing
         workers.touch_worker(session, lease.project, lease.worker, now)
         return transitions.extend(job, now, _duration_us(context))
 
@@ -258,6 +258,7 @@ def _read(context: ServiceContext, lease: Lease, job: ProbeJob, probe: Probe, ru
             options={name: options for name, options in probe.options.items() if name in asked},
             checkpoint=weights[0],
             candidates=tuple(weights[1:]),
+            budget_seconds=probe.budget_seconds or DOCTOR_SECONDS,
             rollouts=JobRolloutsRecord(count=probe.rollouts, tokens=probe.tokens, digest=probe.rollout_set_digest),
         ),
     )

@@ -32,7 +32,7 @@ class PinnedRollouts:
 class RolloutCount:
     """Rollouts, response tokens and the digest of the set of sample ids; `of_rollouts` counts all of the shards.
 
-    `attributes` are those of the batch. `with_rollout_log_probs`: the engine's log-probs were logged.
+    `attributes` are those of the batch. `with_log_probs`: those of the engine or the trainer were logged.
     """
 
     rollouts: int
@@ -40,7 +40,7 @@ class RolloutCount:
     rollout_set_digest: str
     of_rollouts: int
     attributes: BatchAttributes
-    with_rollout_log_probs: bool
+    with_log_probs: bool
 
 
 def read_rollouts(pinned: PinnedRollouts) -> RolloutBatch:
@@ -72,7 +72,7 @@ def count_rollouts(pinned: PinnedRollouts) -> RolloutCount:
         rollout_set_digest=rollout_set_digest(batch.sample_ids),
         of_rollouts=everything.num_rollouts + pinned.unstored,
         attributes=batch.attributes,
-        with_rollout_log_probs=batch.rollout_log_probs is not None,
+        with_log_probs=batch.rollout_log_probs is not None or batch.trainer_log_probs is not None,
     )
 
 

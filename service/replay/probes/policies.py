@@ -12,7 +12,10 @@ from sqlalchemy.orm import Session
 
 from foreshock.api import probes, records
 from foreshock.clock import now_us
+from foreshock.diagnosis.default_rules import policy_rules
+from foreshock.diagnosis.diagnose import REWARD_RULES
 from foreshock.errors import InvalidRolloutsError
+from foreshock.probe_kinds import DOCTOR, EXACT
 from foreshock.scorers import default_scorers
 from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -23,7 +26,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
 from foreshock_service.replay.probes.schemas import Accelerator, ProbeCreate, ScorerRequest
-from foreshock_service.replay.probes.service import end_jobs, is_near_open_alert, lock_jobs
+from foreshock_service.replay.probes.service import ALERT_WINDOW_STEPS, end_jobs, is_near_open_alert, lock_jobs
 from foreshock_service.runs import events, run_endpoints
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run, is_active
 from foreshock_service.runs.runs import get_run, lock_run
@@ -42,6 +45,9 @@ class ProbePolicyBody(BaseModel):
         default=None, description="probe the first step with a checkpoint in each so many steps; null: none"
     )
     on_alerts: bool = Field(default=False, description="probe the steps near an open alert, before all others")
+    doctor_on_alerts: bool = Field(
+        default=False, description="have the doctor examine the first step near an open alert on the mismatch"
+    )
     rollouts: int = Field(
         default=64, ge=1, le=2**31 - 1, description="score a sample of so many rollouts, stratified by length"
     )
@@ -58,7 +64,7 @@ class ProbePolicyBody(BaseModel):
     @property
     def is_on(self) -> bool:
         """Whether it probes any step."""
-        return self.every_steps is not None or self.on_alerts
+        return self.every_steps is not None or self.on_alerts or self.doctor_on_alerts
 
 
 router = api_router(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
@@ -153,6 +159,7 @@ UNFINISHED_AT_ONCE = 4
 
 # Probes made in one round of all runs: each reads the rollouts of its step.
 _MADE_AT_ONCE = 8
+_NOT_ON_MISMATCH = sorted(REWARD_RULES | {rule.name for rule in policy_rules(None)})
 _SERVICE = security.Principal(None, None, frozenset())
 _logger = logging.getLogger(__name__)
 
@@ -188,8 +195,11 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
         return []
     attempts, now = attempts_of_run(session, run_id), database_now_us(session)
     due: dict[events.StepKey, str] = {}
+    if policy.doctor_on_alerts:
+        due |= dict.fromkeys(steps_to_examine(session, run_id, attempts, now), "doctor")
     if policy.on_alerts:
-        due |= dict.fromkeys(steps_near_alerts(session, run_id, attempts, now, room), "alert")
+        near = steps_near_alerts(session, run_id, attempts, now, room)
+        due |= {key: "alert" for key in near if key not in due}
     if policy.every_steps is not None:
         by_interval = steps_by_interval(session, run_id, attempts, policy.every_steps, now, room)
         due |= {key: "step" for key in by_interval if key not in due}
@@ -201,9 +211,10 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
     body = ProbeCreate(
         step=key.step,
         attempt=key.attempt,
-        scorers=policy.scorers,
+        kind=DOCTOR.name if cause == "doctor" else EXACT.name,
+        scorers=[] if cause == "doctor" else policy.scorers,
         accelerator=policy.accelerator,
-        max_rollouts=policy.rollouts,
+        max_rollouts=min(policy.rollouts, DOCTOR.most_rollouts or 1) if cause == "doctor" else policy.rollouts,
     )
     probe_id, problem = None, None
     try:
@@ -307,6 +318,23 @@ def steps_near_alerts(
     return [
         events.StepKey(run_id, *row) for row in session.execute(query.order_by(tables.Checkpoint.step).limit(limit))
     ]
+
+
+def steps_to_examine(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], now_us: int
+) -> Sequence[events.StepKey]:
+    """Return the first step near an open alert on the mismatch that can be examined, if none near it was."""
+    examined = select(tables.PolicyProbe.step).where(
+        tables.PolicyProbe.run_id == run_id,
+        tables.PolicyProbe.cause == "doctor",
+        tables.PolicyProbe.probe_id.is_not(None),
+        is_active(attempts, tables.PolicyProbe.attempt, tables.PolicyProbe.step),
+        func.abs(tables.PolicyProbe.step - tables.Checkpoint.step) <= 2 * ALERT_WINDOW_STEPS,
+    )
+    near = is_near_open_alert(run_id, tables.Checkpoint.step, tables.Alert.rule.not_in(_NOT_ON_MISMATCH))
+    query = select(tables.Checkpoint.attempt, tables.Checkpoint.step).where(_possible(run_id, attempts, now_us), near)
+    query = query.where(~examined.exists()).order_by(tables.Checkpoint.step).limit(1)
+    return [events.StepKey(run_id, *row) for row in session.execute(query)]
 
 
 def steps_by_interval(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Path, Query, Response, status
 from sqlalchemy.orm import Session
 
-from foreshock import digests, errors, probe_kinds, weights_search
+from foreshock import digests, errors, probe_kinds
 from foreshock.api.probes import ProbeRecord
 from foreshock.clock import now_us
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
@@ -62,7 +62,7 @@ def list_probes_of_runs(
     context: Context,
     principal: Reader,
     project: Annotated[parameters.Name | None, Query()] = None,
-    kind: Annotated[parameters.Name | None, Query(description="such as `exact` or `weights`; absent: all")] = None,
+    kind: Annotated[parameters.Name | None, Query(description="such as `exact` or `doctor`; absent: all")] = None,
     cursor: parameters.Cursor = None,
     limit: parameters.Limit = 50,
 ) -> parameters.Page[ProbeRecord]:
@@ -133,12 +133,11 @@ class _Plan:
     def request_digest(self) -> str:
         """Return the digest that equal requests have in common."""
         settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
-        asked = self.body.model_dump(mode="json", exclude=settled)
-        if self.body.environment is not None:
-            asked["environment"] = self.body.environment
+        asked = self.body.model_dump(mode="json", exclude={*settled, "budget_seconds"})
+        # Left out if they are not given, so that probes of the release before keep their digests.
+        asked |= self.body.model_dump(mode="json", include={"environment", "budget_seconds"}, exclude_none=True)
         scorers = [each.model_dump() for each in self.scorers]
         meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
-        # Left out if there are none, so that probes of the release before keep their digests.
         pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
         searched = {"candidates": self.candidates} if self.candidates is not None else {}
         return digests.digest_of_json({**asked, **meant, **pairs, **searched})
@@ -156,10 +155,10 @@ def request_probe(
             return service.shown(session, plan.run, known), False
     with problem.present_file(f"a shard of step {body.step}"):
         count = context.decoders.run(count_rollouts, plan.rollouts)
-    if body.kind == probe_kinds.WEIGHTS.name and not count.with_rollout_log_probs:
+    if body.kind == probe_kinds.DOCTOR.name and not count.with_log_probs:
         raise service.ProbeNotPossible(
-            f"the rollouts of step {body.step} have no rollout_log_probs, which a weights search compares with: log "
-            "the log-probs of the engine that sampled"
+            f"the rollouts of step {body.step} have neither rollout_log_probs nor trainer_log_probs: there is nothing "
+            "that the doctor could explain"
         )
     fingerprints = environments.run_fingerprints(count.attributes, plan.attempt_fingerprint)
     wanted = environments.wanted_environments(body.environment, fingerprints)
@@ -242,7 +241,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
-        candidates=_candidates(session, key, body) if body.kind == probe_kinds.WEIGHTS.name else None,
+        candidates=_candidates(session, key, body) if body.kind == probe_kinds.DOCTOR.name else None,
     )
 
 
@@ -253,17 +252,15 @@ def _announced(steps: Sequence[int]) -> str:
 
 
 def _candidates(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
-    """Return the checkpoints that a weights search tries, the nearest and the first ones first."""
+    """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
     now = now_us()
     earlier = service.earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)
-    present = {each.step: each for each in earlier if each.expires_at_us is None or each.expires_at_us > now}
-    if not present:
-        raise service.ProbeNotPossible(
-            f"no checkpoint of a step before {key.step} is announced, or all have expired: a weights search replays "
-            "the step with the weights of earlier announced steps"
-        )
-    chosen = weights_search.interleaved(sorted(present), body.max_candidates)
-    return [{name: getattr(present[step], name) for name in _WEIGHTS_FIELDS} for step in chosen]
+    left = [each for each in earlier if each.expires_at_us is None or each.expires_at_us > now]
+    chosen: list[dict[str, Any]] = []
+    while left and len(chosen) < body.max_candidates:
+        each = left.pop() if len(chosen) % 2 == 0 else left.pop(0)
+        chosen.append({name: getattr(each, name) for name in _WEIGHTS_FIELDS})
+    return chosen
 
 
 def _insert(
@@ -293,6 +290,7 @@ def _insert(
         "checkpoint": plan.weights,
         "checkpoint_expires_at_us": plan.weights_expire_at_us,
         "candidates": plan.candidates,
+        "budget_seconds": body.budget_seconds,
         "selection": plan.selection,
         "rollouts": count.rollouts,
         "tokens": count.tokens,

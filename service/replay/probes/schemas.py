@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from foreshock.api import probes, records
-from foreshock.probe_kinds import EXACT, PROBE_KINDS, ROUTING, WEIGHTS
-from foreshock.scorers import NOISE_FLOOR_VARIANT, REFERENCE, TRAINER_REPLAY
+from foreshock.probe_kinds import DOCTOR, EXACT, PROBE_KINDS, ROUTING
+from foreshock.scorers import REFERENCE, TRAINER_REPLAY
 from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.platform.parameters import AttemptNumber, JsonObject, Step
 from foreshock_service.replay.probes.environments import names_in_words
@@ -53,7 +53,7 @@ class ProbeCreate(BaseModel):
     scorers: list[ScorerRequest] = Field(
         default_factory=list,
         max_length=32,
-        description="a weights search has one, the engine's prefill if absent, and scores its noise floor too; a "
+        description="an examination by the doctor names none; a "
         f"comparison by layer two, of which the second is the reference, {TRAINER_REPLAY} and {REFERENCE} if absent; "
         f"one of routed experts two, π and μ, {' and '.join(ROUTING.default_scorers)} if absent",
     )
@@ -84,7 +84,10 @@ class ProbeCreate(BaseModel):
         default=None, description="absent, or the step itself: an exact probe needs its weights"
     )
     max_candidates: int = Field(
-        default=8, ge=1, le=32, description="of a weights search: try the weights of so many earlier announced steps"
+        default=8, ge=0, le=32, description="of the doctor: try the weights of so many earlier announced steps"
+    )
+    budget_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = Field(
+        default=None, description="of the doctor: the time for its replays; absent: 600"
     )
 
     @model_validator(mode="after")
@@ -93,9 +96,10 @@ class ProbeCreate(BaseModel):
         self.scorers = self.scorers or [ScorerRequest(scorer=name) for name in kind.default_scorers]
         kind.check(len(self.scorers), len(self.exact_pairs), with_variants=any(each.variant for each in self.scorers))
         self.max_rollouts = kind.sample(self.max_rollouts)
-        if kind is WEIGHTS:
-            again = ScorerRequest(scorer=self.scorers[0].scorer, variant=NOISE_FLOOR_VARIANT)
-            self.scorers = [self.scorers[0], again]
+        if kind is DOCTOR and [each.scorer for each in self.scorers] != list(kind.default_scorers):
+            raise ValueError(f"{kind.noun} names no scorers: it makes replays of its own")
+        if kind is not DOCTOR and self.budget_seconds is not None:
+            raise ValueError("budget_seconds is of the doctor")
         return self
 
     @model_validator(mode="after")

@@ -327,7 +327,8 @@ ALERT_WINDOW_STEPS = 10
 """Steps before and after an alert's own step that are near it. In an alarm, weights are wanted every ten steps."""
 
 
-def is_near_open_alert(run_id: Any, step: Any) -> ColumnElement[bool]:
+def is_near_open_alert(run_id: Any, step: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return the condition for a step near an open or acknowledged alert of its run, given values or columns."""
     near = Alert.step.between(step - ALERT_WINDOW_STEPS, step + ALERT_WINDOW_STEPS)
-    return select(Alert.id).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), near).exists()
+    of_run = (Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")))
+    return select(Alert.id).where(*of_run, near, *conditions).exists()

@@ -9,7 +9,7 @@ import pytest
 
 from foreshock.commands.probe import ProbeCommand, _request
 from foreshock.errors import ConfigurationError
-from foreshock.probe_kinds import LAYERS, ROUTING, WEIGHTS
+from foreshock.probe_kinds import DOCTOR, LAYERS, ROUTING
 
 
 def request(*options: str) -> dict[str, Any]:
@@ -32,19 +32,19 @@ def test_comparison_names_the_scorers_in_their_order() -> None:
     assert asked["options"] == {"torch.trainer": {"autocast": None}}
 
 
-def test_weights_search_requests_one_engine_scorer() -> None:
-    asked = request("--weights-search", "--max-candidates", "3")
-    assert asked == {"step": 60, "kind": WEIGHTS.name, "scorers": [], "max_candidates": 3}
+def test_examination_by_the_doctor_names_no_scorers() -> None:
+    asked = request("--doctor", "--max-candidates", "3")
+    assert asked == {"step": 60, "kind": DOCTOR.name, "scorers": [], "max_candidates": 3}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--weights-search --trainer-autocast none", "--weights-search replays the engine"),
-        ("--weights-search --exact", "--exact and --weights-search are different probes"),
+        ("--doctor --trainer-autocast none", "--doctor makes replays of its own"),
+        ("--doctor --exact", "--exact and --doctor are different probes"),
         ("--layers --exact", "--exact and --layers are different probes"),
         ("--layers --routing", "--layers and --routing are different probes"),
-        ("--max-candidates 3", "--max-candidates is an option of --weights-search"),
+        ("--max-candidates 3", "--max-candidates is an option of --doctor"),
     ],
 )
 def test_options_of_another_probe_are_refused(options: str, message: str) -> None:

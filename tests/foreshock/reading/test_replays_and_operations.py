@@ -9,12 +9,13 @@ import httpx
 import pytest
 
 import foreshock
+from foreshock.api.doctor import DoctorReport, Finding, NotTried
+from foreshock.api.records import to_json
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.errors import Rejected, RunNotFound
-from foreshock.probe_kinds import WEIGHTS as WEIGHTS_KIND
+from foreshock.probe_kinds import DOCTOR
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import REFERENCE, default_scorers
-from foreshock.weights_search import WeightsReplay, WeightsSearch
 from tests.foreshock.running_service import RunningService
 from tests.foreshock.twins import KINDS, opener
 from tests.service.sending import Sender, make_batch, start_run
@@ -34,7 +35,7 @@ RULES = "version = 1\neffective_from_step = 40\n\n[rules.entropy_fall]\nenabled 
 
 @pytest.fixture(scope="module")
 def run(real_service: RunningService) -> Iterator[Sender]:
-    """A run with a matrix and a weights search of one step."""
+    """A run with a matrix and an examination of one step."""
     with httpx.Client(base_url=real_service.url, timeout=60) as http:
         sender = start_run(http, "my-run")
         sender.put_shard(STEP, make_batch(24)).raise_for_status()
@@ -43,22 +44,22 @@ def run(real_service: RunningService) -> Iterator[Sender]:
         for scorer, options in ((REFERENCE, {}), ("torch.trainer", {"head_dtype": "float32"})):
             asked = {"kind": "matrix", "options": {scorer: options} if options else {}}
             ask_for_probe(sender, STEP, (scorer,), **asked).raise_for_status()
-        ask_for_probe(sender, STEP, (), kind="weights").raise_for_status()
-        while (answer := ask_for_lease(http, scorers=(*EVERYTHING, WEIGHTS_KIND.capability))).status_code == 200:
+        ask_for_probe(sender, STEP, (), kind=DOCTOR.name).raise_for_status()
+        while (answer := ask_for_lease(http, scorers=(*EVERYTHING, DOCTOR.capability))).status_code == 200:
             _work(LeaseHolder(http, answer.json()))
         yield sender
 
 
 def _work(holder: LeaseHolder) -> None:
     rollouts, job = holder.rollouts(), holder.lease["job"]
-    for each in job["scorers"]:
+    if job["kind"] == DOCTOR.name:
+        found = Finding("unknown", "rollout", "unknown", "", "no variant", 1, 1)
+        report = DoctorReport(24, rollouts.num_tokens, (found,), (), (), (NotTried("step 1", "gone"),), 3, 1.5, "spent")
+        headers = {"X-Foreshock-Lease-Token": str(holder.token)}
+        holder.http.put(f"{holder.url}/doctor", json=to_json(report), headers=headers).raise_for_status()
+    for each in job["scorers"] if job["kind"] != DOCTOR.name else ():
         scores = scores_of(rollouts, noisy(rollouts, len(each["scorer"])), engine=each["scorer"].partition(".")[0])
         holder.put_scores(scores, each["scorer"], variant=each["variant"]).raise_for_status()
-    if job["kind"] == "weights":
-        replays = (WeightsReplay(STEP, "all", 1e-2, 9e-3, 2e-2, 2.0), WeightsReplay(1, "lm_head", skipped="too large"))
-        search = WeightsSearch(STEP, "vllm.prefill", 24, rollouts.num_tokens, 1e-8, replays=replays, ended="not found")
-        headers = {"X-Foreshock-Lease-Token": str(holder.token)}
-        holder.http.put(f"{holder.url}/weights-search", json=search.to_dict(), headers=headers).raise_for_status()
     holder.complete().raise_for_status()
 
 
@@ -87,18 +88,15 @@ def test_matrix_of_a_step(run: Sender, reader: Any) -> None:
     assert reader.matrix(run.run, STEP, attempt=1) == matrix
 
 
-def test_weights_search_of_a_step(reader: Any) -> None:
-    search = reader.weights_search("my-run", STEP)
-    assert (search.scorer, search.step, search.rollouts, search.ended) == ("vllm.prefill", STEP, 24, "not found")
-    assert search.floor_k3 == 1e-8
-    assert search.confirmed_k3 != search.confirmed_k3
-    announced, skipped = search.replays
-    assert (announced.announced, announced.k3_kl, announced.step, announced.part) == (True, 1e-2, STEP, "all")
-    assert (skipped.part, skipped.skipped, skipped.announced) == ("lm_head", "too large", False)
+def test_report_of_the_doctor_on_a_step(reader: Any) -> None:
+    read = reader.doctor("my-run", STEP)
+    assert (read.step, read.report.ended, read.report.causes) == (STEP, "spent", ())
+    assert read.report.not_tried == (NotTried("step 1", "gone"),)
+    assert read.report.findings[0].share != read.report.findings[0].share
 
 
 def test_what_was_not_replayed_is_a_rejection_with_the_details_of_the_service(reader: Any) -> None:
-    for read, kind in ((reader.matrix, "matrix-not-found"), (reader.weights_search, "weights-search-not-found")):
+    for read, kind in ((reader.matrix, "matrix-not-found"), (reader.doctor, "doctor-not-found")):
         with pytest.raises(Rejected, match="404") as raised:
             read("my-run", STEP + 1)
         assert raised.value.problem["type"].endswith(kind)

@@ -59,7 +59,7 @@ def _log_probs(experimenter: TorchExperimenter, batch: RolloutBatch, **change: A
 
 def test_a_float32_replay_is_the_plain_forward_pass(folders: tuple[Path, Path]) -> None:
     batch = _rollouts()
-    experimenter = TorchExperimenter(batch, folders[0], folders[0], [folders[1]])
+    experimenter = TorchExperimenter.of_folders(batch, folders[0], folders[0], [folders[1]])
 
     for folder in folders:
         replay = _log_probs(experimenter, batch, weights=folder.name, precision="float32")
@@ -73,7 +73,7 @@ def test_older_weights_are_found_from_two_folders(folders: tuple[Path, Path]) ->
     columns = {"rollout_log_probs": _plain(folders[1], batch), "trainer_log_probs": _plain(folders[0], batch)}
     offsets = batch.response_offsets[1:-1]
     logged = _rollouts(**{name: np.split(values, offsets) for name, values in columns.items()})
-    report = examine(logged, TorchExperimenter(logged, folders[0], folders[0], [folders[1]]))
+    report = examine(logged, TorchExperimenter.of_folders(logged, folders[0], folders[0], [folders[1]]))
 
     assert [(each.side, each.cause, each.value) for each in report.causes] == [
         ("rollout", "other_weights", "step_0007")
@@ -84,11 +84,11 @@ def test_ids_beyond_the_vocabulary_are_another_tokenizer(folders: tuple[Path, Pa
     batch = RolloutBatch.from_lists(["a"], [[1, 2]], [[VOCABULARY + 3, 1]])
 
     with pytest.raises(CannotTryError, match="another tokenizer"):
-        TorchExperimenter(batch, folders[0], folders[0])
+        TorchExperimenter.of_folders(batch, folders[0], folders[0])
 
 
 def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path]) -> None:
-    experimenter = TorchExperimenter(_rollouts(), folders[0], folders[0])
+    experimenter = TorchExperimenter.of_folders(_rollouts(), folders[0], folders[0])
 
     with pytest.raises(CannotTryError, match="num_experts"):
         experimenter.logits(Change.of(weights="step_0010", config=("num_experts_per_tok", 3)))
@@ -97,8 +97,8 @@ def test_a_change_that_the_model_does_not_have_says_so(folders: tuple[Path, Path
 def test_a_folder_without_weights_fails_at_once(tmp_path: Path, folders: tuple[Path, Path]) -> None:
     batch = _rollouts()
     with pytest.raises(CannotTryError, match="cannot load"):
-        TorchExperimenter(batch, tmp_path, tmp_path)
-    usable = TorchExperimenter(batch, folders[0], folders[0], [tmp_path])
+        TorchExperimenter.of_folders(batch, tmp_path, tmp_path)
+    usable = TorchExperimenter.of_folders(batch, folders[0], folders[0], [tmp_path])
     assert list(usable.subject.unusable) == [tmp_path.name]
 
 

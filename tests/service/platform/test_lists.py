@@ -40,7 +40,7 @@ BOUNDED = {
     "/v1/runs/{run}/steps/{step}/routing": "at most 16 pairs, of a model's layers, whose number the schema bounds",
     "/v1/runs/{run}/steps/{step}/theory": "notes of fixed sentences",
     "/v1/runs/{run}/steps/{step}/tokens": "at most 1,000 tokens, or FORESHOCK_MAX_ANSWER_VALUES of one rollout",
-    "/v1/runs/{run}/steps/{step}/weights-search": "the replays of one request, whose number its schema bounds",
+    "/v1/runs/{run}/steps/{step}/doctor": "the findings of one report, whose number is bounded when it is sent",
 }
 
 

@@ -24,9 +24,9 @@ from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
 from foreshock_service.runs.lint import findings_of_run, store_verdict
 from tests.foreshock.lint.healthy import healthy_batch
 from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN, replay, start
-from tests.service.replay.results.test_weights_search import ABLE, STEP, found, put_scores, put_search
+from tests.service.replay.results.test_doctor import STEP, examined
 from tests.service.sending import Sender, make_batch, start_run
-from tests.service.working import announce_checkpoint, take_lease
+from tests.service.working import announce_checkpoint
 
 CHECK = "identical_log_probs"
 
@@ -163,22 +163,20 @@ def test_attribution_of_another_step_can_make_a_cause_a_finding(http: httpx.Clie
     } == named
 
 
-def test_weights_that_a_search_finds_are_a_finding(http: httpx.Client, app: FastAPI) -> None:
+def test_causes_of_the_doctor_are_findings_and_causes_of_the_diagnosis(http: httpx.Client, app: FastAPI) -> None:
     run = start_run(http)
     send(run, STEP, make_batch(12))
     for step in (1, 40, 59, STEP):
         announce_checkpoint(run, step)
-    http.post(f"/v1/runs/{run.run}/probes", json={"step": STEP, "kind": "weights"}).raise_for_status()
-    holder = take_lease(http, scorers=ABLE)
-    put_scores(holder)
-    assert put_search(holder, found()).status_code == 204
-    assert holder.complete().status_code == 204
+    examined(run)
     rebuild(app)
-    (finding,) = findings(run, source="attribution")
-    conclusions = run.get(f"steps/{STEP}/attribution").json()["conclusions"]
-    (blamed,) = [each["sentence"] for each in conclusions if each["kind"] == "wrong-weights"]
-    assert (finding["name"], finding["sentence"], finding["confidence"]) == ("wrong-weights", blamed, None)
-    assert finding["title"] == "the engine did not run with the announced weights"
+    (finding,) = findings(run, source="doctor")
+    assert (finding["name"], finding["title"]) == ("other_weights/rollout", "other weights")
+    assert (finding["confidence"]["share"], finding["newest_step"]) == (0.998, STEP)
+    causes = run.get("diagnosis").raise_for_status().json()["causes"]
+    assert (causes[0]["source"], causes[0]["certainty"]) == ("doctor", "shown")
+    assert "are those of the weights step 1: explains 99.8 %" in causes[0]["sentence"]
+    assert causes[0]["what_to_do"] == "Verify the weight sync."
 
 
 def test_steps_that_a_resume_supersedes_are_not_counted(http: httpx.Client, app: FastAPI) -> None:

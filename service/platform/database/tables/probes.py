@@ -15,7 +15,7 @@ class Probe(Base):
     rollouts were deleted; `max_rollouts` set: that many of them.
     `exact_pairs` are the comparisons `target/behaviour` that are computed over the whole vocabulary.
     `priority` is the requested one; None: the service chooses that of the jobs.
-    `candidates` are the other checkpoints of a weights search, in the order in which they are tried.
+    `candidates` are the other checkpoints that the doctor tries, in this order; `budget_seconds` is its time.
     """
 
     __tablename__ = "probes"
@@ -42,6 +42,7 @@ class Probe(Base):
     checkpoint: Mapped[dict[str, Any]]
     checkpoint_expires_at_us: Mapped[int | None]
     candidates: Mapped[list[dict[str, Any]] | None] = mapped_column(JsonColumn)
+    budget_seconds: Mapped[float | None]
     selection: Mapped[list[list[Any]]] = mapped_column(JsonColumn)
     rollouts: Mapped[int]
     tokens: Mapped[int]
@@ -59,7 +60,8 @@ class ProbeJob(Base):
     failure of each try; `lease_id` and `lease_expires_at_us` are set while it is leased. `environments` names the
     environments to score in, best first and joined by commas; empty: any. `environment_required`: no other will do.
     `environment` is the one of the newest try, None if its worker was used as it is. The queued job with the lowest
-    `rank_us` is leased first: it follows from `priority` and `queued_at_us`.
+    `rank_us` is leased first: it follows from `priority` and `queued_at_us`. `doing` is what the newest heartbeat says
+    that it tries.
     """
 
     __tablename__ = "probe_jobs"
@@ -86,6 +88,7 @@ class ProbeJob(Base):
     priority: Mapped[str]
     queued_at_us: Mapped[int]
     rank_us: Mapped[int]
+    doing: Mapped[str] = mapped_column(server_default="")
     finished_at_us: Mapped[int | None]
 
 

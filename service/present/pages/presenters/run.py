@@ -12,9 +12,11 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters.advice import AdvicePanel, advice_panel
 from foreshock_service.present.pages.presenters.alerts import changes_in_words, run_dashboard, standing_alerts
+from foreshock_service.present.pages.presenters.doctor import doctor_of_run
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
 from foreshock_service.present.pages.presenters.step import lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.step_models import DoctorPanel
 from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs import events, measurements, runs, scalars, steps
@@ -66,6 +68,7 @@ class ProbesPart:
     address: str
     policy: str | None
     probes: Sequence[ProbeRecord]
+    doctor: DoctorPanel | None
 
 
 def run_page(viewing: Viewing, run_id: str) -> RunPage:
@@ -128,6 +131,7 @@ def probes_part(viewing: Viewing, run_id: str) -> ProbesPart:
         page_addresses.run_page_path(run.project, run.key),
         policy_in_words(viewing.session, viewing.principal, run_id),
         list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items,
+        doctor_of_run(viewing, run_id),
     )
 
 

@@ -1,13 +1,11 @@
-"""The page of a step, the list of steps, what the lint and a weights search found."""
+"""The page of a step, the list of steps, what the lint found."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from foreshock import page_addresses, ranges
-from foreshock.api.replays import WeightsReplayRecord, WeightsSearchRecord
 from foreshock.api.runs import StepRecord
 from foreshock.api.steps import CheckRecord, LintExampleRecord, LintRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -18,6 +16,7 @@ from foreshock_service.present.pages import step_models, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
 from foreshock_service.present.pages.presenters import attribution as links
+from foreshock_service.present.pages.presenters.doctor import doctor_of_step
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import OUT_OF_DATE, count, number
 from foreshock_service.runs import events, lint, measurements, runs, steps
@@ -95,35 +94,6 @@ def _place(example: LintExampleRecord) -> str:
 
 def _words(check: CheckRecord) -> str:
     return f"{check.name.replace('_', ' ')}: {check.why}"
-
-
-MOST_ROWS = 12
-
-
-def weights_panel(search: WeightsSearchRecord | None) -> step_models.WeightsPanel | None:
-    """Return the replays of a search, the nearest to the logged log-probs first; None if there was no search."""
-    if search is None:
-        return None
-    done = sorted((each for each in search.replays if math.isfinite(each.k3_kl)), key=lambda each: each.k3_kl)
-    shown = [each for place, each in enumerate(done) if place < MOST_ROWS or each.announced]
-    skipped = [each for each in search.replays if each.skipped]
-    notes = [f"{len(done) - len(shown)} more replays have larger k3."] if len(done) > len(shown) else []
-    notes += [f"Skipped: {each.weights} ({each.skipped})." for each in skipped[:3]]
-    notes += [f"{len(skipped) - 3} more were skipped."] if len(skipped) > 3 else []
-    return step_models.WeightsPanel(
-        search.scorer, [_row(each) for each in shown], [*notes, f"The search ended: {search.ended}."]
-    )
-
-
-def _row(replay: WeightsReplayRecord) -> step_models.WeightsRow:
-    interval = f"{number(replay.k3_low)} to {number(replay.k3_high)}" if math.isfinite(replay.k3_low) else "–"
-    return step_models.WeightsRow(
-        weights="the announced weights alone" if replay.announced else replay.weights,
-        k3=number(replay.k3_kl),
-        interval=interval,
-        largest=number(replay.max_abs_d),
-        remark="at the noise floor" if replay.at_noise_floor else "",
-    )
 
 
 # The step before is searched this many steps back.
@@ -205,7 +175,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> step_models
         links=links.link_rows(attribution),
         conclusions=links.sentences_of(attribution),
         links_notes=links.notes_of(attribution),
-        weights=weights_panel(attribution.weights_search if attribution is not None else None),
+        doctor=doctor_of_step(viewing, key),
         tokens_address=f"{parts}/tokens",
         corrections_address=f"{parts}/corrections",
         grafana_address=alerts.run_dashboard(viewing.context.settings, run.id),

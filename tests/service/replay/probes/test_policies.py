@@ -131,6 +131,22 @@ def test_steps_near_an_open_alert_come_first(run: Sender, context: ServiceContex
     assert [probe["step"] for probe in probes][:2] == [14, 21]
 
 
+def test_the_doctor_examines_the_first_step_near_an_alert_on_the_mismatch(
+    run: Sender, context: ServiceContext, database: Database
+) -> None:
+    add_alert(database, run.run, 24, rule="reward_fall")
+    set_policy(run, doctor_on_alerts=True, rollouts=4)
+    assert make_automatic_probes(context) == 0
+    add_alert(database, run.run, 24)
+    assert make_automatic_probes(context) == 1
+    assert [(probe["step"], probe["kind"]) for probe in probes_of(run)] == [(14, "doctor")]
+    # One examination an alert; what else is near is replayed, if that is asked for.
+    assert make_automatic_probes(context) == 0
+    set_policy(run, doctor_on_alerts=True, on_alerts=True, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
+    assert make_automatic_probes(context) == 1
+    assert {(probe["step"], probe["kind"]) for probe in probes_of(run)} == {(14, "doctor"), (21, "exact")}
+
+
 def test_only_a_few_automatic_probes_wait_at_once(run: Sender, context: ServiceContext, http: httpx.Client) -> None:
     set_policy(run, every_steps=1, rollouts=4, scorers=[{"scorer": "vllm.prefill"}])
     assert make_automatic_probes(context) == UNFINISHED_AT_ONCE

@@ -1,0 +1,107 @@
+"""What the doctor says of a batch: findings, what was ruled out, what could not be tried, and the price."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from foreshock.api.records import NAN, Measured, Record
+
+__all__ = ["DoctorReport", "DoctorStepRecord", "Finding", "FindingKind", "NotTried", "RuledOut", "SideReport"]
+
+FindingKind = Literal["cause", "expected", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Record):
+    """One cause of a side, or that none is known.
+
+    `kind`: "cause"; "expected" (ordinary rounding, a declared lag); "unknown". `cause` is a row of the catalogue,
+    `value` its value. `share` of E[d²] of the side against its undisturbed replay is explained, with the 95 % interval
+    over prompts. `before`, `after`: E[d²]/2 in nats², which is k3 if small. `exact`: reproduced to within the noise of
+    other batches; else to within ordinary rounding. `alternatives` reproduce it as well. `fixes`: what to set, by
+    framework.
+    """
+
+    kind: FindingKind
+    side: str
+    cause: str
+    value: str
+    sentence: str
+    tokens: int
+    rollouts: int
+    sample_ids: tuple[str, ...] = ()
+    share: Measured = NAN
+    share_low: Measured = NAN
+    share_high: Measured = NAN
+    before: Measured = NAN
+    after: Measured = NAN
+    exact: bool = False
+    alternatives: tuple[str, ...] = ()
+    fixes: Mapping[str, str] = field(default_factory=dict)
+    confirm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SideReport(Record):
+    """How a side was explained: the precision of its replay, what it left before and after, and the two floors.
+
+    `noise`: the same replay in other batches. `rounding`: replays in other precisions; both are E[d²]/2 in nats².
+    """
+
+    side: str
+    precision: str
+    before: Measured
+    after: Measured
+    noise: Measured
+    rounding: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class RuledOut(Record):
+    """A variant that does not reproduce a side, and the share of E[d²] that it explains."""
+
+    variant: str
+    share: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class NotTried(Record):
+    """What could not be tried, and why."""
+
+    variant: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport(Record):
+    """All findings of one batch, gravest first; `ruled_out`: the variants that explain most come first."""
+
+    rollouts: int
+    tokens: int
+    findings: tuple[Finding, ...]
+    sides: tuple[SideReport, ...]
+    ruled_out: tuple[RuledOut, ...]
+    not_tried: tuple[NotTried, ...]
+    replays: int
+    seconds: float
+    ended: str
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The findings that name a cause."""
+        return tuple(each for each in self.findings if each.kind == "cause")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorStepRecord(Record):
+    """The newest report of the doctor on a step."""
+
+    run: str
+    attempt: int
+    step: int
+    probe: str
+    """the probe that made it"""
+    from_sample: bool
+    """a part of the step's rollouts"""
+    published_at_us: int
+    report: DoctorReport

@@ -1,0 +1,82 @@
+"""A job of the doctor: the same search as `foreshock doctor FILE`, with the announced checkpoints as candidates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreshock.api.leases import JobWeightsRecord
+from foreshock.api.records import to_json
+from foreshock.doctor import Budget, CannotTryError, examine
+from foreshock.errors import WeightsError
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, write_result
+
+if TYPE_CHECKING:
+    from foreshock_probes.job_scoring import LeasedJob
+
+PART = "foreshock_probes.doctor.job:run_part"
+
+
+def run_job(job: LeasedJob) -> dict[str, Any]:
+    """Examine the job's rollouts in the engine of its scorer, and return the report as JSON."""
+    announced = _name(job.job.checkpoint)
+    weights, unusable = {announced: job.weights}, {}
+    for each in job.job.candidates:
+        try:
+            weights[_name(each)] = job.library.find(each, job.job.project)
+        except WeightsError as error:
+            unusable[_name(each)] = str(error)
+    given = {
+        "folders": {name: str(each.folder) for name, each in weights.items()},
+        "versions": {_name(each): _version(each) for each in (job.job.checkpoint, *job.job.candidates)},
+        "announced": announced,
+        "unusable": unusable,
+        "budget_seconds": job.job.budget_seconds,
+    }
+    arguments = {"given": json.dumps(given), "doing": str(job.doing_file)}
+    seconds = job.run_engine(job.command(job.job.scorers[0], PART, **arguments), "doctor")
+    for used in weights.values():
+        used.check_unchanged()
+    job.log_done("doctor", seconds)
+    report: dict[str, Any] = json.loads(job.result_file.read_bytes())
+    return report
+
+
+def run_part(
+    request: ScoreRequest, arguments: Mapping[str, str], result: Path, warm: WarmModel, report: Report
+) -> None:
+    """Examine the rollouts as a task of an engine of torch; what is being tried goes to the file `doing`.
+
+    Raises UnsupportedScoreError if nothing can be tried: another try cannot do it either.
+    """
+    from foreshock_probes.doctor.experimenter import TorchExperimenter
+
+    given, doing = json.loads(arguments["given"]), Path(arguments["doing"])
+
+    def log(line: str) -> None:
+        doing.write_text(line, "utf-8")
+        report(0)
+
+    batch = request.rollouts
+    batch = batch.select(np.flatnonzero(batch.response_lengths > 0).tolist())
+    announced = dict.fromkeys(("rollout", "trainer"), given["announced"])
+    folders = {name: Path(folder) for name, folder in given["folders"].items()}
+    try:
+        log("loading the weights")
+        experimenter = TorchExperimenter(batch, folders, announced, given["versions"], given["unusable"])
+        found = examine(batch, experimenter, Budget(seconds=given["budget_seconds"]), log)
+    except CannotTryError as error:
+        raise UnsupportedScoreError(f"the doctor cannot try anything: {error}") from error
+    write_result(json.dumps(to_json(found)).encode(), result)
+
+
+def _name(checkpoint: JobWeightsRecord) -> str:
+    return f"step {checkpoint.step}"
+
+
+def _version(checkpoint: JobWeightsRecord) -> int:
+    return checkpoint.step if checkpoint.weights_version is None else checkpoint.weights_version

@@ -1,1 +1,0 @@
-"""The weights search: replay a step with the weights of other announced steps, whole and by part."""

@@ -1,0 +1,69 @@
+"""What the doctor says of a step, and how far an examination is."""
+
+from collections.abc import Sequence
+
+from foreshock.api.doctor import DoctorReport, Finding
+from foreshock.api.probes import ProbeRecord
+from foreshock.diagnosis.wording import plural
+from foreshock.doctor.findings import explained, fix_of, ruled_out_in_words
+from foreshock.probe_kinds import DOCTOR
+from foreshock_service.platform import keys
+from foreshock_service.present.pages import step_models
+from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.replay.probes.service import find_checkpoint, list_probes
+from foreshock_service.replay.results import doctor
+from foreshock_service.runs.events import StepKey
+
+_MOST_PROBES = 50
+_MOST_NOT_TRIED = 5
+
+
+def doctor_of_step(viewing: Viewing, key: StepKey) -> step_models.DoctorPanel:
+    """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
+    probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
+    asked = next((each for each in probes if each.kind == DOCTOR.name and each.attempt == key.attempt), None)
+    found = doctor.KIND.newest(viewing.session, key, 1)
+    can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
+    may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
+    action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
+    report = doctor.report_record(*found[0]).report if found else None
+    return panel(report, key.step, _state(asked), action, is_possible=can_ask or asked is not None)
+
+
+def doctor_of_run(viewing: Viewing, run_id: str) -> step_models.DoctorPanel | None:
+    """Return the newest report on any step of a run; None without one."""
+    found = doctor.newest_of_run(viewing.session, run_id)
+    return panel(found[0].report, found[0].step, "", None) if found else None
+
+
+def panel(
+    report: DoctorReport | None, step: int, state: str, action: str | None, *, is_possible: bool = True
+) -> step_models.DoctorPanel:
+    """Return a report as a page shows it: found, ruled out, not tried, and what would come next."""
+    if report is None:
+        return step_models.DoctorPanel(step, (), (), state, action, is_possible)
+    notes = [f"{ruled_out_in_words(report).capitalize()}"] if report.ruled_out else []
+    notes += [f"Not tried: {each.variant}: {each.why}." for each in report.not_tried[:_MOST_NOT_TRIED]]
+    more = len(report.not_tried) - _MOST_NOT_TRIED
+    notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []
+    notes.append(f"Price: {plural(report.replays, 'replay')}, {report.seconds:.1f} s; {report.ended}.")
+    return step_models.DoctorPanel(step, list(map(_row, report.findings)), notes, state, action, is_possible)
+
+
+def _row(finding: Finding) -> step_models.DoctorFinding:
+    likewise: Sequence[str] = finding.alternatives
+    return step_models.DoctorFinding(
+        kind=finding.kind,
+        sentence=f"{finding.sentence[:1].upper()}{finding.sentence[1:].rstrip('.')}.",
+        evidence=explained(finding) + (f"; cannot be told from: {', '.join(likewise)}" if likewise else ""),
+        fix=fix_of(finding),
+        confirm=finding.confirm,
+    )
+
+
+def _state(asked: ProbeRecord | None) -> str:
+    """Return how far an examination is; empty if it is done or was not asked for."""
+    if asked is None or asked.state == "done":
+        return ""
+    doing = next((job.doing for job in asked.jobs if job.state == "running" and job.doing), "")
+    return f"The examination is {asked.state}{f': {asked.reason or doing}' if asked.reason or doing else ''}."

@@ -1,0 +1,170 @@
+"""The doctor in the service: request an examination of a step, its report, and the causes that reports name."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Response, status
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding
+from foreshock.api.probes import ProbeRecord
+from foreshock.api.records import parse
+from foreshock.api.runs import ConfidenceRecord
+from foreshock.doctor.findings import explained, fix_of
+from foreshock.probe_kinds import DOCTOR
+from foreshock_service.platform import problem, security
+from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
+from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
+from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
+from foreshock_service.replay.probes.requests import request_probe
+from foreshock_service.replay.probes.schemas import ProbeCreate
+from foreshock_service.replay.results.documents import DocumentKind
+from foreshock_service.runs import attempts, findings
+from foreshock_service.runs.run_endpoints import RunIdentifier
+
+router = APIRouter(prefix="/v1")
+
+MOST_FINDINGS = 32
+MOST_VARIANTS = 4_000
+_LONGEST_TEXT = 2_000
+_MOST_STEPS = 200
+"""Reports of a run that are read for its causes, the newest."""
+
+
+class DoctorNotFound(problem.ProblemError):
+    """The doctor has not examined this step: request it with POST at the same address."""
+
+    status = 404
+    problem_type = "doctor-not-found"
+
+
+class DoctorRequest(BaseModel):
+    """What the doctor may spend."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        default=None, description="absent: the attempt in which the step is active"
+    )
+    budget_seconds: float | None = Field(
+        default=None, gt=0, le=86_400, allow_inf_nan=False, description="time for replays; absent: 600"
+    )
+    max_rollouts: int | None = Field(
+        default=None, ge=1, le=DOCTOR.most_rollouts, description="examine a sample of so many; absent: 256"
+    )
+    max_candidates: int = Field(default=8, ge=0, le=32, description="try so many earlier announced checkpoints")
+
+
+def _check(body: DoctorReport, job: ProbeJob, probe: Probe) -> str | None:
+    if body.tokens != probe.tokens:  # rollouts without a token are left out
+        return f"got a report on {body.tokens} tokens, expected one on the {probe.tokens} of the job"
+    if len(body.findings) > MOST_FINDINGS or len(body.ruled_out) + len(body.not_tried) > MOST_VARIANTS:
+        return f"a report has at most {MOST_FINDINGS} findings and {MOST_VARIANTS} other variants"
+    texts = [body.ended, *(text for each in body.not_tried for text in (each.variant, each.why))]
+    texts += [each.variant for each in body.ruled_out]
+    texts += [text for each in body.findings for text in (each.sentence, each.value, each.cause, each.side)]
+    if any(len(text) > _LONGEST_TEXT for text in texts):
+        return f"texts of a report have at most {_LONGEST_TEXT} characters"
+    return None
+
+
+KIND = DocumentKind(
+    probe=DOCTOR, noun="examination by the doctor", check=_check, not_found=DoctorNotFound, findings="doctor"
+)
+
+
+@router.post(
+    "/runs/{run}/steps/{step}/doctor",
+    status_code=status.HTTP_201_CREATED,
+    responses={200: {"model": ProbeRecord, "description": "An equal request exists; this is its probe"}},
+    tags=["doctor"],
+)
+def examine_step(
+    run: RunIdentifier,
+    step: StepPath,
+    body: DoctorRequest,
+    context: Context,
+    principal: security.Ingester,
+    response: Response,
+) -> ProbeRecord:
+    """Have a worker find the change that reproduces what a step logged: weights, sampling, forward pass or data."""
+    asked = ProbeCreate(step=step, kind=DOCTOR.name, **body.model_dump())
+    probe, is_new = request_probe(context, principal, run, asked)
+    if not is_new:
+        response.status_code = status.HTTP_200_OK
+    return probe
+
+
+@router.put("/leases/{lease}/doctor", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
+def put_report(
+    lease: LeaseIdentifier, token: LeaseToken, body: DoctorReport, context: Context, principal: security.Worker
+) -> None:
+    """Store a report of the doctor; it counts when the job is complete."""
+    KIND.store(context, principal, lease, token, body)
+
+
+@router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
+def read_report(
+    run: RunIdentifier, step: StepPath, context: Context, principal: security.Reader, attempt: ActiveOrAttempt = None
+) -> DoctorStepRecord:
+    """Return the newest report of the doctor on a step: found, ruled out, not tried, and the price.
+
+    404 `doctor-not-found`: the step was not examined; request it with POST at this address.
+    """
+    _, found = KIND.of_step(context, principal, run, step, attempt, 1)
+    return report_record(*found[0])
+
+
+def report_record(row: ProbeResult, probe: Probe) -> DoctorStepRecord:
+    """Return a stored report as it is shown."""
+    return DoctorStepRecord(
+        run=row.run_id,
+        attempt=row.attempt,
+        step=row.step,
+        probe=probe.id,
+        from_sample=probe.from_sample,
+        published_at_us=row.published_at_us or 0,
+        report=parse(DoctorReport, row.document),
+    )
+
+
+def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
+    """Return the causes that the newest reports of active steps name, each with its newest sentence."""
+    query = select(ProbeResult).where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
+    query = query.where(ProbeResult.published_at_us.is_not(None))
+    order = (ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
+    started = attempts.attempts_of_run(session, run_id)
+    reports: dict[int, Mapping[str, object]] = {}
+    for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
+        if attempts.active_attempt_of(started, row.step) == row.attempt:
+            reports.setdefault(row.step, row.document)
+    newest: dict[str, findings.FindingOfStep] = {}
+    steps: dict[str, list[int]] = {}
+    for step, document in reports.items():
+        for cause in map(_finding, parse(DoctorReport, document).causes):
+            newest.setdefault(cause.name, cause)
+            steps.setdefault(cause.name, []).insert(0, step)
+    return [findings.of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
+
+
+def _finding(cause: Finding) -> findings.FindingOfStep:
+    sentence = ": ".join(filter(None, (cause.sentence, explained(cause))))
+    return findings.FindingOfStep(
+        name=f"{cause.cause}/{cause.side}",
+        severity="info",
+        title=cause.cause.replace("_", " "),
+        sentence=f"{sentence[:1].upper()}{sentence[1:]}.",
+        remedy=fix_of(cause) or None,
+        confidence=ConfidenceRecord(share=cause.share, low=cause.share_low, high=cause.share_high),
+    )
+
+
+def newest_of_run(session: Session, run_id: str) -> Sequence[DoctorStepRecord]:
+    """Return the report of the newest examined step of a run, if there is one."""
+    query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
+    query = query.where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
+    query = query.where(ProbeResult.published_at_us.is_not(None)).order_by(ProbeResult.published_at_us.desc()).limit(1)
+    return [report_record(row, probe) for row, probe in session.execute(query)]

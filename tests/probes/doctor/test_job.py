@@ -1,0 +1,75 @@
+"""A worker examines a step of the real service by real replays, and the service says what the engine held."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreshock.digests import weights_digest
+from foreshock_probes.engines.process import EnginePool
+from tests.probes.conftest import RunningService
+from tests.probes.replaying import Replayer
+from tests.probes.test_worker import ProbedRun, run_worker, start_run
+from tests.probes.tiny import make_rollouts
+
+pytestmark = pytest.mark.slow
+
+
+def announce(run: ProbedRun, step: int, path: str, digest: str) -> None:
+    """Announce the weights of a step."""
+    body = {"root": "runs", "path": path, "digest": digest}
+    address = f"/v1/runs/{run.run}/checkpoints/{step}"
+    run.service.http.put(address, params={"attempt": 1}, json=body).raise_for_status()
+
+
+@pytest.mark.parametrize("with_true_weights", [True, False])
+def test_stale_weights_are_found_unless_they_are_gone(
+    with_true_weights: bool,
+    service: RunningService,
+    checkpoints: Path,
+    engines: EnginePool,
+    replay: Replayer,
+    tmp_path: Path,
+) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(checkpoints / name, tmp_path / name)
+    rollouts = make_rollouts(24)
+    log_probs, _ = replay.score(rollouts, tmp_path / "second", "torch.float32")
+    sampled = make_rollouts(24, rollout_log_probs=np.split(log_probs, rollouts.response_offsets[1:-1]))
+    run = start_run(service, sampled)
+    announce(run, 1, "first", weights_digest(tmp_path / "first"))
+    announce(run, 0, "second", weights_digest(tmp_path / "second"))
+    if not with_true_weights:
+        shutil.rmtree(tmp_path / "second")
+    address = f"/v1/runs/{run.run}/steps/1/doctor"
+    probe = service.http.post(address, json={"budget_seconds": 20}).raise_for_status().json()["id"]
+    output = run_worker(service, tmp_path, engines)
+    assert run.read(probe)["state"] == "done", output
+    report = service.http.get(address).raise_for_status().json()["report"]
+    causes = [(each["side"], each["cause"], each["value"]) for each in report["findings"] if each["kind"] == "cause"]
+    if with_true_weights:
+        assert causes == [("rollout", "other_weights", "step 0")]
+    else:
+        assert causes == []
+        assert "moved or deleted" in next(each["why"] for each in report["not_tried"] if each["variant"] == "step 0")
+    service.http.delete(f"/v1/runs/{run.run}")
+
+
+def test_rollouts_of_another_tokenizer_fail_at_once(
+    service: RunningService, checkpoints: Path, engines: EnginePool
+) -> None:
+    plain = make_rollouts(4)
+    logged = np.split(np.full(plain.num_tokens, -1.0, np.float32), plain.response_offsets[1:-1])
+    batch = make_rollouts(4, rollout_log_probs=logged)
+    run = start_run(service, replace(batch, response_token_ids=np.full(batch.num_tokens, 100_000, np.int32)))
+    announce(run, 1, "first", weights_digest(checkpoints / "first"))
+    probe = service.http.post(f"/v1/runs/{run.run}/steps/1/doctor", json={}).raise_for_status().json()["id"]
+    run_worker(service, checkpoints, engines)
+    found = run.read(probe)
+    assert (found["state"], found["jobs"][0]["attempts"]) == ("failed", 1)
+    assert "they are of another tokenizer" in found["reason"]
+    service.http.delete(f"/v1/runs/{run.run}")

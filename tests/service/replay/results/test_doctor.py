@@ -1,0 +1,303 @@
+"""The doctor over HTTP: what is requested, what a worker sends, when it counts, and where its causes stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from alembic.util import load_python_file
+from sqlalchemy import text, update
+
+from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
+from foreshock.api.records import parse, to_json
+from foreshock.clock import now_us
+from foreshock.probe_kinds import DOCTOR
+from foreshock_service.platform.database.engine import make_engine
+from foreshock_service.platform.database.opening import MIGRATIONS
+from foreshock_service.platform.database.tables import ProbeResult
+from tests.service.sending import Sender, make_batch, start_run
+from tests.service.working import (
+    EVERYTHING,
+    WEIGHTS,
+    LeaseHolder,
+    announce_checkpoint,
+    ask_for_lease,
+    take_lease,
+)
+
+STEP = 60
+ROLLOUTS = 12
+ABLE = (*EVERYTHING, DOCTOR.capability)
+SENTENCE = "the engine's logged log-probs (μ) are those of the weights step 1"
+
+
+def digest(number: int) -> str:
+    return "sha256:" + f"{number:064x}"
+
+
+@pytest.fixture
+def run(http: httpx.Client) -> Sender:
+    """A run with one closed step and the checkpoints of six steps."""
+    sender = start_run(http)
+    sender.put_shard(STEP, make_batch(ROLLOUTS)).raise_for_status()
+    for step in (1, 20, 40, 59, STEP, 80):
+        announce_checkpoint(sender, step, WEIGHTS if step == STEP else digest(step))
+    return sender
+
+
+def ask(run: Sender, **fields: Any) -> httpx.Response:
+    """Request an examination."""
+    return run.http.post(f"/v1/runs/{run.run}/steps/{STEP}/doctor", json=fields)
+
+
+def found(holder: LeaseHolder, share: float = 0.998) -> dict[str, Any]:
+    """Return a worker's report: the weights of step 1 reproduce μ."""
+    counted = holder.lease["job"]["rollouts"]
+    finding = Finding(
+        *("cause", "rollout", "other_weights", "step 1", SENTENCE, counted["tokens"], counted["count"]),
+        share=share,
+        share_low=0.99,
+        share_high=1.0,
+        before=4.8e-2,
+        after=1.1e-4,
+        exact=True,
+        fixes={"any": "verify the weight sync", "SGLang": "POST /weights_checker"},
+        confirm="compare checksums",
+    )
+    report = DoctorReport(
+        rollouts=counted["count"],
+        tokens=counted["tokens"],
+        findings=(finding,),
+        sides=(SideReport("rollout", "bfloat16", 4.8e-2, 1.1e-4, 1e-5, float("nan")),),
+        ruled_out=(RuledOut("positions zero", 0.2),),
+        not_tried=(NotTried("step 40", "there are no weights of step 40"),),
+        replays=6,
+        seconds=1.5,
+        ended="the search is complete",
+    )
+    return to_json(report)
+
+
+def put_report(holder: LeaseHolder, body: dict[str, Any]) -> httpx.Response:
+    headers = {"X-Foreshock-Lease-Token": str(holder.token)}
+    return holder.http.put(f"{holder.url}/doctor", json=body, headers=headers)
+
+
+def examined(run: Sender, **fields: Any) -> None:
+    """Ask for an examination and answer as a worker."""
+    ask(run, **fields).raise_for_status()
+    holder = take_lease(run.http, scorers=ABLE)
+    put_report(holder, found(holder)).raise_for_status()
+    holder.complete().raise_for_status()
+
+
+def test_examination_is_one_job_with_the_nearest_and_the_first_checkpoints(run: Sender, http: httpx.Client) -> None:
+    probe = ask(run, max_candidates=3, budget_seconds=90).raise_for_status().json()
+    assert (probe["kind"], len(probe["jobs"])) == ("doctor", 1)
+    job = take_lease(http, scorers=ABLE).lease["job"]
+    assert [each["step"] for each in job["candidates"]] == [59, 1, 40]
+    assert (job["checkpoint"]["step"], job["budget_seconds"]) == (STEP, 90.0)
+    assert job["candidates"][0]["digest"] == digest(59)
+
+
+def test_worker_that_cannot_examine_gets_no_examination(run: Sender, http: httpx.Client) -> None:
+    probe = ask(run).raise_for_status().json()
+    assert ask_for_lease(http, "old", scorers=EVERYTHING).status_code == 204
+    read = http.get(f"/v1/probes/{probe['id']}").json()
+    assert f"waiting for a worker that offers {DOCTOR.capability}" in str(read["reason"])
+
+
+def test_equal_request_is_the_same_probe_until_other_checkpoints_are_announced(run: Sender) -> None:
+    first, again = ask(run), ask(run)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    announce_checkpoint(run, 58, digest(58))
+    assert ask(run).status_code == 201
+
+
+def test_a_step_without_earlier_checkpoints_can_be_examined(http: httpx.Client) -> None:
+    run = start_run(http)
+    run.put_shard(STEP, make_batch(4)).raise_for_status()
+    announce_checkpoint(run, STEP)
+    announce_checkpoint(run, 59, digest(59), expires_at_us=now_us() - 1)
+    ask(run).raise_for_status()
+    assert take_lease(http, scorers=ABLE).lease["job"]["candidates"] == []
+
+
+def test_a_heartbeat_says_what_is_being_tried(run: Sender, http: httpx.Client) -> None:
+    probe = ask(run).raise_for_status().json()["id"]
+    holder = take_lease(http, scorers=ABLE)
+    body = {"token": holder.token, "doing": "other_weights, step 1: E[d²]/2 1.1e-04"}
+    http.post(f"{holder.url}/heartbeat", json=body).raise_for_status()
+    assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["doing"] == body["doing"]
+    assert body["doing"] in http.get(f"/runs/{run.run}/steps/{STEP}").text
+
+
+def test_report_counts_when_the_job_is_complete(run: Sender, http: httpx.Client) -> None:
+    ask(run).raise_for_status()
+    holder = take_lease(http, scorers=ABLE)
+    missing = holder.complete()
+    assert (missing.status_code, missing.json()["type"].rpartition(":")[2]) == (409, "result-incomplete")
+    put_report(holder, found(holder, share=0.5)).raise_for_status()
+    put_report(holder, found(holder)).raise_for_status()
+    answer = run.get(f"steps/{STEP}/doctor")
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (404, "doctor-not-found")
+    assert (holder.complete().status_code, holder.complete().status_code) == (204, 204)
+    read = run.get(f"steps/{STEP}/doctor").raise_for_status().json()
+    assert (read["step"], read["from_sample"]) == (STEP, False)
+    assert parse(DoctorReport, read["report"]).causes[0].share == 0.998
+    assert read["report"]["sides"][0]["rounding"] is None
+
+
+def test_pages_show_found_ruled_out_not_tried_and_next(run: Sender, http: httpx.Client) -> None:
+    before = http.get(f"/runs/{run.run}/steps/{STEP}").text
+    assert "Examine this step" in before
+    examined(run)
+    for page in (f"/runs/{run.run}/steps/{STEP}", f"/pages/runs/{run.run}/probes"):
+        text = http.get(page).raise_for_status().text
+        for part in (SENTENCE[1:].replace("'", "&#39;"), "explains 99.8 %", "Verify the weight sync", "positions zero"):
+            assert part in text
+        assert "Next: compare checksums" in text
+        assert "there are no weights of step 40" in text
+
+
+def test_the_button_of_a_page_asks_for_an_examination(run: Sender, http: httpx.Client) -> None:
+    page = http.get(f"/runs/{run.run}/steps/{STEP}").text
+    token = page.partition('name="csrf_token" value="')[2].partition('"')[0]
+    action = f"/runs/{run.run}/steps/{STEP}/doctor"
+    assert http.post(action, follow_redirects=False).status_code == 403
+    answer = http.post(action, data={"csrf_token": token}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.run}/steps/{STEP}")
+    assert run.get("probes").json()["items"][0]["kind"] == "doctor"
+    assert "The examination is queued" in http.get(answer.headers["location"]).text
+
+
+def test_report_of_a_lost_lease_does_not_count(run: Sender, http: httpx.Client) -> None:
+    ask(run).raise_for_status()
+    first = take_lease(http, scorers=ABLE)
+    put_report(first, found(first)).raise_for_status()
+    assert first.fail("retry").status_code == 204
+    assert put_report(first, found(first)).status_code == 409
+    second = take_lease(http, "w2", scorers=ABLE)
+    assert second.complete().status_code == 409
+    put_report(second, found(second, share=0.9)).raise_for_status()
+    assert second.complete().status_code == 204
+    assert run.get(f"steps/{STEP}/doctor").json()["report"]["findings"][0]["share"] == 0.9
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 1},
+        {"ended": "a\x00b"},
+        {"ended": "a" * 2_001},
+        {"replays": None},
+        {"findings": [{"kind": "guess"}]},
+        {"not_tried": [{"variant": "v", "why": "w"}] * 4_001},
+    ],
+)
+def test_invalid_report_is_refused(run: Sender, http: httpx.Client, change: dict[str, Any]) -> None:
+    ask(run).raise_for_status()
+    holder = take_lease(http, scorers=ABLE)
+    answer = put_report(holder, found(holder) | change)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_job_of_another_kind_takes_no_report(run: Sender, http: httpx.Client) -> None:
+    body = {"step": STEP, "scorers": [{"scorer": "vllm.prefill"}]}
+    http.post(f"/v1/runs/{run.run}/probes", json=body).raise_for_status()
+    holder = take_lease(http, scorers=ABLE)
+    answer = put_report(holder, found(holder))
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "result-not-asked")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("fields", [{"budget_seconds": 0}, {"max_candidates": 33}, {"max_rollouts": 5_000}, {"x": 1}])
+def test_invalid_request_is_refused(run: Sender, fields: dict[str, Any]) -> None:
+    assert ask(run, **fields).status_code == 422
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("fields", [{"scorers": [{"scorer": "vllm.prefill"}]}, {"kind": "exact", "budget_seconds": 9}])
+def test_probe_of_the_doctor_names_no_scorers_and_others_no_budget(run: Sender, fields: dict[str, Any]) -> None:
+    body = {"step": STEP, "kind": "doctor", **fields}
+    assert run.http.post(f"/v1/runs/{run.run}/probes", json=body).status_code == 422
+
+
+def test_examination_needs_log_probs_and_weights(http: httpx.Client) -> None:
+    run = start_run(http)
+    batch = replace(make_batch(4), rollout_log_probs=None, trainer_log_probs=None)
+    run.put_shard(STEP, batch).raise_for_status()
+    assert "no checkpoint is announced for step 60" in ask(run).json()["detail"]
+    announce_checkpoint(run, STEP)
+    answer = ask(run)
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (422, "probe-not-possible")
+    assert "neither rollout_log_probs nor trainer_log_probs" in answer.json()["detail"]
+
+
+def test_candidates_are_those_that_led_to_the_step(run: Sender, http: httpx.Client) -> None:
+    resumed = run.new_attempt("second", 50)
+    resumed.put_shard(STEP, make_batch(12, seed=1)).raise_for_status()
+    announce_checkpoint(resumed, STEP, digest(1060))
+    announce_checkpoint(resumed, 55, digest(1055))
+    ask(resumed).raise_for_status()
+    job = take_lease(http, scorers=ABLE).lease["job"]
+    # Step 59 of the first attempt was superseded.
+    assert sorted(each["digest"] for each in job["candidates"]) == sorted(map(digest, (1, 20, 40, 1055)))
+
+
+def test_a_step_that_was_not_examined_has_no_report(run: Sender) -> None:
+    assert run.get(f"steps/{STEP}/doctor").status_code == 404
+    assert run.get("steps/7/doctor").status_code == 404
+
+
+def search(**changes: Any) -> dict[str, Any]:
+    """Return a weights search as an earlier release stored it."""
+    replays = [
+        {"step": STEP, "part": "all", "k3_kl": 1.8e-2, "skipped": ""},
+        {"step": 40, "part": "all", "k3_kl": None, "skipped": "there are no weights of step 40"},
+        {"step": 59, "part": "all", "k3_kl": 1.7e-2, "skipped": ""},
+        {"step": 1, "part": "lm_head", "k3_kl": 4e-14, "skipped": ""},
+    ]
+    kept = {"step": STEP, "scorer": "vllm.prefill", "rollouts": 12, "tokens": 80, "floor_k3": 0.0, "replays": replays}
+    return kept | {"confirmed_k3": 4e-14, "ended": "found"} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "cause"),
+    [
+        ({}, "cause", ("part_of_weights", "lm_head of step 1")),
+        ({"confirmed_k3": 1e-3}, "unknown", ("unknown", "")),
+        ({"replays": [{"step": STEP, "part": "all", "k3_kl": 0.0, "skipped": ""}]}, "expected", ("rounding", "")),
+        ({"replays": []}, "unknown", ("unknown", "")),
+    ],
+)
+def test_a_stored_weights_search_is_read_as_a_report(
+    changes: dict[str, Any], kind: str, cause: tuple[str, str]
+) -> None:
+    made: Any = load_python_file(str(MIGRATIONS), "weights_searches.py").report_of_search(search(**changes))
+    report = parse(DoctorReport, made)
+    assert [(each.kind, (each.cause, each.value)) for each in report.findings] == [(kind, cause)]
+    if not changes:
+        assert report.not_tried == (NotTried("step 40", "there are no weights of step 40"),)
+        assert [each.variant for each in report.ruled_out] == ["step 59"]
+
+
+def test_weights_searches_of_an_earlier_release_stay_readable(run: Sender, database_url: str) -> None:
+    examined(run)
+    waiting = ask(run, max_candidates=1).raise_for_status().json()["id"]
+    earlier: Any = load_python_file(str(MIGRATIONS), "weights_searches.py")
+    engine = make_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE probes SET kind = 'weights'"))
+        connection.execute(update(ProbeResult).values(kind="weights", document=search()))
+        earlier.convert(connection)
+    engine.dispose()
+    report = parse(DoctorReport, run.get(f"steps/{STEP}/doctor").raise_for_status().json()["report"])
+    assert [(each.cause, each.value) for each in report.causes] == [("part_of_weights", "lm_head of step 1")]
+    ended = run.http.get(f"/v1/probes/{waiting}").json()
+    assert (ended["kind"], ended["state"]) == ("doctor", "skipped")
+    assert "request an examination" in ended["reason"]
