@@ -9,12 +9,16 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 
-__all__ = ["Compared", "Float64", "mean_range", "share_range"]
+__all__ = ["RESOLUTION", "Compared", "Float64", "mean_range", "share_range", "steadiness"]
 
 Float64 = NDArray[np.float64]
 
 LARGEST = 5.0
 """|d| in nats beyond which a token counts as 5: a sentinel or a removed token must not outweigh all others."""
+RESOLUTION = 1e-13
+"""E[d²]/2 of float32 log-probs around 1 nat that differ in the last bit or two."""
+_USUAL = 0.75
+"""The quantile of the tokens' differences in rounding beyond which a token loses weight."""
 _RESAMPLES = 1_000
 
 
@@ -122,3 +126,11 @@ def mean_range(halves: Float64, compared: Compared) -> tuple[float, float]:
     resampled = _resampled(np.stack([halves, compared.usable.astype(np.float64)]), compared)
     low, high = np.quantile(resampled[0] / np.maximum(resampled[1], 1), [0.005, 0.995])
     return float(low), float(high)
+
+
+def steadiness(replays: list[Float64], compared: Compared) -> Float64:
+    """Return the weight of each token: s₀² / (s₀² + s²), s the largest difference of `replays`, s₀ usual for tokens."""
+    with np.errstate(invalid="ignore"):
+        squares = np.nan_to_num(np.ptp(np.stack(replays), axis=0) ** 2, nan=LARGEST**2, posinf=LARGEST**2)
+    usual = float(np.quantile(squares[compared.usable], _USUAL)) if compared.usable.any() else 0.0
+    return np.asarray((usual + RESOLUTION) / (usual + RESOLUTION + squares))

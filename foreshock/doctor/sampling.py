@@ -46,6 +46,14 @@ class Sampling:
         changed: dict[str, Any] = {name: value}
         return replace(self, **changed)
 
+    def at(self, tokens: NDArray[np.int64]) -> Sampling:
+        """Return the distribution of some of the tokens."""
+        found = self
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            if isinstance(value := getattr(self, name), np.ndarray):
+                found = found.having(name, value[tokens])
+        return found
+
     def log_probs(self, logits: NDArray[np.float32], compared: Compared) -> Float64:
         """Return the log-prob [T] of each token of `compared`; −∞ where the distribution excludes it."""
         values = self._penalised(logits.astype(np.float64), compared)
@@ -122,10 +130,7 @@ def fitted(
     stride = max(1, -(-logits.size // _FIT_LOGITS))
     if stride > 1:
         thin = np.arange(0, logits.shape[0], stride)
-        logits, compared = logits[thin], compared.at(thin)
-        for field in ("temperature", "top_p", "top_k", "min_p"):
-            if isinstance(value := getattr(base, field), np.ndarray):
-                base = base.having(field, value[thin])
+        logits, compared, base = logits[thin], compared.at(thin), base.at(thin)
     data = _Data(logits, compared, base, eos)
     return FITS[name](data)
 

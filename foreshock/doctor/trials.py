@@ -1,29 +1,36 @@
 """A budget of experiments, and what one of them left unexplained."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change
-from foreshock.doctor.evidence import Float64
+from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.sampling import Sampling
 
-__all__ = ["Budget", "Trial", "switched"]
+__all__ = ["Budget", "Trial", "View", "switched"]
 
 
 @dataclass(slots=True)
 class Budget:
-    """Replays and seconds that a search may spend; `replays` counts those made, `clock` gives seconds."""
+    """Replays and seconds that a search may spend; `clock` gives seconds.
+
+    `replays` counts those made, one of some rollouts as the share of tokens that it has; `made` are those, for both
+    sides.
+    """
 
     seconds: float = 600.0
     most_replays: int = 400
     clock: Callable[[], float] = time.monotonic
-    replays: int = 0
+    replays: float = 0.0
     started: float = field(default=0.0)
+    made: set[tuple[Change, tuple[int, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
@@ -37,6 +44,51 @@ class Budget:
     def is_spent(self) -> bool:
         """Whether no further replay may start."""
         return self.spent > self.seconds or self.replays >= self.most_replays
+
+    def count(self, change: Change, view: View) -> None:
+        """Count a replay, unless it was made before."""
+        if (change, ()) not in self.made and (change, view.rows) not in self.made:
+            self.made.add((change, view.rows))
+            self.replays += view.share
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """The tokens that a trial is judged by: those of all rollouts, or of `rows`; `tokens` are their places in [T]."""
+
+    compared: Compared
+    rows: tuple[int, ...] = ()
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    share: float = 1.0
+
+    def of_largest(self, halves: Float64, share: float, least: int) -> View:
+        """Return the view of the rollouts with the largest sums of `halves`, about `share` of the tokens."""
+        compared = self.compared
+        lengths = compared.batch.response_lengths
+        order = np.argsort(-np.bincount(compared.rows, halves, lengths.size), kind="stable")
+        before = np.cumsum(lengths[order]) - lengths[order]
+        taken = (before < share * lengths.sum()) | (np.arange(order.size) < least)
+        return self.of_rows(np.sort(order[taken]))
+
+    def of_rows(self, rows: NDArray[np.int64]) -> View:
+        """Return the view of some rollouts; `self` is that of all."""
+        compared = self.compared
+        if rows.size == compared.batch.num_rollouts:
+            return self
+        tokens = np.flatnonzero(np.isin(compared.rows, rows))
+        part = Compared.of(compared.batch.select(rows), compared.logged[tokens].astype(np.float32))
+        return View(part, tuple(rows.tolist()), tokens, tokens.size / max(compared.rows.size, 1))
+
+    def restricted(self, trial: Trial) -> Trial:
+        """Return a trial of all rollouts as one of this view."""
+        if not self.rows:
+            return trial
+        return replace(
+            trial,
+            sampling=trial.sampling.at(self.tokens),
+            halves=trial.halves[self.tokens],
+            rows=trial.rows[list(self.rows)],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,8 +29,11 @@ class FakeExperimenter:
         )
         self.made: list[Change] = []
 
-    def logits(self, change: Change) -> NDArray[np.float32]:
-        """Return the logits of `change`."""
+    def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """Return the logits of `change`, of all rollouts or of `rows`."""
+        if rows:
+            inside = np.repeat(np.isin(np.arange(self.batch.num_rollouts), rows), self.batch.response_lengths)
+            return self.logits(change)[inside]
         self.made.append(change)
         known = {"weights", "precision", "composition", "positions"}
         if set(dict(change.values)) - known:

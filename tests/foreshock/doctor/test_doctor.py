@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine
+from foreshock.api.doctor import DoctorReport, NotTried
+from foreshock.doctor import Budget, CannotTryError, Change, examine, report_lines
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
 
@@ -49,7 +50,7 @@ def test_older_weights_of_the_engine_are_named_on_its_side(batch: RolloutBatch, 
 
     assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "other_weights", "step_7")]
     assert report.causes[0].share > 0.99
-    assert "step_7" in "\n".join(report.lines())
+    assert "step_7" in "\n".join(report_lines(report))
 
 
 def test_weights_that_both_sides_hold_are_no_lag(batch: RolloutBatch, lab: FakeExperimenter) -> None:
@@ -128,7 +129,7 @@ def test_a_fault_that_no_variant_reproduces_is_unknown(batch: RolloutBatch, lab:
     assert report.causes == ()
     assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
     assert report.ruled_out
-    assert ("kv_cache: fp8 with scale 1", "the fake has no such change") in report.not_tried
+    assert NotTried("kv_cache: fp8 with scale 1", "the fake has no such change") in report.not_tried
 
 
 def test_a_copied_column_is_named_and_only_the_engine_is_explained(batch: RolloutBatch, lab: FakeExperimenter) -> None:
@@ -143,10 +144,29 @@ def test_a_spent_budget_is_said_with_what_it_left_out(batch: RolloutBatch, lab: 
     report = _examined(batch, logged(lab, positions="zero"), logged(lab, precision="autocast"), budget)
 
     assert report.ended == "the budget is spent"
-    assert ("positions", "the budget is spent") in report.not_tried
+    assert NotTried("positions", "the budget is spent") in report.not_tried
     assert report.causes == ()
 
 
 def test_rollouts_without_log_probs_are_refused(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     with pytest.raises(CannotTryError, match="neither rollout_log_probs nor"):
         examine(batch, lab)
+
+
+def test_tokens_at_which_rounding_decides_hide_no_cause_at_the_others(batch: RolloutBatch) -> None:
+    lab = FakeExperimenter(batch)
+    plain = lab.logits
+
+    def logits(change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        found = plain(change, rows)
+        if not rows and change.get("precision") == "float32":
+            found[::40] += 3 * np.random.default_rng(1).normal(size=found[::40].shape).astype(np.float32)
+        return found
+
+    lab.logits = logits  # type: ignore[method-assign]
+    mu = logged(lab, temperature=0.85)
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "temperature")]
+    side = next(each for each in report.sides if each.side == "rollout")
+    assert side.before < side.rounding

@@ -129,10 +129,10 @@ def test_a_step_without_earlier_checkpoints_can_be_examined(http: httpx.Client) 
 def test_a_heartbeat_says_what_is_being_tried(run: Sender, http: httpx.Client) -> None:
     probe = ask(run).raise_for_status().json()["id"]
     holder = take_lease(http, scorers=ABLE)
-    body = {"token": holder.token, "doing": "other_weights, step 1: E[d²]/2 1.1e-04"}
-    http.post(f"{holder.url}/heartbeat", json=body).raise_for_status()
-    assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["doing"] == body["doing"]
-    assert body["doing"] in http.get(f"/runs/{run.run}/steps/{STEP}").text
+    doing = "other_weights, step 1: E[d²]/2 1.1e-04"
+    http.post(f"{holder.url}/heartbeat", json={"token": holder.token, "doing": doing}).raise_for_status()
+    assert http.get(f"/v1/probes/{probe}").json()["jobs"][0]["doing"] == doing
+    assert doing in http.get(f"/runs/{run.run}/steps/{STEP}").text
 
 
 def test_report_counts_when_the_job_is_complete(run: Sender, http: httpx.Client) -> None:

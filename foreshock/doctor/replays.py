@@ -1,0 +1,118 @@
+"""Trials: variants on top of one another, replayed, fitted and compared with what a side logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.doctor.catalogue import Variant
+from foreshock.doctor.changes import Change, Experimenter
+from foreshock.doctor.data import DATA_CHANGES
+from foreshock.doctor.evidence import Compared, Float64
+from foreshock.doctor.sampling import Sampling, fitted
+from foreshock.doctor.trials import Budget, Trial, View, switched
+
+__all__ = ["Replays"]
+
+
+class Replays:
+    """Makes trials by replays of an experimenter, which it counts in a budget; `log` gets a line for each."""
+
+    def __init__(self, experimenter: Experimenter, budget: Budget, log: Callable[[str], None]) -> None:
+        self._experimenter, self._budget, self._log = experimenter, budget, log
+        self._eos = experimenter.subject.eos
+
+    def plain(self, change: Change, sampling: Sampling, view: View) -> Trial:
+        """Return the trial of a change without variants."""
+        return self._trial((), change, sampling, self.log_probs(change, sampling, view), view)
+
+    def log_probs(self, change: Change, sampling: Sampling, view: View) -> Float64:
+        """Return the log-probs of the tokens of a view under a change. Raises CannotTryError."""
+        return sampling.log_probs(self._logits(change, view), view.compared)
+
+    def try_on(self, start: Trial, variants: tuple[Variant, ...], view: View) -> list[Trial]:
+        """Return the trials of `variants` on top of `start`, which is one of the view; for weights also in part.
+
+        Empty if a fit or a change of data does not apply. Raises CannotTryError.
+        """
+        change, sampling, data = start.change, start.sampling, start.data
+        values = list(start.values)
+        for variant in variants:
+            change = change.plus(variant.change)
+        for variant in variants:
+            values.append(variant.label)
+            if variant.data:
+                data = (*data, variant.data)
+            elif variant.fit:
+                target = self._unchanged_data(change, sampling, data, view)
+                fit = fitted(variant.fit, self._logits(change, view), target, sampling, self._eos)
+                if fit is None:
+                    return []
+                sampling = fit
+                values[-1] = _value(fit, variant.fit)
+        log_probs = self._with_data(self.log_probs(change, sampling, view), data, view)
+        if log_probs is None:
+            return []
+        trial = self._trial((*start.variants, *variants), change, sampling, log_probs, view, data, tuple(values))
+        if variants[-1].change.values:
+            mean = trial.gap / max(int(view.compared.usable.sum()), 1)
+            self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {mean:.2e}")
+        return [trial, *self._in_part(trial, start, view)]
+
+    def _unchanged_data(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Compared:
+        """Return what a fit has to explain: the tokens that no change of data has set apart."""
+        if not data:
+            return view.compared
+        plain = self.log_probs(change, sampling, view)
+        changed = self._with_data(plain, data, view)
+        if changed is None:
+            return view.compared
+        return replace(view.compared, usable=view.compared.usable & (changed == plain))
+
+    def _in_part(self, trial: Trial, start: Trial, view: View) -> Iterator[Trial]:
+        """Yield the trial of the rollouts that it fits better than `start`, if these are some and not all."""
+        compared = view.compared
+        better = compared.by_rollout(trial.halves) < compared.by_rollout(start.halves)
+        tokens = better[compared.rows]
+        if 2 <= better.sum() < better.size - 1:
+            yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better)
+        if trial.change.get("weights") != start.change.get("weights"):
+            yield replace(
+                trial, halves=switched(start.halves, trial.halves, compared.batch.response_offsets), rows=better
+            )
+
+    def _trial(
+        self,
+        variants: tuple[Variant, ...],
+        change: Change,
+        sampling: Sampling,
+        log_probs: Float64,
+        view: View,
+        data: tuple[str, ...] = (),
+        values: tuple[str, ...] = (),
+    ) -> Trial:
+        everywhere = np.ones(view.compared.batch.num_rollouts, dtype=np.bool_)
+        return Trial(variants, change, sampling, data, view.compared.halves(log_probs), everywhere, values)
+
+    def _with_data(self, log_probs: Float64, data: tuple[str, ...], view: View) -> Float64 | None:
+        found: Float64 | None = log_probs
+        for name in data:
+            found = None if found is None else DATA_CHANGES[name](view.compared, found)
+        return found
+
+    def _logits(self, change: Change, view: View) -> NDArray[np.float32]:
+        self._budget.count(change, view)
+        return self._experimenter.logits(change, view.rows)
+
+
+def _value(sampling: Sampling, fit: str) -> str:
+    """Return the fitted value in words."""
+    value = getattr(sampling, fit)
+    if fit == "biases":
+        return ", ".join(f"id {token} {'banned' if np.isinf(bias) else f'{bias:+.2f}'}" for token, bias in value)
+    if fit == "banned_until":
+        return f"id {value[0]} at the first {value[1]} tokens"
+    return f"{float(np.max(value)):.4g}"
