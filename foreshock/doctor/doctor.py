@@ -66,7 +66,7 @@ def examine(
         f"{variants[0].cause.replace('_', ' ')} {variants[0].label}".strip() + f" [{side}]": share
         for side, search in searches.items()
         if search.found is search.base
-        for variants, share in search.screened.items()
+        for variants, (share, _) in search.screened.items()
         if np.isfinite(share) and share <= MAJORITY
     }
     spent = "the budget is spent" if budget.is_spent else "the search is complete"

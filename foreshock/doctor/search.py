@@ -72,7 +72,7 @@ class SideSearch:
         self._whole = View(compared)
         self._weights = np.ones(compared.rows.size)
         self._screens: dict[Trial, View] = {}
-        self.screened: dict[tuple[Variant, ...], float] = {}
+        self.screened: dict[tuple[Variant, ...], tuple[float, float]] = {}
         self.announced = Change.of(weights=experimenter.subject.announced[side])
         self.rounding = self.weighted_rounding = RESOLUTION
         self._noises: dict[str, float] = {}
@@ -251,7 +251,8 @@ class SideSearch:
         others = [each for each in self.trials if not causes & {one.cause for one in each.variants}]
         whole = max(float((self.base.halves * weights).sum()), 1e-300)
         shares = [1 - float((each.halves * weights).sum()) / whole for each in others]
-        screened = [share for tried, share in self.screened.items() if not causes & {one.cause for one in tried}]
+        kind = 0 if isinstance(weights, float) else 1
+        screened = [each[kind] for tried, each in self.screened.items() if not causes & {one.cause for one in tried}]
         return max([*shares, *screened], default=0.0)
 
     def _singles(self, family: str, *, whole_weights_only: bool) -> Iterator[Trial]:
@@ -287,14 +288,13 @@ class SideSearch:
         view = self._screens[than]
         found = self._replays.try_on(view.restricted(start), variants, view)
         weights = self._weights[view.tokens] if view.rows else self._weights
-        share = max(
-            1 - float(min(((each.halves * by).sum() for each in found), default=np.inf)) / max(before, 1e-300)
-            for by in (1.0, weights)
-            for before in (float((view.restricted(than).halves * by).sum()),)
-        )
+        shares = []
+        for by in (1.0, weights):
+            before = max(float((view.restricted(than).halves * by).sum()), 1e-300)
+            shares.append(1 - min((float((each.halves * by).sum()) for each in found), default=np.inf) / before)
         if than is self.base:
-            self.screened[variants] = share
-        return share
+            self.screened[variants] = (shares[0], shares[1])
+        return max(shares)
 
     def _mixture(self) -> Iterator[Trial]:
         """Yield the trial in which each rollout has the weights, of all that were tried, that fit it best."""
@@ -332,7 +332,7 @@ class SideSearch:
         wholes = [each for each in self.trials if each.gap < 0.95 * self.base.gap and each.rows.all()]
         shares: list[tuple[float, tuple[Variant, ...], Trial | None]] = []
         shares += [(1 - each.gap / self.base.gap, each.variants, each) for each in wholes]
-        shares += [(share, variants, None) for variants, share in self.screened.items() if share > 0.05]
+        shares += [(max(each), variants, None) for variants, each in self.screened.items() if max(each) > 0.05]
         best: dict[str, tuple[tuple[Variant, ...], Trial | None]] = {}
         for _, variants, trial in sorted(shares, key=lambda each: -each[0]):
             best.setdefault(variants[0].cause, (variants, trial))
