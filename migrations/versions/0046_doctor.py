@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from alembic import op
 from alembic.util import load_python_file
 
-revision = '0045'
-down_revision = '0044'
+revision = '0046'
+down_revision = '0045'
 branch_labels = None
 depends_on = None
 
