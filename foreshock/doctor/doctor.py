@@ -55,6 +55,28 @@ def examine(
     if not findings:
         findings = [_rounding(searches, batch)]
     order = {"cause": 0, "unknown": 1, "expected": 2}
+    spent = "the budget is spent" if budget.is_spent else "the search is complete"
+    return DoctorReport(
+        rollouts=batch.num_rollouts,
+        tokens=batch.num_tokens,
+        findings=tuple(sorted(findings, key=lambda each: order[each.kind])),
+        sides=tuple(_on_side(search) for search in searches.values()),
+        ruled_out=_ruled_out(searches),
+        not_tried=tuple(
+            NotTried(*pair)
+            for pair in dict.fromkeys(
+                [*experimenter.subject.unusable.items()]
+                + [pair for search in searches.values() for pair in search.not_tried.items()]
+            )
+        ),
+        replays=int(np.ceil(budget.replays)),
+        seconds=budget.spent,
+        ended=spent,
+    )
+
+
+def _ruled_out(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
+    """Return the single variants that were tried for sides that none reproduces, those that explain most first."""
     tried = {
         f"{_words(trial)} [{side}]": search.share(trial)[0]
         for side, search in searches.items()
@@ -69,24 +91,7 @@ def examine(
         for variants, (share, _) in search.screened.items()
         if np.isfinite(share) and share <= MAJORITY
     }
-    spent = "the budget is spent" if budget.is_spent else "the search is complete"
-    return DoctorReport(
-        rollouts=batch.num_rollouts,
-        tokens=batch.num_tokens,
-        findings=tuple(sorted(findings, key=lambda each: order[each.kind])),
-        sides=tuple(_on_side(search) for search in searches.values()),
-        ruled_out=tuple(RuledOut(*pair) for pair in sorted(tried.items(), key=lambda each: -each[1])),
-        not_tried=tuple(
-            NotTried(*pair)
-            for pair in dict.fromkeys(
-                [*experimenter.subject.unusable.items()]
-                + [pair for search in searches.values() for pair in search.not_tried.items()]
-            )
-        ),
-        replays=int(np.ceil(budget.replays)),
-        seconds=budget.spent,
-        ended=spent,
-    )
+    return tuple(RuledOut(*pair) for pair in sorted(tried.items(), key=lambda each: -each[1]))
 
 
 def _declared(batch: RolloutBatch, side: str) -> tuple[Sampling, ...]:

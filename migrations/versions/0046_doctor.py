@@ -15,7 +15,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column('probes', sa.Column('budget_seconds', sa.Float(), nullable=True))
+    op.add_column('probes', sa.Column('budget_seconds', sa.Double(), nullable=True))
     op.add_column('probe_jobs', sa.Column('doing', sa.String(), nullable=False, server_default=""))
     load_python_file(str(Path(__file__).parents[1]), "weights_searches.py").convert(op.get_bind())
 
