@@ -134,10 +134,8 @@ def test_steps_near_an_open_alert_come_first(run: Sender, context: ServiceContex
 def test_the_doctor_examines_the_first_step_near_an_alert_on_the_mismatch(
     run: Sender, context: ServiceContext, database: Database
 ) -> None:
-    add_alert(database, run.run, 24, rule="reward_fall")
-    set_policy(run, doctor_on_alerts=True, rollouts=4)
-    assert make_automatic_probes(context) == 0
     add_alert(database, run.run, 24)
+    set_policy(run, doctor_on_alerts=True, rollouts=4)
     assert make_automatic_probes(context) == 1
     assert [(probe["step"], probe["kind"]) for probe in probes_of(run)] == [(14, "doctor")]
     # One examination an alert; what else is near is replayed, if that is asked for.

@@ -31,10 +31,10 @@ def run(http: httpx.Client) -> Sender:
     return sender
 
 
-def add_alert(database: Database, run: str, step: int, state: str = "open", rule: str = "k3_high") -> None:
+def add_alert(database: Database, run: str, step: int, state: str = "open") -> None:
     """Store an alert of the run."""
     alert = Alert(
-        id=f"alert_{step}_{rule}", run_id=run, attempt=1, rule=rule, step=step, severity="warning", value=1.0,
+        id=f"alert_{step}", run_id=run, attempt=1, rule="k3_high", step=step, severity="warning", value=1.0,
         threshold=0.5, why="", what_to_do="", moves_learning_rate=False, evidence={}, state=state, cleared_step=None,
         changed_by="detector", version=1, opened_at_us=1, changed_at_us=1,
     )  # fmt: skip
