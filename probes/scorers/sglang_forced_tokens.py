@@ -24,20 +24,27 @@ class ForcedTokens:
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
         """Force the next token of each row of `logits` [rows, vocabulary]."""
+        rows, forced, chosen = [], [], []
         for row, parameters in enumerate(custom_param_list or ()):
-            request = parameters["__req__"]
             place = parameters["place"] = parameters.get("place", -1) + 1
-            if place >= len(parameters["tokens"]):
-                continue
-            scaled = logits[row : row + 1].float().div(parameters["temperature"])
-            log_softmax = parameters["log_softmax"]
-            log_probs = torch.log_softmax(scaled, dim=-1) if log_softmax else torch.log(softmax(scaled))
-            token = parameters["tokens"][place]
-            # JSON has no infinity.
-            value = float(log_probs[0, token].clamp(min=-1e30))
+            if place < len(parameters["tokens"]):
+                rows.append(row)
+                forced.append(parameters["tokens"][place])
+                chosen.append(parameters)
+        if not rows:
+            return logits
+        temperatures = torch.tensor([[each["temperature"]] for each in chosen], device=logits.device)
+        scaled = logits[rows].float().div(temperatures)
+        # The same for all requests: it depends on how the server was started.
+        log_softmax = chosen[0]["log_softmax"]
+        log_probs = torch.log_softmax(scaled, dim=-1) if log_softmax else torch.log(softmax(scaled))
+        # JSON has no infinity.
+        values = log_probs[range(len(rows)), forced].clamp(min=-1e30).tolist()
+        for parameters, value in zip(chosen, values, strict=True):
+            request = parameters["__req__"]
             if request.customized_info is None:
                 request.customized_info = {"foreshock_log_probs": []}
             request.customized_info["foreshock_log_probs"].append(value)
-            logits[row] = -float("inf")
-            logits[row, token] = 0.0
+        logits[rows] = -float("inf")
+        logits[rows, forced] = 0.0
         return logits
