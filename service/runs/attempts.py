@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import Path, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, and_, false, func, or_, select, true
+from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -24,6 +24,8 @@ from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
+
+_BEYOND_EVERY_STEP = 2**62
 
 
 class AttemptStart(NamedTuple):
@@ -45,6 +47,20 @@ class ActiveRange:
         """Return the SQL conditions for rows of this range, given the row's two columns."""
         within = [attempt == self.attempt, step >= self.first]
         return within if self.end is None else [*within, step < self.end]
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """The parameters of `in_range`."""
+        return {
+            "attempt": self.attempt,
+            "first": self.first,
+            "end": _BEYOND_EVERY_STEP if self.end is None else self.end,
+        }
+
+
+def in_range(attempt: Any, step: Any) -> ColumnElement[bool]:
+    """Return the SQL condition of a statement that is built once and executed for each range, with its `bounds`."""
+    return and_(attempt == bindparam("attempt"), step >= bindparam("first"), step < bindparam("end"))
 
 
 def active_ranges(attempts: Iterable[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:

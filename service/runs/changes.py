@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
@@ -146,10 +146,17 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
+# Built once: it is executed at each step.
+_ANNOUNCED = (
+    select(AnnouncedChange.step, AnnouncedChange.attempt)
+    .where(AnnouncedChange.run_id == bindparam("run_id"))
+    .distinct()
+)
+
+
 def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[int]:
     """Return the active steps at which baselines begin anew, in order."""
-    query = select(AnnouncedChange.step, AnnouncedChange.attempt).where(AnnouncedChange.run_id == run_id).distinct()
-    found = session.execute(query)
+    found = session.execute(_ANNOUNCED, {"run_id": run_id})
     return sorted(step for step, attempt in found if active_attempt_of(attempts, step) == attempt)
 
 

@@ -90,17 +90,17 @@ async def put_shard(
     as_statistics = request.scope["route"].name == _OF_STATISTICS
     address = ShardAddress(events.StepKey(run, attempt, step), shard, shards, as_statistics)
     # Before the body: a refused upload is not received.
-    await run_in_threadpool(check_address, context, principal, address)
+    is_known = await run_in_threadpool(check_address, context, principal, address)
     expected = STATISTICS_MEDIA_TYPE if as_statistics else PARQUET_MEDIA_TYPE
     async with received_upload(request, context, expected) as upload:
-        receipt = await context.uploads.run(ingest_shard, context, principal, address, upload)
+        receipt = await context.uploads.run(ingest_shard, context, principal, address, upload, is_known)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK
     return receipt
 
 
-def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> None:
-    """Check the address of an upload before its body is read.
+def check_address(context: ServiceContext, principal: Principal, address: ShardAddress) -> bool:
+    """Check the address of an upload before its body is read; return whether the step has shards already.
 
     Raises RunNotFound, RunDeleted, AttemptNotFound, InvalidRequest if there is no such shard, and ShardCountConflict if
     the step was opened with another number of shards.
@@ -118,16 +118,23 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
         step = steps.find_step(session, key)
     if step is not None:
         steps.check_expected_shards(step, address.shards)
+    return step is not None
 
 
-def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload) -> ShardReceipt:
+def ingest_shard(
+    context: ServiceContext, principal: Principal, address: ShardAddress, upload: Upload, is_known: bool
+) -> ShardReceipt:
     """Store a received body as a shard; the same bytes again change nothing.
+
+    If the step is known, it is looked before the body is decoded whether the shard is stored.
 
     Raises InvalidRolloutsError and LimitExceededError for an invalid body, ShardConflict if other bytes are stored,
     RunDeleted and AttemptNotFound. After any of these nothing is stored.
     """
-    with context.database.read() as session:
-        stored = _stored_before(session, address, upload.digest)
+    stored = None
+    if is_known:
+        with context.database.read() as session:
+            stored = _stored_before(session, address, upload.digest)
     if stored is None:
         name = shard_file_name(*address.step_key, address.shard, upload.digest)
         with context.store.in_flight(name):
@@ -147,10 +154,13 @@ def ingest_shard(context: ServiceContext, principal: Principal, address: ShardAd
 
 def _stored_before(session: Session, address: ShardAddress, digest: str) -> _Stored | None:
     """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
-    key = address.step_key
-    step = steps.find_step(session, key)
-    shard = find_shard(session, key, address.shard) if step is not None else None
-    if step is None or shard is None:
+    step = steps.find_step(session, address.step_key)
+    return None if step is None else _shard_before(session, address, digest, step)
+
+
+def _shard_before(session: Session, address: ShardAddress, digest: str, step: Step) -> _Stored | None:
+    key, shard = address.step_key, find_shard(session, address.step_key, address.shard)
+    if shard is None:
         return None
     if shard.digest != digest:
         raise ShardConflict(
@@ -238,10 +248,10 @@ def commit_shard(
     key, measured = address.step_key, decoded.measured
     run = runs.lock_run(session, principal, key.run_id)
     attempts.check_attempt(session, key.run_id, key.attempt)
-    stored = _stored_before(session, address, upload.digest)
+    step = steps.find_step(session, key)
+    stored = None if step is None else _shard_before(session, address, upload.digest, step)
     if stored is not None:
         return stored
-    step = steps.find_step(session, key)
     if step is None:
         step = steps.open_step(session, key, address.shards)
     steps.check_expected_shards(step, address.shards)

@@ -374,7 +374,10 @@ def _set_model_kind(
 def _find_and_lock(session: Session, run_id: str) -> Run | None:
     """Return the current run and lock it until this transaction ends."""
     query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
-    return session.scalar(query.execution_options(populate_existing=True))
+    run = session.scalar(query.execution_options(populate_existing=True))
+    # Kept, since a session forgets what nothing refers to: whoever looks for the run later need not read it again.
+    session.info[run_id] = run
+    return run
 
 
 def _find_by_key(session: Session, project: str, key: str) -> Run | None:

@@ -4,12 +4,12 @@ Scalars that arrive after their step closed publish ScalarsChanged, those of a r
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -21,7 +21,14 @@ from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
-from foreshock_service.runs.attempts import AttemptStart, check_attempt, is_active, rows_of_steps
+from foreshock_service.runs.attempts import (
+    AttemptStart,
+    active_ranges,
+    check_attempt,
+    in_range,
+    is_active,
+    rows_of_steps,
+)
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
 from foreshock_service.runs.steps import is_closed
 
@@ -30,6 +37,12 @@ router = api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""
 _KEY = ("run_id", "attempt", "step", "source", "name")
+# Built once: it is executed at each step.
+_OF_RANGE = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
+    Scalar.run_id == bindparam("run_id"),
+    in_range(Scalar.attempt, Scalar.step),
+    Scalar.name.in_(bindparam("names", expanding=True)),
+)
 _COLUMNS: Mapping[str, columnar.Kind] = {
     "step": "integer", "attempt": "integer", "source": "label", "name": "label", "value": "float"
 }  # fmt: skip
@@ -155,16 +168,18 @@ def names_of_run(session: Session, run_id: str) -> Sequence[str]:
 
 def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
     """Return the finite values of a step by name, each from its preferred source."""
-    of_step = (Scalar.run_id == key.run_id, Scalar.attempt == key.attempt, Scalar.step == key.step)
-    return _values_by_step(session, *of_step).get(key.step, {})
+    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).filter_by(**key._asdict())
+    return _values_by_step(session.execute(query)).get(key.step, {})
 
 
 def scalars_of_active_steps(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], steps: tuple[int, int]
 ) -> dict[int, dict[str, float]]:
     """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
-    active = is_active(attempts, Scalar.attempt, Scalar.step, *steps)
-    return _values_by_step(session, Scalar.run_id == run_id, active, Scalar.name.in_(names))
+    rows: list[Any] = []
+    for active in active_ranges(attempts, *steps) if names else ():
+        rows += session.execute(_OF_RANGE, {"run_id": run_id, "names": names, **active.bounds})
+    return _values_by_step(rows)
 
 
 def steps_with_scalars(
@@ -183,13 +198,10 @@ def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names:
     return session.scalar(query.order_by(Scalar.step.desc()).limit(1))
 
 
-def _values_by_step(session: Session, *conditions: ColumnElement[bool]) -> dict[int, dict[str, float]]:
-    """Return step → name → finite value of the rows that meet the conditions, each from its preferred source."""
+def _values_by_step(rows: Iterable[Any]) -> dict[int, dict[str, float]]:
+    """Return step → name → finite value of rows of (step, source, name, value), each from its preferred source."""
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(*conditions)
-    for step, _, name, value in sorted(
-        session.execute(query), key=lambda row: (row.source != FIRST_SOURCE, row.source)
-    ):
+    for step, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
         if value is not None:
             values[step].setdefault(name, value)
     return values

@@ -254,6 +254,17 @@ _CLEARED = select(_alerts.id).where(
     _OF_RUN, _alerts.cleared_step >= bindparam("from_step"), _alerts.step + 0 < bindparam("from_step")
 )
 _TOUCHED = union_all(_FIRED, _CLEARED)
+_STANDING_OF_RULE = (
+    select(Alert)
+    .where(
+        Alert.run_id == bindparam("run_id"),
+        Alert.attempt == bindparam("attempt"),
+        Alert.rule == bindparam("rule"),
+        Alert.state.in_(("open", "acknowledged")),
+    )
+    .order_by(Alert.step)
+    .limit(1)
+)
 
 
 def _find(session: Session, run_id: str, alert_id: str) -> Alert | None:
@@ -318,13 +329,7 @@ def standing(session: Session, run_id: str, attempts: Sequence[AttemptStart], ru
 
 def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
     """Return the open or acknowledged alert of a rule in an attempt."""
-    query = select(Alert).where(
-        Alert.run_id == run_id,
-        Alert.attempt == attempt,
-        Alert.rule == rule,
-        Alert.state.in_(("open", "acknowledged")),
-    )
-    return session.scalar(query.order_by(Alert.step).limit(1))
+    return session.scalar(_STANDING_OF_RULE, {"run_id": run_id, "attempt": attempt, "rule": rule})
 
 
 def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -> Alert | None:

@@ -47,6 +47,8 @@ _OF_STEP = ("reward_mean", "response_length_mean")
 _LAG_KEYS = (*K3_KEYS.values(), *TOKENS_KEYS.values())
 _OF_MISMATCH = ("k3_kl", "tokens", *(key.partition(":")[2] for key in _LAG_KEYS))
 
+_NO_LAGS = StepLags.of({})
+
 _MOST_AWAITED = 3
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _AT_ONCE = 100
@@ -162,7 +164,8 @@ def history_of(session: Session, run_id: str) -> History:
 
 def _lags(values: Sequence[float | None]) -> StepLags:
     """Return the lags of a step from its columns; those of an earlier release are empty."""
-    return StepLags.of({key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None})
+    known = {key: value for key, value in zip(_LAG_KEYS, values, strict=True) if value is not None}
+    return StepLags.of(known) if known else _NO_LAGS
 
 
 def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.api import attribution as records
@@ -117,9 +117,15 @@ def find_attribution(session: Session, key: StepKey) -> StoredAttribution | None
     return session.get(StoredAttribution, tuple(key))
 
 
+# Built once: it is executed at each step.
+_OF_STEP = select(StoredAttribution.step).where(
+    *(getattr(StoredAttribution, name) == bindparam(name) for name in StepKey._fields)
+)
+
+
 def has_attribution(session: Session, key: StepKey) -> bool:
     """Return whether the step has an attribution, computed or not."""
-    return session.scalar(select(StoredAttribution.step).filter_by(**key._asdict())) is not None
+    return session.scalar(_OF_STEP, key._asdict()) is not None
 
 
 def lock_attribution(session: Session, key: StepKey) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sqlalchemy import select
+from sqlalchemy import BigInteger, bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
@@ -21,7 +21,7 @@ from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import measurements, runs
-from foreshock_service.runs.attempts import AttemptStart, is_active
+from foreshock_service.runs.attempts import AttemptStart, active_ranges, in_range
 from foreshock_service.runs.changes import rebaselined_steps
 from foreshock_service.runs.scalars import (
     newest_step_with_scalars,
@@ -31,6 +31,14 @@ from foreshock_service.runs.scalars import (
 from foreshock_service.watch.rules.service import configuration_with, rule_files_of
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)
+
+# Built once: it is executed at each step.
+_CLOSED = (
+    select(Step.step, Step.attempt)
+    .where(Step.run_id == bindparam("run_id"), in_range(Step.attempt, Step.step), Step.closed_at_us.is_not(None))
+    .order_by(Step.step)
+    .limit(bindparam("rows", type_=BigInteger))
+)
 
 _KEPT = 256
 """Configurations that are kept: one for each kind of model, and those of runs with rules or names of their own."""
@@ -112,17 +120,11 @@ def _steps_after(
 ) -> list[tuple[int, int]]:
     if watched.scalars_only:
         return _closed_scalar_steps(session, run_id, attempts, after, watched.names, limit)
-    query = (
-        select(Step.step, Step.attempt)
-        .where(
-            Step.run_id == run_id,
-            is_active(attempts, Step.attempt, Step.step, first=after + 1),
-            Step.closed_at_us.is_not(None),
-        )
-        .order_by(Step.step)
-        .limit(limit)
-    )
-    return [(step, attempt) for step, attempt in session.execute(query)]
+    found: list[tuple[int, int]] = []
+    for active in reversed(active_ranges(attempts, after + 1)):
+        parameters = {"run_id": run_id, "rows": limit - len(found), **active.bounds}
+        found += [(step, attempt) for step, attempt in session.execute(_CLOSED, parameters)]
+    return found
 
 
 def _closed_scalar_steps(

@@ -7,9 +7,9 @@ every block of steps, so that late data of any step derives few steps before it.
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import bindparam, delete, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.diagnosis.detectors import WarningState
@@ -46,6 +46,26 @@ class StoredState(NamedTuple):
             return None
 
 
+# Built once: they are executed at each step.
+_STATES = (
+    select(*(getattr(DetectorSnapshot, name) for name in StoredState._fields))
+    .where(DetectorSnapshot.run_id == bindparam("run_id"))
+    .order_by(DetectorSnapshot.step.desc())
+)
+_NEWEST = _STATES.limit(1)
+_PASSED = delete(DetectorSnapshot).where(
+    DetectorSnapshot.run_id == bindparam("of_run"),
+    DetectorSnapshot.milestone.is_(False),
+    DetectorSnapshot.step
+    < select(DetectorSnapshot.step)
+    .where(DetectorSnapshot.run_id == bindparam("of_run"))
+    .order_by(DetectorSnapshot.step.desc())
+    .offset(NEWEST_STATES - 1)
+    .limit(1)
+    .scalar_subquery(),
+)
+
+
 class Due(NamedTuple):
     """A derivation that is due from `from_step` on. `changed_step`: the first step that changed since one began."""
 
@@ -73,7 +93,7 @@ def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]
 
 def newest(session: Session, run_id: str) -> StoredState | None:
     """Return the newest stored state; those of superseded steps are deleted when an attempt starts."""
-    found = session.execute(_states_of(run_id).limit(1)).first()
+    found = session.execute(_NEWEST, {"run_id": run_id}).first()
     return None if found is None else StoredState(*found)
 
 
@@ -87,34 +107,18 @@ def newest_before(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], before: int, configuration_digest: str
 ) -> WarningState:
     """Return the newest state of an active step before `before`; the initial state if none can be read."""
-    query = _states_of(run_id).where(
+    query = _STATES.where(
         is_active(attempts, DetectorSnapshot.attempt, DetectorSnapshot.step, last=before - 1),
         DetectorSnapshot.configuration_digest == configuration_digest,
     )
-    readable = (StoredState(*row).read() for row in session.execute(query.limit(NEWEST_STATES)))
+    readable = (StoredState(*row).read() for row in session.execute(query.limit(NEWEST_STATES), {"run_id": run_id}))
     return next((state for state in readable if state is not None), WarningState())
-
-
-def _states_of(run_id: str) -> Select[Any]:
-    columns = (getattr(DetectorSnapshot, name) for name in StoredState._fields)
-    return select(*columns).where(DetectorSnapshot.run_id == run_id).order_by(DetectorSnapshot.step.desc())
 
 
 def store(session: Session, run_id: str, states: Sequence[StoredState]) -> None:
     """Insert states after those that are stored; of the latter, keep the newest and one of each block."""
     insert_rows(session, DetectorSnapshot, [{"run_id": run_id, **state._asdict()} for state in states])
-    oldest_kept = (
-        select(DetectorSnapshot.step)
-        .where(DetectorSnapshot.run_id == run_id)
-        .order_by(DetectorSnapshot.step.desc())
-        .offset(NEWEST_STATES - 1)
-        .limit(1)
-        .scalar_subquery()
-    )
-    passed = delete(DetectorSnapshot).where(
-        DetectorSnapshot.run_id == run_id, DetectorSnapshot.milestone.is_(False), DetectorSnapshot.step < oldest_kept
-    )
-    session.execute(passed, execution_options={"synchronize_session": False})
+    session.execute(_PASSED, {"of_run": run_id}, execution_options={"synchronize_session": False})
 
 
 def drop(session: Session, run_id: str, from_step: int) -> None:
