@@ -115,10 +115,16 @@ def _sums_of_segments(
     keep = are_log_probs(mu) & are_log_probs(pi)
     if mask is not None:
         keep &= mask
-    d = np.clip(np.where(keep, np.subtract(pi, mu, dtype=np.float64), 0.0), -_LARGEST_D, _LARGEST_D)
+    d = np.subtract(pi, mu, dtype=np.float64)
+    d[~keep] = 0.0
+    np.clip(d, -_LARGEST_D, _LARGEST_D, out=d)
     uncertain = keep & (np.minimum(mu, pi) < np.float32(_UNCERTAIN))
-    columns = keep, uncertain, np.expm1(d) - d, np.sqrt(np.abs(d)) * uncertain
-    return np.stack([np.add.reduceat(column, starts, dtype=np.float64) for column in columns], axis=1)
+    k3 = np.expm1(d)
+    k3 -= d
+    roots = np.sqrt(np.abs(d, out=d), out=d)
+    roots *= uncertain
+    counts = (np.add.reduceat(column.view(np.uint8), starts, dtype=np.int64) for column in (keep, uncertain))
+    return np.stack([*counts, *(np.add.reduceat(column, starts) for column in (k3, roots))], axis=1)
 
 
 def _octave(values: Ints) -> Ints:

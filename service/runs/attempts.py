@@ -254,12 +254,17 @@ def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list
     return [each for each in attempts if each.attempt != attempt and abs(each.created_at_us - begun) <= within]
 
 
+# Built once: it is executed at each step.
+_STARTS = (
+    select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == bindparam("run_id")).order_by(Attempt.attempt)
+)
+
+
 def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
     """Return where every attempt of a run begins, in order; a session asks once."""
     known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
-        query = select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
-        known[run_id] = [AttemptStart(*row) for row in session.execute(query)]
+        known[run_id] = [AttemptStart(*row) for row in session.execute(_STARTS, {"run_id": run_id})]
     return known[run_id]
 
 

@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Query
-from sqlalchemy import ColumnElement, CursorResult, case, delete, select, tuple_, update
+from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, to_json
@@ -139,6 +139,14 @@ def findings_of_runs(
     return parameters.page_of(found, limit, lambda each: (each.changed_at_us, each.run, each.source, each.name))
 
 
+# Built once: it is executed at each step.
+_COUNTED = (
+    update(_due)
+    .where(_due.c.run_id == bindparam("of_run"), _due.c.source == bindparam("of_source"))
+    .values(changes=_due.c.changes + 1)
+)
+
+
 def add_step(
     session: Session, key: StepKey, source: FindingSource, before: Mapping[str, str], found: Sequence[FindingOfStep]
 ) -> None:
@@ -162,8 +170,7 @@ def add_step(
     ]
     session.execute(_adding(insert_for(session, table_of(StoredFinding))), rows)
     # Findings that are being read anew must be read once more.
-    counted = update(_due).where(_due.c.run_id == key.run_id, _due.c.source == source)
-    session.execute(counted.values(changes=_due.c.changes + 1))
+    session.execute(_COUNTED, {"of_run": key.run_id, "of_source": source})
 
 
 # Kept: it takes longer to build than to execute.

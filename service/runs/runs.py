@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
-from sqlalchemy import func, or_, select, tuple_, update
+from sqlalchemy import bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock import errors, page_addresses
@@ -371,10 +371,18 @@ def _set_model_kind(
         events.publish(session, ModelKindChanged(run.id, run.model_kind))
 
 
+# Built once: it is executed at each step.
+_LOCKED = (
+    select(Run)
+    .where(Run.id == bindparam("run_id"))
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
+
+
 def _find_and_lock(session: Session, run_id: str) -> Run | None:
     """Return the current run and lock it until this transaction ends."""
-    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
-    run = session.scalar(query.execution_options(populate_existing=True))
+    run = session.scalar(_LOCKED, {"run_id": run_id})
     # Kept, since a session forgets what nothing refers to: whoever looks for the run later need not read it again.
     session.info[run_id] = run
     return run

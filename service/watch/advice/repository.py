@@ -18,13 +18,13 @@ _POLLED_STEP = select(_progress.polled_step).where(
 _ACKNOWLEDGED_STEP = select(func.max(_acknowledgements.step)).where(
     _acknowledgements.run_id == bindparam("run_id"), _acknowledgements.attempt == bindparam("attempt")
 )
+_LOG = select(_decisions.decision).where(_decisions.run_id == bindparam("run_id")).order_by(_decisions.revision)
 _TRAINER_STEPS = select(_ACKNOWLEDGED_STEP.scalar_subquery(), _POLLED_STEP.scalar_subquery())
 
 
 def log_of(session: Session, run_id: str) -> list[Decision]:
     """Return the run's decisions in order of revision."""
-    query = select(_decisions.decision).where(_decisions.run_id == run_id).order_by(_decisions.revision)
-    return [Decision.from_json(decision) for decision in session.scalars(query)]
+    return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
 def page_of_log(session: Session, run_id: str, after: int, limit: int) -> list[Decision]:
