@@ -14,7 +14,6 @@ from benchmarks.bad_input.addresses import Route, forged_cursor, hostile_address
 from benchmarks.bad_input.answers import Tally
 from benchmarks.bad_input.described import send_described
 from benchmarks.bad_input.mutated import send_mutated
-from benchmarks.bad_input.raw import raw_request, send_raw
 from benchmarks.bad_input.scene import Scene, scene
 from benchmarks.bad_input.tables import damaged, hostile_table
 from foreshock.rollouts import encode_rollouts
@@ -24,7 +23,7 @@ from tests.service.sending import make_batch
 pytestmark = pytest.mark.slow
 
 MUTATIONS = 200
-RAW, CURSORS, QUERIES = 300, 140, 250
+CURSORS, QUERIES = 140, 250
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +66,6 @@ def test_generated_requests_of_every_operation_get_documented_answers(service: S
     assert {200, 401, 403, 404} <= set(tally.statuses)
 
 
-def test_raw_requests_are_answered_or_refused_and_nothing_breaks(service: Scene) -> None:
-    tally = send_raw(service.url, RAW, seed=1)
-    assert not tally.faults, tally.examples
-    assert tally.requests == RAW
-    # Not HTTP, and too large lengths.
-    assert {400, 413} <= set(tally.statuses)
-    assert_unharmed(service)
-
-
 @pytest.mark.parametrize("name", ["service", "postgres_service"])
 def test_forged_cursors_get_documented_answers(name: str, request: pytest.FixtureRequest) -> None:
     service: Scene = request.getfixturevalue(name)
@@ -100,7 +90,6 @@ def test_hostile_queries_of_pages_and_calls_get_documented_answers(name: str, re
 def test_same_seed_gives_the_same_requests() -> None:
     route = Route("/runs/{run}", ("search", "cursor"), None)
     makers: list[Callable[[random.Random], object]] = [
-        lambda source: raw_request(source, b"127.0.0.1:8765"),
         lambda source: forged_cursor(source),
         lambda source: hostile_address(route, {"run": "run_1"}, source),
     ]

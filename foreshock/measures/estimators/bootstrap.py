@@ -5,7 +5,7 @@ that is too small; Student's t, which is symmetric, then misses the true value o
 groups with replacement, divides each resample's deviation by its own clustered error, and uses the quantiles of t* =
 (m* − m)/e*. Low means come with small errors, so the interval extends further upwards.
 
-It was chosen by the coverage experiment of `benchmarks/coverage.py`, on other policies than those of the table in
+It was chosen by its coverage of the exact values of tiny policies, on others than those of the table in
 `benchmarks/results/coverage.txt`. With 128 prompts × 8 rollouts all kinds hold; they differ for few groups and heavy
 tails. With 8 groups the percentile interval and BCa cover 84–89 %, the bootstrap-t 91–95 %. With 128 groups of very
 uneven prompts, Student's t covers 88–94 %, the percentile interval and BCa 90–94 %, the bootstrap-t 92–95 %. (If

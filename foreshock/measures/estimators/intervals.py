@@ -4,7 +4,7 @@ Rollouts of one prompt are dependent, and so are the tokens of one rollout. The 
 over groups g follows from the residuals e_g = S_g − m·T_g (1.3–1.8 times the error for independent tokens), with
 Student's t at G − 1 degrees of freedom.
 
-Against exact values (benchmarks/coverage.py) this covers 94 to 95 % for k3, χ² and TV with 128 groups, 93 to 95 % with
+Against exact values of a tiny policy this covers 94 to 95 % for k3, χ² and TV with 128 groups, 93 to 95 % with
 32, and 90 to 94 % with 8. It misses on one side, below, for skewed values; degrees of freedom from the residuals'
 kurtosis gain at most one percentage point if groups are alike. `bootstrap.py` corrects this if there is one row per
 rollout. This interval needs mergeable sums only.
