@@ -66,13 +66,12 @@ from foreshock_service.runs import (
     scalars,
     shard_decoding,
     steps,
-    theory,
     tokens,
 )
 from foreshock_service.watch import alert_endpoints, alerts, delivery, diagnosis, long_polls
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
-from foreshock_service.watch.detection import background, derivation, scalar_tails
+from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.notifications.service import Notifier
 from foreshock_service.watch.rules import endpoints as rules
 from foreshock_service.watch.rules.service import RulesChanged
@@ -81,7 +80,7 @@ from foreshock_service.watch.rules.service import RulesChanged
 _NOUNS: tuple[Any, ...] = (
     *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alert_endpoints, rules),
-    *(advice, diagnosis, corrections, theory, retention, deletions),
+    *(advice, diagnosis, corrections, retention, deletions),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 
@@ -173,7 +172,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     """Subscribe every handler; those of one event run in the order in which they are listed here."""
     for changed in (events.StepClosed, events.ScalarsChanged, events.MeasurementsChanged, events.ChangeAnnounced):
         bus.subscribe(changed, partial(derivation.derive_changed_step, bus))
-    bus.subscribe(events.ScalarsLogged, partial(scalar_tails.observe_scalars, bus))
+    bus.subscribe(events.ScalarsLogged, partial(background.observe_scalars, bus))
     bus.subscribe(events.ScalarsLogged, delivery.retract_silence)
     bus.subscribe(events.AttemptStarted, alerts.resolve_superseded)
     bus.subscribe(events.AttemptStarted, delivery.forget_superseded)
@@ -204,7 +203,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
     started = now_us()
     return [
         Job("close_waiting_steps", lambda: closing.close_waiting_steps(context)),
-        Job("close_scalar_tails", lambda: scalar_tails.close_scalar_tails(context)),
+        Job("close_scalar_tails", lambda: background.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),
         Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),

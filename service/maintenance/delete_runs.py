@@ -18,8 +18,8 @@ from sqlalchemy import ColumnElement, CursorResult, Table, delete, func, select,
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
-from foreshock_service.maintenance.command_context import maintenance_context, run_called
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
+from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database import tables

@@ -19,7 +19,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.commands.text import Progress
 from foreshock.errors import RolloutsError
-from foreshock_service.maintenance import command_context, stored_files
+from foreshock_service.maintenance import stored_files
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import ExactShard, Probe, ProbeJob, Run, ScoreShard, Shard
@@ -295,7 +295,7 @@ def fsck(request: Request, *, as_json: bool, decoders: DecoderPool | None = None
     """
     # Nothing is measured, so nothing needs to be compiled.
     settings = load_settings().model_copy(update={"token_pass": "numpy"})
-    with command_context.maintenance_context(settings, decoders) as context:
+    with stored_files.maintenance_context(settings, decoders) as context:
         with context.database.read() as session:
             progress = Progress("checking files", _count(session))
         report = check_store(context, request, progress.show)

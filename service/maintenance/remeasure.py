@@ -23,7 +23,7 @@ from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, ForeshockError
 from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock_service.maintenance.command_context import maintenance_context, run_called
+from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import problem, settings
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import (

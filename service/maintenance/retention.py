@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from foreshock.api.runs import RetentionRecord
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
-from foreshock_service.maintenance.command_context import maintenance_context, run_called
+from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables

@@ -1,39 +1,33 @@
-"""Corrections: the effect of truncation, masks and rejection on a step's tokens. Nothing is applied.
-
-They are evaluated on stored statistics and rollout summaries.
-"""
+"""Corrections and theory of a step: what a correction would do to its tokens, and bounds that hold for its mismatch."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from fastapi import Query
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock import comparisons, errors
 from foreshock.api import records, runs
-from foreshock.api.steps import AffectedRecord, CorrectionRecord, CorrectionsRecord, PopulationRecord
-from foreshock.corrections import (
-    CORRECTIONS,
-    Evaluation,
-    Evaluator,
-    Population,
-    Threshold,
-    correction_named,
-)
+from foreshock.api import steps as answers
+from foreshock.corrections import CORRECTIONS, Evaluation, Evaluator, Population, Threshold, correction_named
 from foreshock.measures import comparison_statistics, rollout_summaries
+from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_noise
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
+from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
 from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import curves, events, measurements, run_endpoints, steps
+from foreshock_service.runs.scalars import scalars_of_step
 
 TOO_LARGE = "a value too large for a float64 is null"
 
-router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["corrections"])
+router = api_router(prefix="/v1/runs/{run}/steps/{step}")
 
 
-@router.get("/corrections")
+@router.get("/corrections", tags=["corrections"])
 def read_corrections(
     run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
@@ -49,7 +43,7 @@ def read_corrections(
         ),
     ] = None,
     attempt: parameters.ActiveOrAttempt = None,
-) -> CorrectionsRecord:
+) -> answers.CorrectionsRecord:
     """Return the effect of each correction on this step: kept tokens, variance, distortion. Nothing is applied."""
     try:
         requested = list(_requested(correction or (), threshold or ()))
@@ -58,7 +52,7 @@ def read_corrections(
     with context.database.read() as session:
         pair = read_pair(session, principal, run, step, attempt, comparison)
         evaluator = Evaluator(pair.statistics, pair.summaries)
-        record = CorrectionsRecord(
+        record = answers.CorrectionsRecord(
             comparison=comparison,
             step=step,
             attempt=pair.attempt,
@@ -118,7 +112,7 @@ def usual_evaluations(pair: MeasuredPair) -> list[Evaluation]:
     return [evaluator.evaluate(name, next(iter(each.usual), None)) for name, each in CORRECTIONS.items()]
 
 
-def _evaluation_record(found: Evaluation) -> CorrectionRecord:
+def _evaluation_record(found: Evaluation) -> answers.CorrectionRecord:
     correction, affected = found.correction, found.affected
     figures = {
         "kept_tokens": found.kept_tokens,
@@ -133,7 +127,7 @@ def _evaluation_record(found: Evaluation) -> CorrectionRecord:
         "advantage_distortion": found.advantage_distortion,
     }
     too_large = (TOO_LARGE,) if any(map(math.isinf, figures.values())) else ()
-    return CorrectionRecord(
+    return answers.CorrectionRecord(
         correction=correction.name,
         title=correction.title,
         formula=correction.formula,
@@ -145,15 +139,18 @@ def _evaluation_record(found: Evaluation) -> CorrectionRecord:
         exact=found.is_exact,
         **figures,
         affected=records.from_attributes(
-            AffectedRecord, affected, touched=_population(affected.touched), untouched=_population(affected.untouched)
+            answers.AffectedRecord,
+            affected,
+            touched=_population(affected.touched),
+            untouched=_population(affected.untouched),
         ),
         not_estimable=found.not_estimable,
         notes=(*found.notes, *too_large),
     )
 
 
-def _population(population: Population) -> PopulationRecord:
-    return PopulationRecord(
+def _population(population: Population) -> answers.PopulationRecord:
+    return answers.PopulationRecord(
         sequences=population.sequences,
         reward_mean=population.reward,
         advantage_mean=population.advantage,
@@ -165,3 +162,131 @@ def _population(population: Population) -> PopulationRecord:
 
 def _text(threshold: Threshold) -> str | None:
     return None if threshold == Threshold() else str(threshold)
+
+
+@router.get("/theory", tags=["theory"])
+def read_theory(
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    comparison: curves.Comparison = comparisons.TRAINER_ROLLOUT,
+    delta_max: Annotated[
+        float | None, Query(ge=0.0, le=1.0, description="the largest exact total variation over the states visited")
+    ] = None,
+    gradient_bound: Annotated[
+        float | None, Query(ge=0.0, allow_inf_nan=False, description="B: an upper bound of ‖∇log π‖ of one token")
+    ] = None,
+    attempt: parameters.ActiveOrAttempt = None,
+) -> answers.TheoryRecord:
+    """Return bounds on the bias of this step's gradient, and the cost of its noise at η and at η/2.
+
+    The noise requires the step's scalars `grad_norm_micro_batch` (the root mean square of the norms of micro-batches of
+    `micro_batch_prompts` prompts), `grad_norm_batch` (that of all `batch_prompts`), both before clipping. η is the
+    scalar `learning_rate` or `lr`, else the newest rate that the trainer acknowledged up to this step,
+    else the run's initial learning rate.
+    """
+    with context.database.read() as session:
+        pair = read_pair(session, principal, run, step, attempt, comparison)
+        found = theory_of_pair(session, pair, delta_max, gradient_bound)
+        return steps.with_shards(session, run, step, attempt, _record(found))
+
+
+# Scalars from which the gradient's variance is computed, in the order of GradientNorms; norms before clipping.
+GRADIENT_SCALARS = ("grad_norm_micro_batch", "grad_norm_batch", "micro_batch_prompts", "batch_prompts")
+LEARNING_RATE_SCALARS = ("learning_rate", "lr")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTheory:
+    """Evaluated theory, the source of η, and the reason if there is no gradient noise."""
+
+    pair: MeasuredPair
+    theory: Theory
+    learning_rate: float | None
+    learning_rate_source: str | None
+    gradient_missing: str | None
+
+
+def theory_of_pair(
+    session: Session,
+    pair: MeasuredPair,
+    delta_max: float | None = None,
+    gradient_bound: float | None = None,
+) -> FoundTheory:
+    """Evaluate the theory of a pair; the caller gives the unmeasurable `delta_max` and `gradient_bound`."""
+    scalars = scalars_of_step(session, events.StepKey(pair.run_id, pair.attempt, pair.step))
+    rate, source = _learning_rate(session, pair, scalars)
+    norms, missing = _norms(scalars)
+    theory = evaluate_theory(
+        pair.statistics,
+        pair.summaries,
+        delta_max=delta_max,
+        norms=norms,
+        learning_rate=rate,
+        gradient_bound=gradient_bound,
+    )
+    return FoundTheory(pair, theory, rate, source, missing)
+
+
+def _learning_rate(
+    session: Session, pair: MeasuredPair, scalars: Mapping[str, float]
+) -> tuple[float | None, str | None]:
+    """Return η of the step and its source: a rate that the trainer reported precedes the run's initial rate."""
+    for name in LEARNING_RATE_SCALARS:
+        if scalars.get(name, -1.0) >= 0.0:
+            return scalars[name], f"the step's scalar {name}"
+    applied = _applied_learning_rate(session, pair)
+    if applied is not None:
+        return applied[1], f"what the trainer applied at step {applied[0]}"
+    initial = session.get_one(Run, pair.run_id).initial_learning_rate
+    return initial, None if initial is None else "the run's initial learning rate, because the step has none of its own"
+
+
+def _norms(scalars: Mapping[str, float]) -> tuple[GradientNorms | None, str | None]:
+    """Return the gradient norms, or the reason why they are unusable: invalid scalars do not fail the request."""
+    absent = [name for name in GRADIENT_SCALARS if name not in scalars]
+    if absent:
+        return None, f"this step logs no scalar {', '.join(absent)}"
+    norms = GradientNorms(*(scalars[name] for name in GRADIENT_SCALARS))
+    try:
+        gradient_noise(norms)
+    except errors.InvalidArgumentError as error:
+        named = dict(zip((field.name for field in fields(GradientNorms)), GRADIENT_SCALARS, strict=True))
+        return None, f"the scalar {named[error.argument]} is invalid: {error.message}"
+    return norms, None
+
+
+def _applied_learning_rate(session: Session, pair: MeasuredPair) -> tuple[int, float | None] | None:
+    """Return the newest step up to this one, and its rate, that the attempt's trainer acknowledged; None without."""
+    query = select(AdviceAcknowledgement.step, AdviceAcknowledgement.applied_learning_rate).where(
+        AdviceAcknowledgement.run_id == pair.run_id,
+        AdviceAcknowledgement.attempt == pair.attempt,
+        AdviceAcknowledgement.step <= pair.step,
+    )
+    row = session.execute(query.order_by(AdviceAcknowledgement.step.desc()).limit(1)).first()
+    return None if row is None else (row[0], row[1])
+
+
+def _record(found: FoundTheory) -> answers.TheoryRecord:
+    """Return the theory as it is shown."""
+    theory, pair = found.theory, found.pair
+    too_large = (TOO_LARGE,) if math.isinf(theory.bias.per_unit) else ()
+    return answers.TheoryRecord(
+        comparison=pair.comparison,
+        step=pair.step,
+        attempt=pair.attempt,
+        coverage=pair.coverage,
+        bias=replace(theory.bias, notes=(*theory.bias.notes, *too_large)),
+        horizon=theory.horizon,
+        pinsker=answers.PinskerRecord(
+            bound=theory.pinsker, tv_token=theory.tv_token, notes=tuple(theory.pinsker_notes)
+        ),
+        sequence_chi2=theory.sequence_chi2,
+        gradient=theory.gradient,
+        gradient_missing=found.gradient_missing,
+        learning_rate=records.NAN if found.learning_rate is None else found.learning_rate,
+        learning_rate_source=found.learning_rate_source,
+        step_noise=theory.step_noise,
+        step_noise_with_bias=theory.step_noise_with_bias,
+    )

@@ -2,7 +2,7 @@
 
 A run is watched by its closed steps. As long as it has no rollouts, its steps are those of its scalars: a step that
 has a scalar that is watched closes when a later step of its attempt has one, when a newer attempt begins, or after a
-grace time (`scalar_tails.py`). So which steps are closed, and their values, do not depend on the order of arrival.
+grace time (`background.py`). So which steps are closed, and their values, do not depend on the order of arrival.
 """
 
 from bisect import bisect_left

@@ -1,9 +1,4 @@
-"""Fill the outbox from the alerts, and empty it into the targets: each message once, in order, with backoff.
-
-The outbox is filled by looking for alerts that changed in the last day, not where alerts change: alerts of an imported
-history that have ended by then are not sent, and the service may have been away. Several processes share one outbox: a
-message is leased while it is sent. A process that dies in between sends it again after the lease.
-"""
+"""Notifications: who is told of which alert and of a changed verdict, and when."""
 
 import logging
 import secrets
@@ -11,19 +6,71 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, exists, select
+from sqlalchemy import Select, and_, delete, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from foreshock import page_addresses, retry, severity
 from foreshock.api.diagnosis import RunVerdict
 from foreshock.api.records import from_attributes
+from foreshock.page_addresses import run_page_path
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Alert, Notification, Run, new_identifier
+from foreshock_service.platform.database.tables import Alert, Notification, Run, StoredDiagnosis, new_identifier
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import verdicts_of_runs
 from foreshock_service.watch.notifications.sending import Message, SendingFailed, VerdictMessage, send
-from foreshock_service.watch.notifications.verdicts import is_of_verdict, verdict_message, verdicts_to_tell
+
+_PREFIX = "verdict "
+
+
+def verdicts_to_tell(
+    session: Session, target: NotificationTarget, severities: Sequence[str], since_us: int, limit: int
+) -> list[tuple[str, str]]:
+    """Return (run, change) of runs whose verdict is not the one that the target was told last.
+
+    Told are verdicts as severe as the target asks for, and, if it asks for ends, the first one that is less.
+    """
+    table = StoredDiagnosis
+    told = (
+        select(Notification.change)
+        .where(Notification.target == target.name, Notification.alert_id == table.run_id)
+        .order_by(Notification.created_at_us.desc(), Notification.id.desc())
+        .limit(1)
+        .correlate(table)
+        .scalar_subquery()
+    )
+    last = func.coalesce(told, "")
+    was_severe = or_(*(last.like(f"{_PREFIX}{each} %") for each in severities))
+    is_severe = table.verdict.in_(severities)
+    query = (
+        select(table.run_id, table.verdict, table.revision)
+        .join(Run, Run.id == table.run_id)
+        .where(table.changed_at_us >= since_us, Run.deleted_at_us.is_(None))
+        .where(or_(is_severe, was_severe) if target.resolved else is_severe)
+        .where(last.not_like(literal(_PREFIX).concat(table.verdict).concat(" %")))
+        .limit(limit)
+    )
+    if target.projects:
+        query = query.where(Run.project.in_(target.projects))
+    return [(run, f"{_PREFIX}{verdict} {revision}") for run, verdict, revision in session.execute(query)]
+
+
+def is_of_verdict(row: Notification) -> bool:
+    """Return whether a message is about a verdict."""
+    return row.change.startswith(_PREFIX)
+
+
+def verdict_message(session: Session, row: Notification, page_root: str) -> VerdictMessage | None:
+    """Return the message; None if the run is deleted or has another verdict by now."""
+    run = session.get(Run, row.alert_id)
+    if run is None or run.deleted_at_us is not None:
+        return None
+    said = verdicts_of_runs(session, [run.id])[run.id]
+    if said.verdict != row.change.split()[1]:
+        return None
+    page = page_root + run_page_path(run.project, run.key)
+    return VerdictMessage(row.id, run.id, run.key, run.project, page, said.verdict, said.headline)
+
 
 _SECOND_US = 1_000_000
 _HORIZON_US = 24 * 3600 * _SECOND_US

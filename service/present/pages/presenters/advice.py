@@ -14,7 +14,7 @@ from foreshock.learning_rate.advice import Applied, effect_in_words
 from foreshock.learning_rate.schedule import HORIZON, LengthDecaySchedule, LoopPoint, scale_at
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
-from foreshock_service.present.pages.figures.trends import ScaleCurve
+from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.watch.advice.schemas import AdviceRead
 from foreshock_service.watch.advice.service import read_advice

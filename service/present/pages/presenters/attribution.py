@@ -20,9 +20,8 @@ from foreshock_service.present.pages.figures.attribution import Chain, LinkShare
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.rendering import DASH, count, judged_value, number, share_in_words
 from foreshock_service.replay.attribution import service as attributions
-from foreshock_service.runs.corrections import read_pair, usual_evaluations
+from foreshock_service.runs.corrections import FoundTheory, read_pair, theory_of_pair, usual_evaluations
 from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
-from foreshock_service.runs.theory import FoundTheory, theory_of_pair
 
 # A step whose probe is not complete has replayed scores and no attribution: look a little further back.
 STEPS_TRIED = 5

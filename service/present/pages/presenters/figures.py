@@ -12,7 +12,7 @@ from foreshock.measures.statistics import conditions, tails
 from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview, trends
+from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE
 from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
@@ -131,7 +131,7 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
 
 def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     """Return the advised scale over steps, past and planned."""
-    return trends.learning_rate_figure(advice.scale_curve(viewing, run))
+    return overview.learning_rate_figure(advice.scale_curve(viewing, run))
 
 
 def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -259,7 +259,7 @@ RUN_PLOTS: Mapping[str, RunPlot | PartPlot] = {
     "overview": PartPlot(OVERVIEW_TITLE, overview_of_run),
     "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, over_steps=True),
     "length": PartPlot(LENGTH_TITLE, lengths_of_run),
-    "learning-rate": RunPlot(trends.LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
+    "learning-rate": RunPlot(overview.LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
     "attribution": RunPlot(ATTRIBUTION_TITLE, attribution_of_run),
     "buckets": RunPlot(buckets.TITLE, rollout.buckets_of_run),
     "heat-map": RunPlot(HEAT_MAP_TITLE, rollout.heat_map_of_run, over_steps=True),

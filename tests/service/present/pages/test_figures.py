@@ -27,11 +27,12 @@ from foreshock_service.present.pages.figures.overview import (
     MOST_COLUMNS,
     Mark,
     Panel,
+    ScaleCurve,
     columns_of,
+    learning_rate_figure,
     marked,
     overview_figure,
 )
-from foreshock_service.present.pages.figures.trends import ScaleCurve, learning_rate_figure
 
 EMPTY = Curve((), ())
 

@@ -16,8 +16,7 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run, ScalarTail
 from foreshock_service.platform.security import UNRESTRICTED
 from foreshock_service.runs.runs import RunUpdate, update_run
-from foreshock_service.watch.detection.background import derive_due
-from foreshock_service.watch.detection.scalar_tails import close_scalar_tails
+from foreshock_service.watch.detection.background import close_scalar_tails, derive_due
 from tests.service.sending import make_batch, start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 
