@@ -6,6 +6,7 @@ they are kept and not shown by default.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Path, Response, status
@@ -58,9 +59,28 @@ class ActiveRange:
         }
 
 
-def in_range(attempt: Any, step: Any) -> ColumnElement[bool]:
-    """Return the SQL condition of a statement that is built once and executed for each range, with its `bounds`."""
-    return and_(attempt == bindparam("attempt"), step >= bindparam("first"), step < bindparam("end"))
+@cache
+def _in_one_range(query: Any, attempt: Any, step: Any) -> Any:
+    # Built once: it is executed at each step.
+    return query.where(attempt == bindparam("attempt"), step >= bindparam("first"), step < bindparam("end"))
+
+
+def active_rows(
+    session: Session,
+    query: Any,
+    columns: tuple[Any, Any],
+    attempts: Sequence[AttemptStart],
+    bounds: tuple[int, int | None],
+    parameters: dict[str, Any],
+) -> Sequence[Any]:
+    """Return the rows of active steps that a statement with parameters finds, in one query.
+
+    `columns` are the table's attempt and step; `bounds[0]` ≤ step ≤ `bounds[1]` (None: no bound).
+    """
+    ranges = active_ranges(attempts, *bounds)
+    if len(ranges) == 1:
+        return session.execute(_in_one_range(query, *columns), parameters | ranges[0].bounds).all()
+    return session.execute(query.where(is_active(attempts, *columns, *bounds)), parameters).all()
 
 
 def active_ranges(attempts: Iterable[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:

@@ -23,7 +23,7 @@ from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import runs, shard_decoding
-from foreshock_service.runs.attempts import AttemptStart, active_ranges, in_range, is_active, resolve_step
+from foreshock_service.runs.attempts import AttemptStart, active_ranges, active_rows, is_active, resolve_step
 from foreshock_service.runs.events import StepKey
 
 _BEYOND_EVERY_STEP = 2**62
@@ -183,21 +183,21 @@ def measures_of_active_steps(
 ) -> dict[int, dict[tuple[str, str], float]]:
     """Return step → (comparison, column) → value, for active steps with `steps[0]` ≤ step ≤ `steps[1]`."""
     values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
-    query = _measures_of_range(tuple(comparisons), tuple(columns))
-    for active in active_ranges(attempts, *steps):
-        for step, comparison, *row in session.execute(query, {"run_id": run_id, **active.bounds}):
-            values[step] |= {
-                (comparison, column): value for column, value in zip(columns, row, strict=True) if value is not None
-            }
+    query, table = _measures_of(tuple(comparisons), tuple(columns)), tables.measurements.c
+    found = active_rows(session, query, (table.attempt, table.step), attempts, steps, {"run_id": run_id})
+    for step, comparison, *row in found:
+        values[step] |= {
+            (comparison, column): value for column, value in zip(columns, row, strict=True) if value is not None
+        }
     return values
 
 
 @cache
-def _measures_of_range(comparisons: tuple[str, ...], columns: tuple[str, ...]) -> Select[Any]:
+def _measures_of(comparisons: tuple[str, ...], columns: tuple[str, ...]) -> Select[Any]:
     # Built once: it is executed at each step.
     table = tables.measurements.c
     return select(table.step, table.comparison, *(table[name] for name in columns)).where(
-        table.run_id == bindparam("run_id"), in_range(table.attempt, table.step), table.comparison.in_(comparisons)
+        table.run_id == bindparam("run_id"), table.comparison.in_(comparisons)
     )
 
 

@@ -23,9 +23,8 @@ from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.attempts import (
     AttemptStart,
-    active_ranges,
+    active_rows,
     check_attempt,
-    in_range,
     is_active,
     rows_of_steps,
 )
@@ -38,9 +37,8 @@ FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""
 _KEY = ("run_id", "attempt", "step", "source", "name")
 # Built once: it is executed at each step.
-_OF_RANGE = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
+_OF_NAMES = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(
     Scalar.run_id == bindparam("run_id"),
-    in_range(Scalar.attempt, Scalar.step),
     Scalar.name.in_(bindparam("names", expanding=True)),
 )
 _COLUMNS: Mapping[str, columnar.Kind] = {
@@ -176,10 +174,9 @@ def scalars_of_active_steps(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], names: Sequence[str], steps: tuple[int, int]
 ) -> dict[int, dict[str, float]]:
     """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
-    rows: list[Any] = []
-    for active in active_ranges(attempts, *steps) if names else ():
-        rows += session.execute(_OF_RANGE, {"run_id": run_id, "names": names, **active.bounds})
-    return _values_by_step(rows)
+    parameters = {"run_id": run_id, "names": names}
+    columns = (Scalar.attempt, Scalar.step)
+    return _values_by_step(active_rows(session, _OF_NAMES, columns, attempts, steps, parameters) if names else ())
 
 
 def steps_with_scalars(

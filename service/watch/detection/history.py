@@ -21,7 +21,7 @@ from foreshock.measures.registry import MEASURES
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import measurements, runs
-from foreshock_service.runs.attempts import AttemptStart, active_ranges, in_range
+from foreshock_service.runs.attempts import AttemptStart, active_rows
 from foreshock_service.runs.changes import rebaselined_steps
 from foreshock_service.runs.scalars import (
     newest_step_with_scalars,
@@ -35,7 +35,7 @@ _COLUMNS = frozenset(measure.column for measure in MEASURES)
 # Built once: it is executed at each step.
 _CLOSED = (
     select(Step.step, Step.attempt)
-    .where(Step.run_id == bindparam("run_id"), in_range(Step.attempt, Step.step), Step.closed_at_us.is_not(None))
+    .where(Step.run_id == bindparam("run_id"), Step.closed_at_us.is_not(None))
     .order_by(Step.step)
     .limit(bindparam("rows", type_=BigInteger))
 )
@@ -120,11 +120,9 @@ def _steps_after(
 ) -> list[tuple[int, int]]:
     if watched.scalars_only:
         return _closed_scalar_steps(session, run_id, attempts, after, watched.names, limit)
-    found: list[tuple[int, int]] = []
-    for active in reversed(active_ranges(attempts, after + 1)):
-        parameters = {"run_id": run_id, "rows": limit - len(found), **active.bounds}
-        found += [(step, attempt) for step, attempt in session.execute(_CLOSED, parameters)]
-    return found
+    parameters = {"run_id": run_id, "rows": limit}
+    found = active_rows(session, _CLOSED, (Step.attempt, Step.step), attempts, (after + 1, None), parameters)
+    return [(step, attempt) for step, attempt in found]
 
 
 def _closed_scalar_steps(
