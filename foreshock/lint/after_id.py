@@ -168,7 +168,7 @@ _CHECK = "mismatch_after_id"
 _TIMES_THE_OTHERS = 30.0
 _TIMES_THEIR_RATE = 20.0
 _NEAR_SHARE, _TIMES_BEFORE, _SHARE_OF_K3 = 0.5, 10.0, 0.8
-# With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance (measured in November 2026).
+# With two prompts, 3 of 2,222 healthy batches have an id that large differences follow by chance.
 _LEAST_HITS, _LEAST_GROUPS, _HIT_SHARE = 3, 3, 0.2
 # An id that nearly every response has leaves no others to compare with.
 _LEAST_OTHERS = 0.1
