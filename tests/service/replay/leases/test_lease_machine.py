@@ -42,7 +42,7 @@ from foreshock_service.platform.database.tables import (
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.leases import service as leases
-from foreshock_service.replay.leases.endpoints import FailBody, LeaseRequest
+from foreshock_service.replay.leases.endpoints import FailBody, HeartbeatBody, LeaseRequest
 from foreshock_service.replay.leases.service import LeaseLost
 from foreshock_service.replay.probes import service as probes
 from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
@@ -139,17 +139,20 @@ class LeaseMachine(RuleBasedStateMachine):
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
-            assert leases.heartbeat(self.context, self.principal, lease.lease, lease.token) == self.ends_at[job]
+            assert (
+                leases.heartbeat(self.context, self.principal, lease.lease, HeartbeatBody(token=lease.token))
+                == self.ends_at[job]
+            )
         else:
             with pytest.raises(LeaseLost):
-                leases.heartbeat(self.context, self.principal, lease.lease, lease.token)
+                leases.heartbeat(self.context, self.principal, lease.lease, HeartbeatBody(token=lease.token))
 
     @rule(lease=granted, wrong=st.integers(1, 9))
     def guess_a_token(self, lease: LeaseRecord, wrong: int) -> None:
         """A token that is not the lease's own never works."""
         if wrong != lease.token:
             with pytest.raises(LeaseLost):
-                leases.heartbeat(self.context, self.principal, lease.lease, wrong)
+                leases.heartbeat(self.context, self.principal, lease.lease, HeartbeatBody(token=wrong))
 
     @rule(lease=granted)
     def complete(self, lease: LeaseRecord) -> None:
