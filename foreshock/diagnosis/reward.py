@@ -350,8 +350,10 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
     reach = _reach(state, settings)
     level = median(state.values[-TRAILING_VALUES:])
     now = level if fall is None else fall.now
-    # What a reader sees on the curve: a rising run is already above its mean over the 20 values before the onset.
-    before = state.best if fall is None else median(state.values[max(fall.onset - TRAILING_VALUES, 0) : fall.onset])
+    # A rising run is already above its mean over the values before the onset, a falling one below it.
+    before = state.best
+    if fall is not None:
+        before = max(fall.before, median(state.values[max(fall.onset - TRAILING_VALUES, 0) : fall.onset]))
     share = "a quarter" if kind == "fall" else "half"
     evidence: dict[str, float | int | str] = {
         "key": "rollout:reward_mean",
