@@ -335,13 +335,24 @@ def is_rising(state: RewardState, settings: RewardSettings) -> bool:
 Kind = Literal["fall", "collapse"]
 
 _SEVERITY: Mapping[Kind, Severity] = {"fall": "warning", "collapse": "critical"}
-_WHAT_TO_DO: Mapping[Kind, str] = {
-    "fall": "Compare with the length, the entropy and the mismatch of the same steps. If the data did not change, "
-    "lower the learning rate or go back to a checkpoint before the fall.",
-    "collapse": "Stop the run, or go back to a checkpoint from before the onset. Look at what came first: a mismatch "
-    "that rose before the reward fell points to the engine or to stale weights, one that did not to the learning rate "
-    "or the data.",
+_FALLING = (
+    "Compare with the length, the entropy and the mismatch of the same steps. If the data did not change, lower the "
+    "learning rate or go back to a checkpoint before the fall."
+)
+_WHERE_TO_LOOK: Mapping[str, str] = {
+    "mismatch": "The mismatch rose first: look at the engine and at stale weights.",
+    "reward": "The mismatch rose later: look at the learning rate and the data.",
+    "no rise": "The mismatch did not rise: look at the learning rate and the data.",
 }
+"""Of a collapse, by what `mismatch_at_fall` found first."""
+
+
+def _what_to_do(kind: Kind, evidence: Mapping[str, Any]) -> str:
+    if kind == "fall":
+        return _FALLING
+    where = _WHERE_TO_LOOK.get(evidence.get("first", ""), "Look at the learning rate, the data and the mismatch.")
+    onset = f"step {evidence['onset_step']}" if "onset_step" in evidence else "the fall"
+    return f"Stop, or go back to a checkpoint from before {onset}. {where}"
 
 
 def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSettings) -> Event:
@@ -381,6 +392,6 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
         severity=_SEVERITY[kind],
         why=f"{headline}. That is more than {share} of the way from its best, {reward_number(state.best)}, to the "
         f"floor, {reward_number(state.best - reach)}.{mismatch and ' '}{mismatch}",
-        what_to_do=_WHAT_TO_DO[kind],
+        what_to_do=_what_to_do(kind, evidence),
         evidence=evidence,
     )

@@ -128,7 +128,7 @@ def test_probes_are_requested_cancelled_and_retried(run: Sender, operator: Any, 
     assert operator.retry_probe(probe.id).state == "queued"
     with pytest.raises(Rejected, match="has not ended"):
         operator.retry_probe(probe.id)
-    search = operator.request_probe(run.run, 7, kind="weights", max_candidates=2)
+    search = operator.examine_step(run.run, 7, max_candidates=2)
     assert {each.id for each in reader.probes(run.run)} == {probe.id, search.id}
     with pytest.raises(Rejected, match="422"):
         operator.request_probe(run.run, 7)

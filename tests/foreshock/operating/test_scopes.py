@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "announce_change": (1, "other"),
     "announce_checkpoint": (1,),
     "decide": ("hold", "why"),
+    "examine_step": (1,),
     "request_probe": (1,),
     "resolve_alert": ("alert",),
     "set_rules": ("version = 1\neffective_from_step = 1\n",),
