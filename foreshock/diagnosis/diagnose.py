@@ -190,7 +190,9 @@ def diagnose(history: History) -> Diagnosis:
     else:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
-        headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in _told(causes))))}."
+        # Where a healthy mismatch comes from, as a probe says, is no objection.
+        objections = _told([each for each in causes if each.source != "probe"])
+        headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
     return Diagnosis(
         verdict=verdict,
         since=since,

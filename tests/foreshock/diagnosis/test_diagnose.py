@@ -149,6 +149,8 @@ def test_the_headline_names_what_the_data_show() -> None:
         "Warning since step 20: k3 has risen fivefold; the data show: they are shifted; no group has a spread."
     )
     assert diagnose(replace(HEALTHY, causes=(FLAT,))).headline.endswith("has not fallen; but no group has a spread.")
+    numerics = DiagnosisCause(name="link", sentence="Numerics: 99 %.", source="probe", title="numerics")
+    assert "but" not in diagnose(replace(HEALTHY, causes=(numerics,))).headline
     possible = replace(SHIFT, certainty="possible")
     assert "shifted" not in diagnose(replace(HEALTHY, alerts=(RISE,), causes=(possible,))).headline
 
