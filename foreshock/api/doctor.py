@@ -16,8 +16,8 @@ class Finding(Record):
     """One cause of a side, or that none is known.
 
     `kind`: "cause"; "expected" (ordinary rounding, a declared lag); "unknown". `cause` is a row of the catalogue,
-    `value` its value. `share` of E[d²] of the side against its undisturbed replay is explained, with the 95 % interval
-    over prompts. `before`, `after`: E[d²]/2 in nats², which is k3 if small. `exact`: reproduced to within the noise of
+    `value` its value. `share` of E[d²] of the side against its undisturbed replay is explained, with its range over the
+    prompts. `before`, `after`: E[d²]/2 in nats², which is k3 if small. `exact`: reproduced to within the noise of
     other batches; else to within ordinary rounding. `alternatives` reproduce it as well. `fixes`: what to set, by
     framework.
     """

@@ -60,10 +60,10 @@ class Client:
     `FORESHOCK_RUN_KEY` and `FORESHOCK_ATTEMPT_KEY`. `run_key` is your own permanent name for the run: the same key
     after a restart, also in the same process, continues the run as a new attempt. `attempt_key` names one start of the
     job and must be equal on all its ranks; it is needed only if they share no launcher's variables
-    (`foreshock.client.launch`). `strict=True`
-    raises errors in arguments, for development. `block_when_full=True` makes calls wait for room in the queue instead
-    of dropping, for importers. The other keyword arguments are the fields of `ClientSettings`; `mode="statistics"` (or
-    `FORESHOCK_MODE`) measures every token here and sends the statistics, with some rollouts in full, for large runs.
+    (`foreshock.client.launch`). `strict=True` raises errors in arguments, for development. `block_when_full=True` makes
+    calls wait for room in the queue instead of dropping, for importers. The other keyword arguments are the fields of
+    `ClientSettings`; `mode="statistics"` (or `FORESHOCK_MODE`) measures every token here and sends the statistics, with
+    some rollouts in full, for large runs.
 
     `export` writes what the service computes beside the reward: "wandb", "tensorboard", "mlflow", "trackio", "otlp", an
     `Exporter`, or several of these. Only shard 0 exports. None: `FORESHOCK_EXPORT`; an empty string: nothing.

@@ -53,6 +53,11 @@ def as_clause(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:] if is_word else sentence
 
 
+def as_sentence(clause: str) -> str:
+    """Return a clause as a sentence of its own: with a capital, a full stop, and its other letters as they are."""
+    return f"{clause[:1].upper()}{clause[1:].rstrip('.')}."
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun: "1 prompt", "8 prompts"."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -6,7 +6,7 @@ from typing import Any
 
 from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding, SideReport
 from foreshock.api.records import parse
-from foreshock.diagnosis.wording import interval_of_share, number, percent, plural
+from foreshock.diagnosis.wording import as_sentence, interval_of_share, number, percent, plural
 
 __all__ = ["SIDE_WORDS", "explained", "fix_of", "lines_of_answer", "report_lines", "ruled_out_in_words"]
 
@@ -48,7 +48,7 @@ def fix_of(finding: Finding) -> str:
     """Return what to do about a cause: the fix for any framework, else those of each; empty if none is known."""
     named = "; ".join(f"{framework}: {fix}" for framework, fix in finding.fixes.items() if framework != "any")
     general = finding.fixes.get("any", "")
-    return f"{general[:1].upper()}{general[1:]}." if general else named and f"Set {named}."
+    return as_sentence(general) if general else named and f"Set {named}."
 
 
 def lines_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:

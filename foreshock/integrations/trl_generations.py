@@ -86,6 +86,7 @@ class Generations:
         self._finished: list[Generation] = []
         self._current: Generation | None = None
         self._engine_rows: list[Any] = []
+        self._log_probs_place = releases_of("trl")[0].log_probs_place
 
     def observe(self) -> None:
         """Observe the trainer; warn once if this release of TRL has other methods."""
@@ -192,7 +193,7 @@ class Generations:
         if current is None:
             return
         current.prompts, current.responses = list(result[0]), list(result[1])
-        place = releases_of("trl")[0].log_probs_place
+        place = self._log_probs_place
         if type(self._trainer).__name__.startswith("GRPO") and len(result) > place:
             current.response_mask = result[2]
             current.rollout_log_probs = self._checked(result[place], current.responses)

@@ -183,7 +183,7 @@ def score_with_server(
         raise UnsupportedScoreError(
             "the run logged processed log-probs, and a server gives raw ones for prompts; use a scorer that loads the "
             "weights itself, or log raw log-probs"
-            + ("" if any_temperature else ". sglang.decode follows a temperature" * (server.name == "sglang"))
+            + (". sglang.decode follows a temperature" if server.name == "sglang" and not any_temperature else "")
         )
     verified = check_weights(held, request)
     lengths = sequence_lengths(rollouts)

@@ -26,7 +26,7 @@ from foreshock_service.runs import runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
-_BEYOND_EVERY_STEP = 2**62
+BEYOND_EVERY_STEP = 2**62
 
 
 class AttemptStart(NamedTuple):
@@ -55,7 +55,7 @@ class ActiveRange:
         return {
             "attempt": self.attempt,
             "first": self.first,
-            "end": _BEYOND_EVERY_STEP if self.end is None else self.end,
+            "end": BEYOND_EVERY_STEP if self.end is None else self.end,
         }
 
 

@@ -6,7 +6,8 @@ writer, and stores it if no step changed meanwhile.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, cast
@@ -231,6 +232,17 @@ def of_steps(steps: Sequence[int], severities: Sequence[str], newest: FindingOfS
     """Return a finding over the steps that have it, in order, with the worst of their severities."""
     worst = cast(Severity, min(severities, key=severity_rank))
     return FindingOfSteps(replace(newest, severity=worst), len(steps), steps[0], steps[-1])
+
+
+def newest_of_steps(found: Iterable[tuple[int, Iterable[FindingOfStep]]]) -> list[FindingOfSteps]:
+    """Return each finding of steps, newest first, over its steps: as the newest of them has it."""
+    newest: dict[str, FindingOfStep] = {}
+    steps: defaultdict[str, list[int]] = defaultdict(list)
+    for step, of_step in found:
+        for each in of_step:
+            newest.setdefault(each.name, each)
+            steps[each.name].insert(0, step)
+    return [of_steps(steps[name], [each.severity], each) for name, each in newest.items()]
 
 
 def _row(run_id: str, source: FindingSource, found: FindingOfSteps) -> dict[str, Any]:

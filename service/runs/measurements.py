@@ -23,10 +23,16 @@ from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.runs import runs, shard_decoding
-from foreshock_service.runs.attempts import AttemptStart, active_ranges, active_rows, is_active, resolve_step
+from foreshock_service.runs.attempts import (
+    BEYOND_EVERY_STEP,
+    AttemptStart,
+    active_ranges,
+    active_rows,
+    is_active,
+    resolve_step,
+)
 from foreshock_service.runs.events import StepKey
 
-_BEYOND_EVERY_STEP = 2**62
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
 _UNMEASURED: dict[str, float | None] = dict.fromkeys(measure.column for measure in registry.MEASURES)
 
@@ -216,7 +222,7 @@ def newest_steps(
             inner.c.attempt == tables.Attempt.attempt,
             inner.c.comparison == comparison,
             # Steps from the resume step of a later attempt on are superseded.
-            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), _BEYOND_EVERY_STEP),
+            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), BEYOND_EVERY_STEP),
         )
         .order_by(inner.c.step.desc())
         .limit(count)

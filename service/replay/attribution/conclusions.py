@@ -33,17 +33,14 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
         (key, records.parse(answers.AttributionDocument, stored) if stored is not None else None)
         for key, stored in rows
     ]
-    newest: dict[str, findings.FindingOfStep] = {}
-    steps: dict[str, list[int]] = {}
+    found: list[tuple[int, list[findings.FindingOfStep]]] = []
     for place, (key, document) in enumerate(read):
         if document is None:
             continue
         others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
         earlier = [other for _, other in reversed(others) if other is not None]
-        for cause in _causes_of_step(document, earlier):
-            newest.setdefault(cause.name, cause)
-            steps.setdefault(cause.name, []).insert(0, key.step)
-    return [findings.of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
+        found.append((key.step, _causes_of_step(document, earlier)))
+    return findings.newest_of_steps(found)
 
 
 def _causes_of_step(

@@ -12,6 +12,7 @@ from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.records import parse
 from foreshock.api.runs import ConfidenceRecord
+from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.probe_kinds import DOCTOR
 from foreshock_service.platform import problem, security
@@ -141,13 +142,9 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
         if attempts.active_attempt_of(started, row.step) == row.attempt:
             reports.setdefault(row.step, row.document)
-    newest: dict[str, findings.FindingOfStep] = {}
-    steps: dict[str, list[int]] = {}
-    for step, document in reports.items():
-        for cause in map(_finding, parse(DoctorReport, document).causes):
-            newest.setdefault(cause.name, cause)
-            steps.setdefault(cause.name, []).insert(0, step)
-    return [findings.of_steps(steps[name], [cause.severity], cause) for name, cause in newest.items()]
+    return findings.newest_of_steps(
+        (step, map(_finding, parse(DoctorReport, document).causes)) for step, document in reports.items()
+    )
 
 
 def _finding(cause: Finding) -> findings.FindingOfStep:
@@ -156,7 +153,7 @@ def _finding(cause: Finding) -> findings.FindingOfStep:
         name=f"{cause.cause}/{cause.side}",
         severity="info",
         title=cause.cause.replace("_", " "),
-        sentence=f"{sentence[:1].upper()}{sentence[1:]}.",
+        sentence=as_sentence(sentence),
         remedy=fix_of(cause) or None,
         confidence=ConfidenceRecord(share=cause.share, low=cause.share_low, high=cause.share_high),
     )

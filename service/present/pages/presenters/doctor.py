@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from foreshock.api.doctor import DoctorReport, Finding
 from foreshock.api.probes import ProbeRecord
-from foreshock.diagnosis.wording import plural
+from foreshock.diagnosis.wording import as_sentence, plural
 from foreshock.doctor.findings import explained, fix_of, ruled_out_in_words
 from foreshock.probe_kinds import DOCTOR
 from foreshock_service.platform import keys
@@ -42,7 +42,7 @@ def panel(
     """Return a report as a page shows it: found, ruled out, not tried, and what would come next."""
     if report is None:
         return step_models.DoctorPanel(step, (), (), state, action, is_possible)
-    notes = [f"{ruled_out_in_words(report).capitalize()}"] if report.ruled_out else []
+    notes = [as_sentence(ruled_out_in_words(report))] if report.ruled_out else []
     notes += [f"Not tried: {each.variant}: {each.why}." for each in report.not_tried[:_MOST_NOT_TRIED]]
     more = len(report.not_tried) - _MOST_NOT_TRIED
     notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []
@@ -54,7 +54,7 @@ def _row(finding: Finding) -> step_models.DoctorFinding:
     likewise: Sequence[str] = finding.alternatives
     return step_models.DoctorFinding(
         kind=finding.kind,
-        sentence=f"{finding.sentence[:1].upper()}{finding.sentence[1:].rstrip('.')}.",
+        sentence=as_sentence(finding.sentence),
         evidence=explained(finding) + (f"; cannot be told from: {', '.join(likewise)}" if likewise else ""),
         fix=fix_of(finding),
         confirm=finding.confirm,
