@@ -69,6 +69,11 @@ def add_run_argument(parser: argparse.ArgumentParser, *, required: bool) -> None
     """Add `run` and `--project`, for `foreshock.commands.queries.find_run`."""
     default = "" if required else " (default: the newest run)"
     parser.add_argument("run", nargs=None if required else "?", help=f"a run's id, key or name{default}")
+    add_project_option(parser)
+
+
+def add_project_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--project`, for `foreshock.commands.queries.find_run`."""
     parser.add_argument("--project", help="the run's project, if several projects use its key")
 
 

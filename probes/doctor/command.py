@@ -9,7 +9,7 @@ from pathlib import Path
 
 from foreshock.api.records import to_json
 from foreshock.client.connection import ServiceConnection
-from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.command import add_project_option, add_service_options, connect
 from foreshock.commands.import_rollouts import find_recording, read_shard
 from foreshock.commands.probe import probe_lines, wait_for_probe
 from foreshock.commands.queries import find_run
@@ -60,6 +60,7 @@ class DoctorCommand:
         parser.add_argument("--logprobs-mode", choices=LOGPROBS_MODES, help="declare what the engine logs")
         parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of torch (default: its own)")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
+        add_project_option(parser)
         add_service_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from foreshock.commands.main import main
 from foreshock.digests import weights_digest
 from foreshock_probes.engines.process import EnginePool
 from tests.probes.conftest import RunningService
@@ -26,6 +29,24 @@ def announce(run: ProbedRun, step: int, path: str, digest: str) -> None:
     run.service.http.put(address, params={"attempt": 1}, json=body).raise_for_status()
 
 
+def _asked(run: ProbedRun, command: Future[int]) -> str:
+    """Return the probe that a command requests. It ends only when a worker has done it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not command.done():
+        items = run.service.http.get(f"/v1/runs/{run.run}/probes").raise_for_status().json()["items"]
+        if items:
+            return str(items[0]["id"])
+        time.sleep(0.1)
+    raise AssertionError(f"no examination was requested: {command.result(timeout=1)}")
+
+
+def test_run_without_weights_says_what_to_announce(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    run = start_run(service, make_rollouts(4))
+    assert main(["doctor", run.run, "--url", service.url]) == 1
+    assert "the run has announced no weights" in capsys.readouterr().err
+    service.http.delete(f"/v1/runs/{run.run}")
+
+
 @pytest.mark.parametrize("with_true_weights", [True, False])
 def test_stale_weights_are_found_unless_they_are_gone(
     with_true_weights: bool,
@@ -34,6 +55,7 @@ def test_stale_weights_are_found_unless_they_are_gone(
     engines: EnginePool,
     replay: Replayer,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("first", "second"):
         shutil.copytree(checkpoints / name, tmp_path / name)
@@ -46,9 +68,14 @@ def test_stale_weights_are_found_unless_they_are_gone(
     if not with_true_weights:
         shutil.rmtree(tmp_path / "second")
     address = f"/v1/runs/{run.run}/steps/1/doctor"
-    probe = service.http.post(address, json={"budget_seconds": 20}).raise_for_status().json()["id"]
-    output = run_worker(service, tmp_path, engines)
-    assert run.read(probe)["state"] == "done", output
+    with ThreadPoolExecutor(1) as pool:
+        command = pool.submit(main, ["doctor", run.run, "--step", "1", "--budget", "20s", "--url", service.url])
+        probe = _asked(run, command)
+        output = run_worker(service, tmp_path, engines)
+        assert run.read(probe)["state"] == "done", output
+        assert command.result(timeout=120) == 0
+    printed = capsys.readouterr().out
+    assert ("cause: " in printed) == with_true_weights
     report = service.http.get(address).raise_for_status().json()["report"]
     causes = [(each["side"], each["cause"], each["value"]) for each in report["findings"] if each["kind"] == "cause"]
     if with_true_weights:
