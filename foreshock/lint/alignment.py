@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.counting import EvidenceBuilder, row_sums
-from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
+from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, title_of_part
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.rollouts.arrays import take_rows
@@ -284,4 +284,5 @@ def _partly_shifted(evidence: LintEvidence) -> Outcome:
         f"In {clear[best]:,} of {rollouts:,} rollouts log π of token t fits log μ of token {_OTHER[best]} at least "
         "four times as well as log μ of token t; in the others it does not."
     )
-    return Finding(check, "critical", seen, {"rollouts_preferring": clear[best], "rollouts": rollouts})
+    counts = {"rollouts_preferring": clear[best], "rollouts": rollouts}
+    return Finding(check, "critical", seen, counts, title=title_of_part(check))

@@ -157,7 +157,7 @@ def _warning(evidence: LintEvidence, finding: Finding) -> LintWarning:
     return LintWarning(
         name=check.name,
         severity=finding.severity,
-        title=check.title,
+        title=finding.title or check.title,
         seen=finding.seen,
         evidence={name: value for name, value in finding.evidence.items() if math.isfinite(value)},
         where=evidence.where(check.name) if finding.where is None else finding.where,

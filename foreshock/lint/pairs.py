@@ -20,6 +20,7 @@ from foreshock.lint.report import (
     Outcome,
     format_number,
     format_percent,
+    title_of_part,
 )
 from foreshock.lint.sampling import is_entropy
 from foreshock.lint.values import example_at
@@ -190,7 +191,8 @@ def _partly_copied(evidence: LintEvidence) -> Outcome:
     if copied < max(_LEAST_COPIED_ROLLOUTS, _COPIED_SHARE * copiable):
         return Clean(check)
     seen = f"{copied:,} of {copiable:,} rollouts have log π equal to log μ at every uncertain token; the others do not."
-    return Finding(check, "warning", seen, {"copied_rollouts": copied, "rollouts": copiable})
+    counts = {"copied_rollouts": copied, "rollouts": copiable}
+    return Finding(check, "warning", seen, counts, title=title_of_part(check))
 
 
 def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:

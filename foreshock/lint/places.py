@@ -228,15 +228,16 @@ def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) ->
         best = max(named, key=lambda part: part.share, default=best)
     if best is None:
         return _trend(evidence, "lag", healthy) or _trend(evidence, "position", healthy) or Clean(_CHECK)
+    title = (
+        f"k3 averages {format_number(best.k3)} {_words(best, evidence)}, and {format_number(best.k3_of_rest)} elsewhere"
+    )
     seen = (
-        f"k3 averages {format_number(best.k3)} {_words(best, evidence)}, and {format_number(best.k3_of_rest)} "
-        f"elsewhere: {format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of "
-        "all k3."
+        f"{format_percent(best.share_of_tokens, 1)} of the tokens have {format_percent(best.share, 1)} of all k3."
         f"{_HINTS.get(best.dimension, '')}"
     )
     numbers = {"k3": best.k3, "k3_elsewhere": best.k3_of_rest, "tokens": best.tokens, "share_of_k3": best.share}
     numbers |= {f"{best.dimension}_from": float(best.low), f"{best.dimension}_to": float(best.high)}
-    return Finding(_CHECK, "warning", seen, numbers)
+    return Finding(_CHECK, "warning", seen, numbers, title=title)
 
 
 def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | None:
@@ -256,15 +257,16 @@ def _trend(evidence: LintEvidence, dimension: str, healthy: float) -> Finding | 
         return None
     if dimension == "lag":
         levels = ", ".join(f"{format_number(value)} at lag {lag}" for lag, value in zip(buckets, k3, strict=True))
-        seen = f"k3 {'rises' if rises else 'falls'} with the lag: {levels}.{_HINTS['lag'] if rises else ''}"
+        seen = f"k3 averages {levels}.{_HINTS['lag'] if rises else ''}"
     else:
         first = 2 ** (int(buckets[-1]) - 1)
         seen = (
-            f"k3 {'rises' if rises else 'falls'} with the position in the response: {format_number(k3[0])} at the "
-            f"first token, {format_number(k3[-1])} from token {first} on.{'' if rises else _STATE_BEFORE}"
+            f"k3 averages {format_number(k3[0])} at the first token, {format_number(k3[-1])} from token {first} on."
+            f"{'' if rises else _STATE_BEFORE}"
         )
     numbers = {"k3_first": float(k3[0]), "k3_last": float(k3[-1])}
-    return Finding(_CHECK, "warning", seen, numbers)
+    along = "lag" if dimension == "lag" else "position in the response"
+    return Finding(_CHECK, "warning", seen, numbers, title=f"k3 {'rises' if rises else 'falls'} with the {along}")
 
 
 def check_evenness(evidence: LintEvidence, model_kind: ModelKind | None = None) -> Outcome:

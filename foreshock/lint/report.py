@@ -94,13 +94,17 @@ LEAST_GROUPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The check found a problem: `seen` in one sentence with its numbers, `evidence` by name."""
+    """The check found a problem: `seen` in one sentence with its numbers, `evidence` by name.
+
+    `title` replaces the title of the check where the finding says which part of the data is concerned.
+    """
 
     check: str
     severity: Severity
     seen: str
     evidence: Mapping[str, float] = field(default_factory=dict)
     where: tuple[Example, ...] | None = None  # None: the examples under the check's own name
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,3 +362,8 @@ _ALL = (
 )
 
 CHECKS: dict[str, Check] = {check.name: check for check in _ALL}
+
+
+def title_of_part(check: str) -> str:
+    """Return the title of a check's finding that concerns some of the rollouts only."""
+    return f"{CHECKS[check].title} in a part of the rollouts"

@@ -236,21 +236,13 @@ def _causes(
                 name=name,
                 sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
                 source="lint",
-                title=_clause_of(name, title, sentence),
+                title=title,
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
                 what_to_do=remedy or "",
                 evidence={"steps": steps, "first_step": first, "newest_step": newest},
             )
         )
     return tuple(causes), tuple(undeclared)
-
-
-def _clause_of(name: str, title: str, sentence: str) -> str:
-    """Return what a headline says of a finding: its title, of a concentration the part, and if few rollouts have it."""
-    if name == "mismatch_by_place":
-        return sentence.partition(":")[0]
-    is_partial = name in ("identical_log_probs", "shifted_log_probs") and "the others" in sentence
-    return f"{title} in a part of the rollouts" if is_partial else title
 
 
 def _awaited(

@@ -30,6 +30,7 @@ def test_shift_in_rollouts_of_one_rank_is_a_shift_only(by: int) -> None:
     assert warning.severity == "critical"
     assert 16 <= warning.evidence["rollouts_preferring"] <= 32
     assert "in the others it does not" in warning.seen
+    assert warning.title.endswith("in a part of the rollouts")
 
 
 def test_rollouts_apart_are_named_by_their_data_source() -> None:
@@ -44,9 +45,9 @@ def test_rollouts_apart_are_named_by_their_data_source() -> None:
     merged = functools.reduce(LintEvidence.merge, map(collect_evidence, shards))
     merged = LintEvidence.from_bytes(merged.to_bytes(), merged.examples_to_json())
     for report in (lint_batch(whole), run_checks(merged)):
-        found = {warning.name: warning.seen for warning in report.warnings}
+        found = {warning.name: warning.title for warning in report.warnings}
         assert "rollouts of the data source replica-3, and" in found["mismatch_by_place"]
-    unnamed = {warning.name: warning.seen for warning in lint_batch(replace(whole, data_sources=None)).warnings}
+    unnamed = {warning.name: warning.title for warning in lint_batch(replace(whole, data_sources=None)).warnings}
     assert "data source" not in unnamed["mismatch_by_place"]
 
 

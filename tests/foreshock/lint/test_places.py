@@ -38,8 +38,8 @@ def rows(batch: RolloutBatch) -> Any:
 def test_turn_is_named() -> None:
     batch = healthy_batch(3, Policy(sharpness=2.0))
     turn = (positions(batch) >= 12).astype(np.int16)
-    seen = only(lint_batch(batch_with(lambda each: positions(each) >= 12, turn=turn)), "mismatch_by_place").seen
-    assert "from turn 1 on" in seen
+    title = only(lint_batch(batch_with(lambda each: positions(each) >= 12, turn=turn)), "mismatch_by_place").title
+    assert "from turn 1 on" in title
 
 
 def test_last_tokens_of_truncated_responses_are_named() -> None:
@@ -50,8 +50,8 @@ def test_last_tokens_of_truncated_responses_are_named() -> None:
         from_end = np.repeat(each.response_lengths, each.response_lengths) - positions(each)
         return (from_end <= 4) & (rows(each) % 4 == 0)
 
-    seen = only(lint_batch(batch_with(tail, 2.0, finish_reasons=reasons)), "mismatch_by_place").seen
-    assert "last 4 tokens of truncated responses" in seen
+    title = only(lint_batch(batch_with(tail, 2.0, finish_reasons=reasons)), "mismatch_by_place").title
+    assert "last 4 tokens of truncated responses" in title
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])
@@ -60,7 +60,7 @@ def test_minority_of_rollouts_is_named(share: float) -> None:
         return rows(each) % round(1 / share) == 1
 
     warning = only(lint_batch(batch_with(minority)), "mismatch_by_place")
-    assert "rollouts, and" in warning.seen
+    assert "rollouts, and" in warning.title
     assert warning.evidence["share_of_k3"] > 0.9
 
 
@@ -70,8 +70,9 @@ def test_rise_with_lag_is_staleness() -> None:
     versions = (9 - lag).astype(np.int32)
     attributes = BatchAttributes(trainer_weights_version=9)
     found = batch_with(lambda each: 0.3 * lag, 1.0, weights_version=versions, attributes=attributes)
-    seen = only(lint_batch(found), "mismatch_by_place").seen
-    assert "staleness" in seen
+    warning = only(lint_batch(found), "mismatch_by_place")
+    assert "lag" in warning.title
+    assert "staleness" in warning.seen
 
 
 def test_large_mismatch_everywhere_is_an_info_without_a_cause() -> None:
