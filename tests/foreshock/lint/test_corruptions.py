@@ -211,6 +211,16 @@ def test_masked_tokens_scored_by_trainer_only_are_clean(step: RolloutBatch) -> N
     assert lint_batch(padded).is_clean
 
 
+def test_placeholders_at_masked_tokens_are_ignored_and_counted(step: RolloutBatch) -> None:
+    place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
+    mask = (place > 2).astype(np.uint8)
+    report = lint_batch(replace(step, response_mask=mask, rollout_log_probs=np.where(mask, real_mu(step), 1)))
+    assert report.is_clean
+    assert {check.name: check.why for check in report.checks}[
+        "placeholder_log_probs"
+    ] == "256 at masked tokens are ignored"
+
+
 @pytest.mark.parametrize(
     ("attributes", "parameters"),
     [
