@@ -1,12 +1,13 @@
 """The closed loop: `make bench-closed-loop`.
 
 The tables are those of the recorded runs of `examples/closed_loop`; what is not run yet is named. Beside them, from
-recorded curves: what the loop takes from healthy runs, and the ROC of "the driven part or the update is beyond its set
-point" as a warning on the locked part of the benchmark of collapses. `MAKE_AGAIN=1`: one run is made again from its
-seed, with a real vLLM and real training, and compared with its record.
+recorded and generated curves: what the loop takes from healthy runs, whether the remedy that the advice favours is the
+one that did better, and the ROC of "the driven part is beyond its set point" as a warning.
+`MAKE_AGAIN=1`: one run is made again from its seed, with a real vLLM and real training, and compared with its record.
 
 Bars, each printed as 1, 0 or nan (not measured): collapses ≤ 1 of 12; reward ≥ 0.97 of the best arm; above cosine and
-above sham in ≥ 3 settings; with masking better than either alone in ≥ 2; harm: reward ≥ 0.98 of constant at Σ η ≥ 0.95.
+above sham in ≥ 3 settings; with masking better than either alone in ≥ 2; harm: reward ≥ 0.98 of constant at Σ η ≥ 0.95,
+and ≤ 1 % of healthy curves and none of the benign logs lose more than 5 % of Σ η.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.diagnosis.curves import HELD_OUT_SEED, healthy_curves
+from benchmarks.diagnosis.logs import real_curves
 from examples.closed_loop.__main__ import RESULTS, main
 from examples.closed_loop.outcome import (
     Outcome,
@@ -36,13 +39,22 @@ from examples.collapses.leads import episodes
 from examples.collapses.results import RESULTS as COLLAPSES
 from examples.collapses.results import Result, read_results
 from examples.collapses.summary import Summary, closed_steps, summarize
+from foreshock.api.watch import EffectRecord, Favoured, RemedyRecord
 from foreshock.backtest.replay import lost_learning_rate, replay_run, scales_under_apply
-from foreshock.backtest.scoring import score
+from foreshock.backtest.scoring import Score, score
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
+from foreshock.diagnosis.lags import LAG_KEY
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.learning_rate.remedies import favoured
 
 CONFIGURATION = WarningConfiguration.for_model("dense")
-FACTORS = (1.0, 2.0, 4.0, 8.0)
+FACTORS = (1.0, 2.0, 4.0, 6.0, 8.0, 16.0)
+WARNING_FACTOR, IN_A_ROW = 16.0, 5
+"""Of the warning: the set points that the driven part is beyond, and the steps in a row. Chosen on the tuning part, as
+the most hits at no more than one false alarm per 1,000."""
 MOST_LOST = 0.05
+BETTER_REMEDY: Mapping[str, Favoured] = {"lag8-lr0.0001": "correction", "lag4-lr0.0002": "rate"}
+"""By the last rewards: in `lag8` that of masking is above that of the advice, in `lag4` below (docs/closed-loop.md)."""
 
 
 def run() -> int:
@@ -53,7 +65,7 @@ def run() -> int:
     for setting in (*SETTINGS, *HARM):
         _print_setting(console, found, setting)
     bars = _bars(found)
-    bars |= _recorded(console)
+    bars |= _remedies(results) | _recorded(console)
     if os.environ.get("MAKE_AGAIN"):
         bars["equal"] = _equal(results, found)
     measured = {name: value for name, value in bars.items() if not math.isnan(value)}
@@ -61,7 +73,7 @@ def run() -> int:
     return 0 if all(measured[name] for name in measured if name not in FIGURES) else 1
 
 
-FIGURES = ("hits", "collapses", "false_per_1000", "curves")
+FIGURES = ("hits", "collapses", "false_per_1000", "curves", "logs", "remedy_right_lag8", "remedy_right_lag4")
 """Printed values that are no bar."""
 
 
@@ -114,59 +126,104 @@ def _settings_above(found: Sequence[Outcome], rivals: Sequence[Arm], arm: Arm, n
 
 
 def _recorded(console: Console) -> dict[str, float]:
-    """Return the harm on recorded healthy runs and the early warning on the locked part; a constant rate in all."""
+    """Return the harm on healthy curves and the early warning on the locked part; a constant rate in all."""
     results = read_results(COLLAPSES)
     runs = summarize(results)
     healthy = [each for each in runs if each.collapse is None and each.learning_rate == 1e-4 and "lag" not in each.dose]
-    lost = []
-    for each in healthy:
-        steps = closed_steps(results[each.name])
-        lost.append(lost_learning_rate(steps, scales_under_apply(steps, CONFIGURATION)))
-    table = Table(title="Recorded healthy runs at 1e-4 without lag: share of Σ η that the advice takes")
-    for column in ("runs", "largest loss", f"runs that lose more than {MOST_LOST:.0%}"):
-        table.add_column(column, justify="right")
-    losing = sum(each > MOST_LOST for each in lost)
-    table.add_row(str(len(lost)), f"{max(lost):.1%}", str(losing))
+    logs = [each.steps for each in real_curves() if each.name.startswith("benign")]
+    table = Table(title="Healthy curves: share of Σ η that the advice takes")
+    for column in ("curves", "number", "largest loss", f"that lose more than {MOST_LOST:.0%}"):
+        table.add_column(column, justify="left" if column == "curves" else "right")
+    bars: dict[str, float] = {}
+    for name, title, curves, share in (
+        ("harm_recorded", "recorded, 1e-4, no lag", [closed_steps(results[each.name]) for each in healthy], 0.01),
+        ("harm_curves", "generated: lengths, k3, lag", list(_with_mismatch()), 0.01),
+        ("harm_logs", "labelled benign logs", logs, 0.0),
+    ):
+        lost = [lost_learning_rate(steps, scales_under_apply(steps, CONFIGURATION)) for steps in curves]
+        losing = sum(each > MOST_LOST for each in lost)
+        table.add_row(title, str(len(lost)), f"{max(lost, default=math.nan):.1%}", str(losing))
+        bars[name] = float(losing <= share * len(lost)) if lost else math.nan
     console.print(table)
-    hits, collapses, false = _early_warning(console, results, [each for each in runs if each.part == "locked"])
-    return {
-        "harm_recorded": float(losing <= 0.01 * len(lost)),
-        "curves": len(lost),
-        "early_warning": float(hits >= 0.9 * collapses and false <= 1.0),
-        "hits": hits,
-        "collapses": collapses,
-        "false_per_1000": round(false, 2),
-    }
+    _early_warning(console, results, [each for each in runs if each.part == "tuning"], "tuning")
+    found = _early_warning(console, results, [each for each in runs if each.part == "locked"], "locked")
+    bars["early_warning"] = float(found.hits >= 0.9 * (found.hits + found.misses) and found.false_alarms_per_1000 <= 1)
+    false = round(found.false_alarms_per_1000, 2)
+    return bars | {"hits": found.hits, "collapses": found.hits + found.misses, "false_per_1000": false}
 
 
-def _early_warning(console: Console, results: dict[str, Result], runs: Sequence[Summary]) -> tuple[int, int, float]:
-    """Print the ROC of the loop's error as a warning of mismatch collapses; return its point at the set points."""
+def _with_mismatch() -> Iterator[list[ClosedStep]]:
+    """Yield the 600 healthy curves of lengths with a k3 of any healthy or static size, at lag 0, 1 to 8 or unknown.
+
+    k3 has noise by a quarter and drifts by up to three times. Of lagging tokens it is below the set point.
+    """
+    for seed, (_, steps) in enumerate(healthy_curves()):
+        random = np.random.default_rng([HELD_OUT_SEED, seed, 1])
+        lag = (0.0, float(random.integers(1, 9)), None)[seed % 3]
+        level = float(np.exp(random.uniform(np.log(1e-5), np.log(1e-3 if lag else 3e-2))))
+        drift = float(random.uniform(1.0, 3.0))
+        found = []
+        for place, step in enumerate(steps):
+            k3 = level * drift ** (place / len(steps)) * math.exp(0.25 * random.normal())
+            lags = {} if lag is None else {LAG_KEY: 0.0 if place == 0 else lag}
+            found.append(ClosedStep(step.step, {**step.values, K3: k3, **lags}))
+        yield found
+
+
+def _remedies(results: Mapping[str, Result]) -> dict[str, float]:
+    """Return in which share of the steps from the 20th on the favoured remedy is the one that did better.
+
+    Of recorded runs with the advice. The effect of masking is not recorded: what is judged is whether updates rule it
+    out.
+    """
+    shares = {}
+    for setting, better in BETTER_REMEDY.items():
+        right = []
+        for name, result in results.items():
+            if not name.startswith(f"{setting}-advice-seed"):
+                continue
+            state = WarningState()
+            for each in closed_steps(result):
+                state, _ = advance(state, each, CONFIGURATION)
+                found = favoured(state.loop, CONFIGURATION.loop, _KEEPS_ALL)
+                if each.step >= 20 and found.favours is not None:
+                    right.append(found.favours == better)
+        shares[f"remedy_right_{setting.partition('-')[0]}"] = round(float(np.mean(right)), 2) if right else math.nan
+    return shares
+
+
+_KEEPS_ALL = (
+    RemedyRecord(
+        correction="sequence_mis",
+        threshold="2",
+        expected=EffectRecord(
+            kept_sequences=1.0, kept_low=1.0, kept_high=1.0, kept_tokens=1.0, ess=1.0, distortion=0.0,
+            uncorrected_distortion=0.0,
+        ),
+    ),
+)  # fmt: skip
+
+
+def _early_warning(console: Console, results: dict[str, Result], runs: Sequence[Summary], part: str) -> Score:
+    """Print the ROC of the driven part as a warning of mismatch collapses; return its point at the chosen factor."""
     chosen = [each for each in runs if each.kind == "mismatch" or each.collapse is None]
     steps = [closed_steps(results[each.name]) for each in chosen]
     recorded = [replay_run(each.name, of, CONFIGURATION, 0.0) for each, of in zip(chosen, steps, strict=True)]
-    errors = [_errors(each) for each in steps]
-    table = Table(title="The driven part beyond its set point, times a factor, as a warning (locked part)")
-    for column in (
-        "factor",
-        "hits",
-        "median lead",
-        "false per 1,000",
-        "over 3 steps before",
-        "of the other runs, ever over",
-    ):
+    beyond = [_beyond(each) for each in steps]
+    table = Table(title=f"The driven part beyond its set point, times a factor, for {IN_A_ROW} steps: the {part} part")
+    titles = ("factor", "hits", "median lead", "false per 1,000", "stands 3 steps before", "of the others, ever")
+    for column in titles:
         table.add_column(column, justify="right")
-    point = (0, 0, math.nan)
+    points = {}
     for factor in FACTORS:
-        over = [[(step, error > math.log(factor)) for step, error in each] for each in errors]
-        found = score("driven", recorded, [episodes("driven", each) for each in over])
+        over = [_in_a_row(each, factor) for each in beyond]
+        found = points[factor] = score("driven", recorded, [episodes("driven", each) for each in over])
         lead = "–" if found.median_lead is None else f"{found.median_lead:.0f}"
         rate = f"{found.false_alarms_per_1000:.1f}"
         standing, others = _standing(over, [each.collapse for each in recorded])
         table.add_row(f"{factor:g}", f"{found.hits}/{found.hits + found.misses}", lead, rate, standing, others)
-        if factor == 1.0:
-            point = found.hits, found.hits + found.misses, found.false_alarms_per_1000
     console.print(table)
-    return point
+    return points[WARNING_FACTOR]
 
 
 def _standing(over: Sequence[Sequence[tuple[int, bool]]], collapses: Sequence[int | None]) -> tuple[str, str]:
@@ -177,11 +234,19 @@ def _standing(over: Sequence[Sequence[tuple[int, bool]]], collapses: Sequence[in
     return f"{sum(before)}/{len(before)}", f"{sum(others)}/{len(others)}"
 
 
-def _errors(steps: Sequence[ClosedStep]) -> list[tuple[int, float]]:
+def _in_a_row(beyond: Sequence[tuple[int, float]], factor: float) -> list[tuple[int, bool]]:
+    return [
+        (step, place + 1 >= IN_A_ROW and min(value for _, value in beyond[place + 1 - IN_A_ROW : place + 1]) > factor)
+        for place, (step, _) in enumerate(beyond)
+    ]
+
+
+def _beyond(steps: Sequence[ClosedStep]) -> list[tuple[int, float]]:
+    """Return the driven part over its set point at each step; 0 if it is not measured."""
     state, found = WarningState(), []
     for each in steps:
         state, _ = advance(state, each, CONFIGURATION)
-        found.append((each.step, state.loop.error))
+        found.append((each.step, (state.loop.driven or 0.0) / state.loop.set_point(CONFIGURATION.loop)))
     return found
 
 

@@ -49,6 +49,18 @@ PATIENCE: Final = 10
 WEIGHT_OF_PARTS: Final = 0.2
 """Weight of the newest step in the moving averages of the static and the driven part."""
 
+FIRST_UPDATES: Final = 8
+"""An optimizer without moments makes larger ones: they say nothing of the later ones."""
+
+WEIGHT_OF_FULL_UPDATE: Final = 0.05
+"""In a geometric average: one update may be ten times another."""
+
+LEAST_LEFT: Final = 0.5
+"""Part of the rate; from less the update at the full one is not extrapolated."""
+
+UPDATE_EXPONENT: Final = 1.5
+"""The update grows with the rate to this power, as recorded runs have it; a single small step would give 2."""
+
 FEWEST_TOKENS: Final = 200
 """A k3 of fewer tokens is no reading: a single token can make all of it."""
 
@@ -130,6 +142,10 @@ class LoopState:
     response: Response | None = None
     follows: bool = True
     """False once the driven part was seen not to follow the learning rate."""
+    full_update: float | None = None
+    """Moving average of the update as it would be at the highest rate so far, `highest_rate`."""
+    updates: int = 0
+    highest_rate: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -154,7 +170,7 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     """Return the state after a closed step. A step without a reading changes nothing, so that it raises nothing."""
     if not settings.enabled:
         return state
-    state = _with_driven(state, _checked(reading))
+    state = _with_full_update(_with_driven(state, _checked(reading)), reading)
     errors = [math.log(2.0)] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
@@ -200,6 +216,19 @@ def _with_driven(state: LoopState, reading: Reading) -> LoopState:
     if driven is not None:
         average = driven if average is None else average + WEIGHT_OF_PARTS * (driven - average)
     return replace(state, driven=driven, update=reading.update, average=average)
+
+
+def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
+    """Average what the update would be at the highest rate so far, from steps that had at least half of it."""
+    if reading.update is None or not reading.rate:
+        return state
+    highest = max(state.highest_rate or 0.0, reading.rate)
+    left, old = reading.rate / highest, state.full_update
+    state = replace(state, updates=state.updates + 1, highest_rate=highest)
+    if state.updates <= FIRST_UPDATES or (old is not None and left < LEAST_LEFT):
+        return state
+    full = max(reading.update, SMALLEST) / left**UPDATE_EXPONENT
+    return replace(state, full_update=full if old is None else old * (full / old) ** WEIGHT_OF_FULL_UPDATE)
 
 
 def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from foreshock.api.watch import Favoured, RemedyRecord
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
 
@@ -82,6 +83,11 @@ class AdviceRead(BaseModel):
     rule_halvings: list[int] = Field(description="`halvings`, and the loop in steps, for clients that do not know it")
     loop: list[LoopPointRead] = Field(description="the control loop's scale, ascending; 1 before the first point")
     control: ControlRead | None = Field(description="null: nothing that the learning rate drives is measured")
+    also: list[RemedyRecord] = Field(
+        description="what corrections would do to the newest step; empty if nothing is beyond its set point"
+    )
+    favours: Favoured | None = Field(description="what the evidence is for; null: nothing is wrong, or it cannot tell")
+    favours_why: str
     factor: float = Field(description="of a halving; also the schedule's")
     floor: float = Field(description="the lowest scale; also the schedule's")
     phase: Literal["warming", "watching", "decaying", "floor", "held"]

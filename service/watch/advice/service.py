@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.watch import DecisionRecord
 from foreshock.clock import now_us
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate.decisions import (
     AdviceConflictError,
@@ -26,11 +27,14 @@ from foreshock.learning_rate.decisions import (
 )
 from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
+from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
 from foreshock.learning_rate.schedule import halvings_for_older_clients, newest_points
 from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.database.tables import Alert, Run
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs import attempts, events, runs
+from foreshock_service.runs.corrections import read_pair
+from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
 from foreshock_service.watch import alerts, long_polls
 from foreshock_service.watch.advice import repository, schemas
 from foreshock_service.watch.detection import derivation, history, states
@@ -63,6 +67,7 @@ class Snapshot:
     detectors: WarningState
     configuration: WarningConfiguration
     opened: list[Alert]
+    remedies: Remedies
     applied: schemas.AppliedRead | None
     probed_every: int | None
     """Steps between the automatic probes that the run's policy asks for; None: it asks for none."""
@@ -82,7 +87,22 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
     probed_every = steps_between_probes(session, run_id)
-    return Snapshot(run, version, state, detectors, configuration, opened, applied, probed_every)
+    loop = configuration.loop_at(-1 if detectors.step is None else detectors.step)
+    remedies = Remedies() if run.state in ENDED else _remedies(session, principal, run_id, detectors, loop)
+    return Snapshot(run, version, state, detectors, configuration, opened, remedies, applied, probed_every)
+
+
+def _remedies(
+    session: Session, principal: security.Principal, run_id: str, detectors: WarningState, loop: LoopSettings
+) -> Remedies:
+    """Return what would help beside the rate, by the newest closed step; nothing is read while nothing is wrong."""
+    if detectors.step is None or not loop.enabled or not is_wanted(detectors.loop, loop):
+        return Remedies()
+    try:
+        pair = read_pair(session, principal, run_id, detectors.step, None, TRAINER_ROLLOUT)
+    except (MeasurementNotFound, StatisticsOutOfDate):
+        return favoured(detectors.loop, loop, ())
+    return favoured(detectors.loop, loop, evaluate_remedies(pair.statistics, pair.summaries))
 
 
 def read_advice(session: Session, principal: security.Principal, run_id: str, step: int | None) -> schemas.AdviceRead:
@@ -219,6 +239,9 @@ def _advice(known: Snapshot, step: int | None) -> schemas.AdviceRead:
         rule_halvings=halvings_for_older_clients(state.halvings, points, state.factor),
         loop=[schemas.LoopPointRead.model_validate(point) for point in points],
         control=_control(detectors.loop, known.configuration.loop_at(asked)),
+        also=list(known.remedies.also),
+        favours=known.remedies.favours,
+        favours_why=known.remedies.why,
         factor=state.factor,
         floor=state.floor,
         phase=state.phase(asked, warming),

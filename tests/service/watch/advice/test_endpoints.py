@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from foreshock.api.watch import advice_record
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
 from foreshock_service.platform.parameters import etag_of
@@ -280,6 +283,38 @@ def test_surge_in_rollouts_reaches_the_advice_feed(http: httpx.Client, server: R
         assert "length_surge" in {alert.rule for alert in feed.alerts}
         # Nothing changes any more, and yet the feed hears which weights are wanted next.
         wait_until(lambda: (feed.want_weights_at_step or 0) > 360)
+
+
+def test_answer_says_what_corrections_would_do_and_which_remedy_is_favoured(http: httpx.Client) -> None:
+    run = start_run(http)
+    for step in range(1, 9):
+        batch = make_batch(40, seed=step)
+        assert batch.rollout_log_probs is not None
+        lag = 0 if step == 1 else 8
+        noise = np.random.default_rng(step).normal(-0.02, 0.2, batch.num_tokens) * (lag > 0)
+        batch = replace(
+            batch,
+            rollout_log_probs=batch.rollout_log_probs - 2.0,
+            trainer_log_probs=batch.rollout_log_probs - 2.0 + noise.astype(np.float32),
+            weights_version=np.full(batch.num_tokens, step, np.int32),
+            attributes=replace(batch.attributes, trainer_weights_version=step + lag),
+        )
+        assert run.put_shard(step, batch).status_code == 201
+        if step == 1:
+            healthy = run.get("lr-advice").json()
+            assert (healthy["also"], healthy["favours"], healthy["favours_why"]) == ([], None, "")
+    advice = advice_record(run.get("lr-advice").raise_for_status().json())
+    assert advice.favours == "correction"
+    assert "sequence MIS at 2 would drop" in advice.favours_why
+    masking = advice.also[0]
+    listed = run.get("steps/8/corrections", correction="sequence_mis", threshold="2").json()["items"][0]
+    assert (masking.correction, masking.threshold) == ("sequence_mis", "2")
+    expected = {
+        name: getattr(masking.expected, name) for name in ("kept_sequences", "kept_tokens", "ess", "distortion")
+    }
+    assert expected == {name: listed[name] for name in expected}
+    http.patch(f"/v1/runs/{run.run}", json={"state": "finished"}).raise_for_status()
+    assert run.get("lr-advice").json()["favours"] is None
 
 
 def test_run_that_has_ended_is_offered_nothing_until_it_runs_again(http: httpx.Client, surged: RecordedRun) -> None:

@@ -1,0 +1,128 @@
+"""What would help beside a lower rate: the effect of the usual corrections on the newest step, and what is favoured.
+
+The evidence is the loop's state and one step's rollouts; nothing is applied.
+
+- cause: the mismatch that no rate changes is beyond the set point and most of the mismatch. Neither a rate nor a
+  correction mends it.
+- rate: an update would be far beyond its set point at the full rate, or masking would leave too small a sample. No
+  correction makes an update smaller.
+- correction: else. Masking keeps most of the sample, and the full rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from foreshock.api.watch import EffectRecord, Favoured, RemedyRecord
+from foreshock.corrections import Evaluator
+from foreshock.diagnosis.statistics import proportion_interval
+from foreshock.diagnosis.wording import number, percent, plural
+from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
+from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.rollout_summaries import RolloutSummaries
+
+OFFERED: Final = ("sequence_mis", "sequence_tis", "token_tis", "icepop")
+"""At their first usual thresholds. The first is the one that is recommended: it did best in docs/closed-loop.md."""
+
+LEAST_ROLLOUTS: Final = 32
+"""With a measured token each. With fewer the share that a mask keeps is known to ±17 % at best."""
+
+LEAST_EFFECTIVE: Final = 0.5
+"""Effective sample, as a fraction: a mask that leaves less costs more than half of the batch."""
+
+LARGEST_UPDATE: Final = 2.0
+"""Times its set point, at the full rate. Of tuning runs whose loss was not corrected, those that masking mends had 0.6
+to 1.4 from the 15th update on, and those that it does not 2.7 to 20."""
+
+LEAST_UPDATES: Final = 15
+"""Whether updates are too large is judged from so many on, if the trainer logs any, and its rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """The corrections that were evaluated, what the evidence favours (None: nothing, or it cannot tell), and why."""
+
+    also: tuple[RemedyRecord, ...] = ()
+    favours: Favoured | None = None
+    why: str = ""
+
+
+def is_wanted(loop: LoopState, settings: LoopSettings) -> bool:
+    """Return whether anything is beyond its set point, or was and is still lowered for."""
+    return loop.error > 0.0 or loop.log_scale < 0.0 or finding(loop, settings) is not None
+
+
+def evaluate_remedies(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[RemedyRecord, ...]:
+    """Return the effect of each offered correction; empty with fewer rollouts than `LEAST_ROLLOUTS`."""
+    sequences = int((summaries.column("n_tokens") > 0).sum()) if summaries.num_rollouts else 0
+    if sequences < LEAST_ROLLOUTS:
+        return ()
+    evaluator = Evaluator(statistics, summaries)
+    remedies = []
+    for name in OFFERED:
+        found = evaluator.evaluate(name)
+        low, high = proportion_interval(round(found.kept_sequences * sequences), sequences)
+        effect = EffectRecord(
+            kept_sequences=found.kept_sequences,
+            kept_low=low,
+            kept_high=high,
+            kept_tokens=found.kept_tokens,
+            ess=found.weights.effective_fraction,
+            distortion=found.distortion,
+            uncorrected_distortion=found.uncorrected_distortion,
+        )
+        remedies.append(RemedyRecord(correction=name, threshold=str(found.used), expected=effect))
+    return tuple(remedies)
+
+
+def favoured(loop: LoopState, settings: LoopSettings, also: Sequence[RemedyRecord]) -> Remedies:
+    """Return what the evidence favours, and why, in one sentence."""
+    if not is_wanted(loop, settings):
+        return Remedies()
+    static, driven = loop.static or 0.0, loop.average or 0.0
+    if finding(loop, settings) is not None and static >= driven:
+        masking = f" {_dropped(also[0])}" if also else ""
+        return Remedies(
+            tuple(also), "cause",
+            f"Lowering the learning rate will not help: {percent(static / (static + driven))} of the mismatch is there "
+            f"at any rate. Find its cause by a probe.{masking}",
+        )  # fmt: skip
+    if 0 < loop.updates < LEAST_UPDATES:
+        return Remedies(
+            tuple(also), None,
+            f"Rate or correction: it cannot tell before {LEAST_UPDATES} updates are logged, and {loop.updates} are.",
+        )  # fmt: skip
+    update = loop.full_update
+    if update is not None and update > LARGEST_UPDATE * settings.update_set_point:
+        return Remedies(
+            tuple(also), "rate",
+            f"Lower the rate: at the full one an update moves the policy by {number(update)} nats per token, "
+            f"{update / settings.update_set_point:.2g} × its set point, and no correction makes it smaller.",
+        )  # fmt: skip
+    if not also:
+        return Remedies(
+            why=f"No correction can be compared with the rate: that needs {plural(LEAST_ROLLOUTS, 'rollout')} of the "
+            "newest step with both log-probs."
+        )
+    best = also[0]
+    if best.expected.ess >= LEAST_EFFECTIVE:
+        return Remedies(
+            tuple(also), "correction",
+            f"Correct the loss rather than lower the rate: {_dropped(best, 'sequence MIS')}, and leave an effective "
+            f"sample of {percent(best.expected.ess)} at the full rate.",
+        )  # fmt: skip
+    return Remedies(
+        tuple(also), "rate",
+        f"Lower the rate: sequence MIS at {best.threshold} would leave an effective sample of only "
+        f"{percent(best.expected.ess)}.",
+    )  # fmt: skip
+
+
+def _dropped(remedy: RemedyRecord, name: str = "Sequence MIS") -> str:
+    low, high = percent(1.0 - remedy.expected.kept_high), percent(1.0 - remedy.expected.kept_low)
+    return (
+        f"{name} at {remedy.threshold} would drop {percent(1.0 - remedy.expected.kept_sequences)} ({low} to {high}) "
+        "of the sequences"
+    )
