@@ -12,7 +12,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from foreshock.clock import now_us
 from foreshock_service.maintenance import stored_files
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import tables
-from foreshock_service.platform.store.removal import give_up_files
+from foreshock_service.platform.store.removal import check_not_taken, give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
 from foreshock_service.runs import events, runs
@@ -133,19 +132,16 @@ def strip_step(context: ServiceContext, key: events.StepKey, ids: DeletedIds, *,
     for _ in range(_TRIES):
         with context.database.read() as session:
             rows = StepRows.read(session, key)
-        with ExitStack() as marks:
-            plan = _plan(context, key, ids, rows, marks, dry_run=dry_run)
-            if plan.is_empty or dry_run or context.database.write(partial(_replace, context, key, plan)):
-                return plan
-            for name, stripped in plan.files.values():
-                if stripped.rollouts:
-                    context.store.remove(name)
+        plan = _plan(context, key, ids, rows, dry_run=dry_run)
+        if plan.is_empty or dry_run or context.database.write(partial(_replace, context, key, plan)):
+            return plan
+        for name, stripped in plan.files.values():
+            if stripped.rollouts:
+                context.store.remove(name)
     raise RuntimeError(f"step {key.step} of run {key.run_id} kept changing while its rollouts were deleted")
 
 
-def _plan(
-    context: ServiceContext, key: events.StepKey, ids: DeletedIds, rows: StepRows, marks: ExitStack, *, dry_run: bool
-) -> StepPlan:
+def _plan(context: ServiceContext, key: events.StepKey, ids: DeletedIds, rows: StepRows, *, dry_run: bool) -> StepPlan:
     plan = StepPlan(rows.version())
     run, file_of = context.decoders.run, context.store.file
     deleted: set[str] = set()
@@ -184,7 +180,7 @@ def _plan(
     for shard in touched:
         name = shard_file_name(key.run_id, key.attempt, key.step, shard.shard, shard.digest)
         strip = partial(stored_files.strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
-        plan.files[shard.file] = (name, _rewrite(context, shard.file, name, strip, marks, dry_run=dry_run))
+        plan.files[shard.file] = (name, _rewrite(context, shard.file, name, strip, dry_run=dry_run))
     for row in rows.scores if touched else ():
         if row.file in plan.files:
             continue
@@ -192,7 +188,7 @@ def _plan(
         make = exact_file_name if exact else score_file_name
         name = make(key.run_id, key.attempt, key.step, row.job_id, row.digest)
         strip = partial(stored_files.strip_scores, kept=of_kept, exact=exact)
-        plan.files[row.file] = (name, _rewrite(context, row.file, name, strip, marks, dry_run=dry_run))
+        plan.files[row.file] = (name, _rewrite(context, row.file, name, strip, dry_run=dry_run))
     return plan
 
 
@@ -201,7 +197,6 @@ def _rewrite(
     old: str,
     name: str,
     strip: Callable[[StoredFile, Path], stored_files.StrippedFile],
-    marks: ExitStack,
     *,
     dry_run: bool,
 ) -> stored_files.StrippedFile:
@@ -209,8 +204,6 @@ def _rewrite(
     try:
         stripped = context.decoders.run(strip, context.store.file(old), temporary)
         if stripped.rollouts and not dry_run:
-            # Marked until the row is committed, so that no sweep takes it for an orphan.
-            marks.enter_context(context.store.in_flight(name))
             context.store.publish(temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -224,6 +217,7 @@ def _replace(context: ServiceContext, key: events.StepKey, plan: StepPlan, sessi
     rows = StepRows.read(session, key)
     if rows.version() != plan.version:
         return False
+    check_not_taken(session, [name for name, stripped in plan.files.values() if stripped.rollouts])
     now, given_up = now_us(), []
     step = session.get(tables.Step, tuple(key))
     for shard in rows.shards:

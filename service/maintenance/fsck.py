@@ -1,7 +1,7 @@
 """Check the catalogue against the files of the store, in both directions; repair what can be repaired.
 
 It may run beside the service: a file is published before its row is committed, so that a row always has its file, and
-files in flight are no orphans.
+an orphan is removed only once no row can name it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foreshock_service.platform.database.tables import ExactShard, Probe, ProbeJ
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import load_settings
-from foreshock_service.platform.store.removal import find_orphans
+from foreshock_service.platform.store.removal import find_orphans, take_orphan
 from foreshock_service.platform.store.tokens import FileName, ListedFile, parse_name
 from foreshock_service.runs import events, shards
 
@@ -171,6 +171,8 @@ def _restore(context: ServiceContext, source: str, target: str) -> None:
 def _orphan_findings(context: ServiceContext, orphans: list[ListedFile], *, repair: bool) -> Iterator[Finding]:
     for file in orphans:
         if repair:
+            if not take_orphan(context.database, file):
+                continue
             context.store.remove(file.name)
         name = parse_name(file.name)
         yield Finding(

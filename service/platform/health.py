@@ -356,7 +356,7 @@ def read_backlog(context: ServiceContext) -> service.BacklogRecord:
         return service.BacklogRecord(
             steps_to_fold=_count(session, select(Step.run_id).where(Step.folded_shards < Step.received_shards)),
             runs_to_replay=_count(session, select(DueReplay.run_id)),
-            files_to_remove=_count(session, select(FileRemoval.file)),
+            files_to_remove=_count(session, select(FileRemoval.file).where(FileRemoval.reason != "orphan")),
             clients=number,
             undelivered_items=int(undelivered),
         )

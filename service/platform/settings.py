@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     orphan_grace_seconds: float = Field(
         default=86_400.0,
         gt=0,
-        description="age at which a token file that no catalogue row names is removed; longer than any upload takes",
+        description="age at which a token file that no catalogue row names is removed; a slower upload is sent again",
     )
     orphan_sweep_seconds: float = Field(default=3_600.0, gt=0, description="time between two searches for such files")
     allowed_hosts: str = Field(default="", description="comma-separated names besides loopback and FORESHOCK_HOST")

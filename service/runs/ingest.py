@@ -23,6 +23,7 @@ from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, St
 from foreshock_service.platform.problem import InvalidRequest, ProblemError
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Ingester, Principal
+from foreshock_service.platform.store.removal import check_not_taken
 from foreshock_service.platform.store.tokens import shard_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, received_upload
 from foreshock_service.runs import attempts, changes, deletions, events, run_endpoints, runs, shard_decoding, steps
@@ -137,8 +138,7 @@ def ingest_shard(
             stored = _stored_before(session, address, upload.digest)
     if stored is None:
         name = shard_file_name(*address.step_key, address.shard, upload.digest)
-        with context.store.in_flight(name):
-            stored = _store_shard(context, principal, address, upload, name)
+        stored = _store_shard(context, principal, address, upload, name)
     elif stored.shard.tokens_removed is None:
         _restore(context, address, stored.shard, upload)
     shard, step = stored.shard, stored.step
@@ -252,6 +252,7 @@ def commit_shard(
     stored = None if step is None else _shard_before(session, address, upload.digest, step)
     if stored is not None:
         return stored
+    check_not_taken(session, [file])
     if step is None:
         step = steps.open_step(session, key, address.shards)
     steps.check_expected_shards(step, address.shards)

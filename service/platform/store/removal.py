@@ -4,11 +4,13 @@ A row of `file_removals` names a file that retention or a deletion has given up,
 is removed after a grace, so that a backup that began with a database snapshot of before still finds it.
 
 A file that no row names is an orphan: what a crash leaves between publishing a file and committing its row. It is
-removed once it is older than the grace, unless this process has it in flight: marked before it is published, until its
-row is committed. The sweep looks for the mark before it reads the catalogue, so it sees the mark or the row. The grace
-covers other processes. Files with other names than the service makes are never removed.
+removed once it is older than the grace. The sweep first takes it, in a transaction that holds the locks of its run and
+job and finds no row: so a commit of its row is over and seen, or it finds the file taken and fails, in any process and
+whatever the grace. The client sends such an upload again. Files with other names than the service makes are never
+removed.
 """
 
+import errno
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +24,12 @@ from sqlalchemy.orm import Session
 from foreshock.clock import now_us
 from foreshock_service.platform.database.engine import insert_if_absent
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.database.tables import ExactShard, FileRemoval, ScoreShard, Shard
+from foreshock_service.platform.database.tables import ExactShard, FileRemoval, ProbeJob, Run, ScoreShard, Shard
 from foreshock_service.platform.store.tokens import FileName, ListedFile, TokenStore, parse_name
 
-RemovalReason = Literal["retention", "deletion"]
+RemovalReason = Literal["retention", "deletion", "orphan"]
+# A row of a taken orphan stays for so long: no process is suspended longer between publishing a file and its commit.
+_TAKEN_SECONDS = 7 * 86_400.0
 
 _FILES_AT_ONCE = 200
 _FILES_LISTED_AT_ONCE = 5_000
@@ -76,15 +80,14 @@ def _forget(files: Sequence[str], session: Session) -> None:
 
 
 def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
-    """Yield the files that no row names, older than the grace and not in flight."""
+    """Yield the files that no row names, older than the grace. `take_orphan` decides if one may be removed."""
     for batch in batches(store.list_files(), _FILES_LISTED_AT_ONCE):
         parsed = {}
         for file in batch:
             name = parse_name(file.name)
-            if name is not None and file.age_seconds > grace_seconds and not store.is_in_flight(file.name):
+            if name is not None and file.age_seconds > grace_seconds:
                 parsed[file.name] = name
         if parsed:
-            # A new session for each batch: it must begin after the marks were looked for.
             with database.read() as session:
                 named = files_in_catalogue(session, parsed)
                 # After the catalogue: a transaction that gives a file up adds it here.
@@ -100,11 +103,37 @@ def remove_orphans(
     for file in find_orphans(store, database, grace_seconds):
         if not go_on():
             break
-        store.remove(file.name)
-        removed, size = removed + 1, size + file.size
+        if take_orphan(database, file):
+            store.remove(file.name)
+            removed, size = removed + 1, size + file.size
     if removed:
         _logger.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
     return removed
+
+
+def take_orphan(database: Database, file: ListedFile) -> bool:
+    """Take an orphan, so that no row can name it from now on; False if one does. The caller removes the file."""
+    return database.write(partial(_take, file))
+
+
+def _take(file: ListedFile, session: Session) -> bool:
+    name = parse_name(file.name)
+    if name is None:
+        return False
+    # Whoever adds a row of the file holds one of these locks, and calls `check_not_taken`.
+    session.execute(select(Run.id).where(Run.id == name.run_id).with_for_update())
+    if name.job_id is not None:
+        session.execute(select(ProbeJob.id).where(ProbeJob.id == name.job_id).with_for_update())
+    if file.name in files_in_catalogue(session, {file.name: name}):
+        return False
+    give_up_files(session, [(file.name, file.size)], "orphan", _TAKEN_SECONDS)
+    return True
+
+
+def check_not_taken(session: Session, files: Sequence[str]) -> None:
+    """Raise OSError if a sweep took one of these files; in the transaction that adds their rows, under its lock."""
+    if taken := files_waiting(session, files):
+        raise OSError(errno.EIO, f"older than the grace of orphans before its row was committed: {min(taken)}")
 
 
 Item = TypeVar("Item")

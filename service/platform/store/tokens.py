@@ -12,6 +12,7 @@ names are made of the server's ids, integers and the body's digest:
 row names stays one until it is removed.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -20,7 +21,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -135,7 +136,6 @@ class TokenStore(ABC):
 
     def __init__(self, temporary_folder: Path) -> None:
         self._temporary_folder = temporary_folder
-        self._in_flight: set[str] = set()
 
     @abstractmethod
     def publish(self, temporary: Path, name: str) -> None:
@@ -183,19 +183,6 @@ class TokenStore(ABC):
                     removed += 1
         return removed
 
-    @contextmanager
-    def in_flight(self, name: str) -> Iterator[None]:
-        """Mark a name from before it is published until its row is committed, so that no sweep takes the file."""
-        self._in_flight.add(name)
-        try:
-            yield
-        finally:
-            self._in_flight.discard(name)
-
-    def is_in_flight(self, name: str) -> bool:
-        """Return whether this process has marked the name."""
-        return name in self._in_flight
-
 
 _TEMPORARY = "temporary"
 # A folder that a removal prunes at the same moment is made again.
@@ -242,7 +229,10 @@ class LocalTokenStore(TokenStore):
                     _sync(folder)
                 return
             except FileNotFoundError:
-                if not remaining or not temporary.exists():
+                if not temporary.exists():
+                    # A sweep took the file at once, and its folder with it.
+                    raise OSError(errno.EIO, f"removed before its row was committed: {name}") from None
+                if not remaining:
                     raise
 
     def path_of(self, name: str) -> Path:

@@ -23,6 +23,7 @@ from foreshock_service.platform.database.tables import probes
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
+from foreshock_service.platform.store.removal import check_not_taken
 from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.platform.uploads import Upload, received_upload
 from foreshock_service.replay.leases.endpoints import UploadReceipt
@@ -232,10 +233,9 @@ def store_shard(context: ServiceContext, principal: Principal, address: ShardAdd
             prepared = _prepare(context, session, principal, address, upload)
         if isinstance(prepared, UploadReceipt):
             return prepared
-        with context.store.in_flight(prepared.file):
-            checked = _check(context, address, upload, prepared)
-            commit = partial(_commit, principal, address, upload, prepared, checked)
-            receipt = _write(context, prepared.file, commit)
+        checked = _check(context, address, upload, prepared)
+        commit = partial(_commit, principal, address, upload, prepared, checked)
+        receipt = _write(context, prepared.file, commit)
         if receipt is not None:
             return receipt
     raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
@@ -316,6 +316,7 @@ def _commit(
         return stored
     if {each.digest for each in _siblings(address, session, job)} != {each.digest for each in prepared.siblings}:
         return None
+    check_not_taken(session, [prepared.file])
     _add(address, session, job, upload, checked, prepared.file)
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 

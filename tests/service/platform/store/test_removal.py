@@ -1,4 +1,4 @@
-"""Orphans: files that no catalogue row names are removed, those of a request in flight and all others stay."""
+"""Orphans: files that no catalogue row names are removed, and never one of a stored shard."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.removal import find_orphans, give_up_files, remove_orphans
+from foreshock_service.platform.store.removal import give_up_files, remove_orphans
 from foreshock_service.platform.store.tokens import (
     LocalTokenStore,
     exact_file_name,
@@ -22,6 +24,7 @@ from foreshock_service.platform.store.tokens import (
     score_file_name,
     shard_file_name,
 )
+from foreshock_service.runs import ingest
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
@@ -99,53 +102,84 @@ def test_old_orphans_are_removed_and_everything_else_stays(
     assert not (store.root / "run_unknown").exists()
 
 
-def test_a_file_whose_request_is_in_flight_is_never_taken(
+def test_a_sweep_without_a_grace_takes_no_file_of_an_acknowledged_shard(
     http: httpx.Client, context: ServiceContext, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sweep without a grace, all the time, while shards are uploaded: no acknowledged shard loses its file."""
+    """Sweep all the time while shards are uploaded: what it takes is refused, and stored when it is sent again."""
     sender = start_run(http)
-    between = threading.Event()
     publish = LocalTokenStore.publish
 
     def publish_slowly(store: LocalTokenStore, temporary: Path, name: str) -> None:
         publish(store, temporary, name)
-        between.set()
-        # The sweep now sees a file that no row names, for several of its rounds.
-        time.sleep(0.05)
+        # Sometimes the sweep sees a file that no row names.
+        time.sleep(0.01)
 
     monkeypatch.setattr(LocalTokenStore, "publish", publish_slowly)
-    stop = threading.Event()
-    rounds = 0
+    stop, taken = threading.Event(), 0
 
     def sweep() -> None:
-        nonlocal rounds
-        while not stop.is_set():
-            remove_orphans(context.store, context.database, -1.0)
-            rounds += 1
+        nonlocal taken
+        while not stop.wait(0.02):
+            taken += remove_orphans(context.store, context.database, -1.0)
 
     thread = threading.Thread(target=sweep)
     thread.start()
     try:
         for step in range(12):
-            assert sender.put_shard(step, encode_rollouts(make_batch(2, seed=step))).status_code == 201
+            body, status = encode_rollouts(make_batch(2, seed=step)), 503
+            while status == 503:
+                status = sender.put_shard(step, body).status_code
+            assert status == 201
     finally:
         stop.set()
         thread.join()
-    assert between.is_set()
-    assert rounds > 12
     assert len([name for name in list_files(settings) if name.endswith(".parquet")]) == 12
     for step in range(12):
         assert sender.get(f"steps/{step}/tokens").status_code == 200
 
 
-def test_a_mark_keeps_a_file_until_it_is_cleared(context: ServiceContext) -> None:
-    store = context.store
-    assert isinstance(store, LocalTokenStore)
-    name = shard_file_name("run_1", 1, 1, 0, _DIGEST)
-    with store.in_flight(name):
-        put_file(store, name, 2 * _HOUR)
-        assert not list(find_orphans(store, context.database, _HOUR))
-    assert [file.name for file in find_orphans(store, context.database, _HOUR)] == [name]
+def test_an_upload_whose_file_was_taken_is_refused_and_stored_when_it_is_sent_again(
+    http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, body = start_run(http), encode_rollouts(make_batch(2, seed=1))
+    publish = LocalTokenStore.publish
+
+    def sweep_before_commit(store: LocalTokenStore, temporary: Path, name: str) -> None:
+        publish(store, temporary, name)
+        assert remove_orphans(store, context.database, -1.0) == 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalTokenStore, "publish", sweep_before_commit)
+        refused = sender.put_shard(0, body)
+    assert (refused.status_code, refused.json()["type"].rpartition(":")[2]) == (503, "storage-unavailable")
+    assert sender.put_shard(0, body).status_code == 201
+    assert sender.get("steps/0/tokens").status_code == 200
+
+
+def test_a_sweep_of_another_process_waits_for_a_commit_in_progress(
+    http: httpx.Client, context: ServiceContext, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, removed = start_run(http), list[int]()
+    commit_shard = ingest.commit_shard
+
+    def sweep() -> None:
+        database = Database(settings.database_url)
+        removed.append(remove_orphans(context.store, database, -1.0))
+        database.close()
+
+    thread = threading.Thread(target=sweep)
+
+    def sweep_meanwhile(*arguments: Any) -> Any:
+        stored = commit_shard(*arguments)
+        thread.start()
+        time.sleep(0.3)
+        return stored
+
+    monkeypatch.setattr(ingest, "commit_shard", sweep_meanwhile)
+    assert sender.put_shard(0, encode_rollouts(make_batch(2, seed=1))).status_code == 201
+    thread.join()
+    assert removed == [0]
+    assert sender.get("steps/0/tokens").status_code == 200
 
 
 def test_refused_uploads_leave_no_file(http: httpx.Client, settings: Settings) -> None:
