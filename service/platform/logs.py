@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog import contextvars, processors, stdlib
@@ -80,6 +81,7 @@ def line_formatter(log_format: str) -> logging.Formatter:
             stdlib.add_logger_name,
             stdlib.ExtraAdder(_FIELDS),
             processors.TimeStamper(fmt="iso", utc=True, key="time"),
+            _shorten_outage,
             processors.format_exc_info,
             processors.EventRenamer("message"),
         ],
@@ -90,6 +92,14 @@ def line_formatter(log_format: str) -> logging.Formatter:
             processors.JSONRenderer(ensure_ascii=False) if log_format == "json" else _render_text,
         ],
     )
+
+
+def _shorten_outage(_: Any, __: str, event: Event) -> Event:
+    """Replace the traceback of a PostgreSQL server that does not answer: background tasks meet it twice a second."""
+    error = (event.get("exc_info") or (None, None))[1]
+    if isinstance(error, OperationalError) and type(error.orig).__module__.startswith("psycopg"):
+        return {**event, "exc_info": None, "exception": str(error.orig)}
+    return event
 
 
 def _add_process(_: Any, __: str, event: Event) -> Event:

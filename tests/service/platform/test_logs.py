@@ -7,7 +7,9 @@ import logging
 import sys
 from collections.abc import Iterator
 
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from foreshock_service.platform.logs import _known_secrets, line_formatter
 
@@ -52,6 +54,16 @@ def test_traceback_cannot_forge_a_line(formatters: dict[str, logging.Formatter],
     assert all(each.startswith("    ") for each in rest)
     if kind == "json":
         assert "ValueError" in json.loads(line)["exception"]
+
+
+def test_postgresql_that_does_not_answer_is_a_message_without_a_traceback(
+    formatters: dict[str, logging.Formatter],
+) -> None:
+    try:
+        raise OperationalError("SELECT 1", {}, psycopg.OperationalError("connection refused"))
+    except OperationalError:
+        line = formatters["text"].format(record("the jobs failed", exc_info=sys.exc_info()))
+    assert line.split("\n")[1:] == ["    connection refused"]
 
 
 @pytest.mark.parametrize("kind", ["text", "json"])
