@@ -7,7 +7,7 @@
             client.log_scalars(step, {"grad_norm": 0.3})
 
 A call copies its arrays (`capture.py`) and puts them into a bounded queue (`queues.py`). One thread encodes them into
-the outbox, which is on disk (`spool.py`), one sends them step by step (`sender.py`); `pipeline.py` starts both.
+the outbox, which is on disk (`spool.py`), one sends them (`sender.py`); `pipeline.py` starts both.
 
 Every rank that logs has a client. All clients of a launch log into one attempt, which they find by what the launcher
 gives to all of them (`launch.py`).
@@ -232,7 +232,7 @@ class Client:
             captured = capture_rollouts(
                 rollouts,
                 default_ids=f"{step}-{shard}",
-                attributes=self._attributes if attributes is None else attributes,
+                attributes=self._attributes if attributes is None else _checked(attributes),
                 copy=copy,
             )
         except BaseException:
@@ -359,6 +359,7 @@ class Client:
         attributes: BatchAttributes,
         precision: Mapping[str, object],
     ) -> None:
+        _checked(attributes)
         shard, shards = rank
         if (shard is None) != (shards is None):
             raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
@@ -405,3 +406,12 @@ class Client:
         size = len(delivery.body)
         if self._pipeline.reserve(what, size, needed=needed):
             self._pipeline.put(Work(what, size, lambda: delivery))
+
+
+def _checked(attributes: BatchAttributes) -> BatchAttributes:
+    if not isinstance(attributes, BatchAttributes):
+        raise ConfigurationError(
+            f"attributes must be a BatchAttributes, got {type(attributes).__name__}; from a mapping: "
+            "BatchAttributes(**attributes)"
+        )
+    return attributes

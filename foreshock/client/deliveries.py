@@ -49,6 +49,7 @@ _SLICE_BYTES = 256 * 1024
 Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "change", "state", "acknowledgement"]
 
 _STEP = r"/v1/runs/\{run\}/steps/\d+"
+_STEP_OF = re.compile(r"/v1/runs/\{run\}/steps/(\d+)/")
 _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
     "register": re.compile(""),
     "rollouts": re.compile(rf"PUT {_STEP}/rollouts/\d+"),
@@ -121,6 +122,12 @@ class Delivery:
     def is_shard(self) -> bool:
         """True for a shard of rollouts, sent as tokens or as statistics."""
         return self.kind in ("rollouts", "statistics")
+
+    @property
+    def step(self) -> int:
+        """The step in its path, −1 without one."""
+        found = _STEP_OF.match(self.path)
+        return -1 if found is None else int(found[1])
 
     def describe(self) -> str:
         """Return a short description for log messages."""

@@ -50,6 +50,7 @@ class Pipeline:
         self._disabled_by_fork = False
         self._address_of: Registration | None = None
         self._feed_attached = False
+        self._begun: Registration | None = None
         self._next_advice_poll = 0.0
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
         self._spool = Spool(
@@ -217,6 +218,9 @@ class Pipeline:
             with contextlib.suppress(OSError, ValueError):
                 address = self._settings.url.rstrip("/") + run_page_path(wanted.run["project"], wanted.run["key"])
                 print(f"foreshock: {address}", file=sys.stderr, flush=True)
+        if delivery.is_shard and delivery.registration is not self._begun:
+            self._begun = delivery.registration
+            self._warn_of_a_start_at_0(delivery)
         if self._feed_attached or not delivery.is_shard or time.monotonic() < self._next_advice_poll:
             return
         self._next_advice_poll = time.monotonic() + _SECONDS_BETWEEN_ADVICE_POLLS
@@ -225,6 +229,16 @@ class Pipeline:
             answer = self._connection.get_json(f"/v1/runs/{run}/lr-advice")
             step = answer.get("want_weights_at_step") if isinstance(answer, dict) else None
             self.want_weights_at_step = step if isinstance(step, int) else None
+
+    def _warn_of_a_start_at_0(self, delivery: Delivery) -> None:
+        """Warn if a restart did not pass `resume_step`: what earlier attempts logged is superseded then."""
+        attempt, step = self.registrar.attempt_number(delivery.registration), delivery.step
+        if (attempt or 0) > 1 and step > 1 and not delivery.registration.attempt.get("resume_step"):
+            self._log.warning(
+                "start at 0",
+                f"attempt {attempt} of the run began at step 0, which supersedes all steps of earlier attempts, and "
+                f"its first step is {step}; if the trainer resumed there, pass resume_step={step} to start_run",
+            )
 
     def _print(self, status: DeliveryStatus) -> None:
         lines = [f"foreshock: {status}"]

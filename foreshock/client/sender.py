@@ -1,4 +1,4 @@
-"""The thread that sends: the items of the outbox in order, a backlog step by step, and heartbeats between them.
+"""The thread that sends: the items of the outbox in order, a backlog several at once, and heartbeats between them.
 
 The answer to a delivery decides what follows (`registrar.scope_of`):
 
@@ -9,7 +9,6 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
 """
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,11 +35,11 @@ _LONGEST_REFUSED_SECONDS = 300.0
 _LONGEST_WAIT_SECONDS = 60.0
 _LONGEST_STOP_SECONDS = 60.0
 
-# While so many items wait, those of one step are sent at once: over one connection a service that answers in 0.1 s
-# takes ten items a second. Steps stay in order, since a step that comes late is judged twice.
-_BACKLOG = 8
+# While so many items wait, those of neighbouring steps are sent at once: over one connection a service that answers in
+# 0.1 s takes ten items a second. A step may come so many steps late: the service keeps the detectors' states after its
+# newest four steps, from which it judges such a step again.
+_BACKLOG, _STEPS_LATE = 8, 3
 _CONNECTIONS, _MOST_BYTES_AT_ONCE = 4, 16 << 20
-_STEP = re.compile(r"/v1/runs/\{run\}/steps/(\d+)/")
 
 
 class Sender:
@@ -198,31 +197,33 @@ class Sender:
         self._at_once = 1 if refused else min(self._at_once + 1, _CONNECTIONS)
 
     def _chosen(self, now: float) -> list[tuple[Item, Delivery]]:
-        """Return what is sent now: the first item that is due, and of a backlog those behind it of the same step."""
+        """Return what is sent now: the first item that is due, and of a backlog those behind it that may join it."""
         if self._next_attempt > now:
             return []
         most = self._at_once if len(self._outbox) > _BACKLOG else 1
         chosen: list[tuple[Item, Delivery]] = []
-        for item in self._outbox.due(now, most):
+        for item in self._outbox.due(now, 1 if most == 1 else 2 * most):
             delivery = self._outbox.load(item)
             if delivery is None:
                 continue
             if chosen and not self._may_join([each for _, each in chosen], delivery):
                 break
-            chosen.append((item, delivery))
+            # Of two reports of one source the later one counts: it waits.
+            if all(each.path != delivery.path for _, each in chosen):
+                chosen.append((item, delivery))
+            if len(chosen) == most:
+                break
         return chosen
 
     def _may_join(self, chosen: Sequence[Delivery], delivery: Delivery) -> bool:
         """Return whether a delivery may arrive before, or after, those that are sent at the same time."""
-        first, step, own = chosen[0], _STEP.match(chosen[0].path), _STEP.match(delivery.path)
+        first = chosen[0]
+        is_near = delivery.step >= 0 and 0 <= delivery.step - first.step <= _STEPS_LATE
         return (
-            step is not None
-            and own is not None
-            and step[1] == own[1]
+            first.step >= 0
+            and (is_near or delivery.kind == "acknowledgement")
             and first.registration == delivery.registration
             and self._registrar.attempt_number(first.registration) is not None
-            # Of two reports of one source the later one counts.
-            and all(each.path != delivery.path for each in chosen)
             and sum(len(each.body) for each in (*chosen, delivery)) <= _MOST_BYTES_AT_ONCE
         )
 

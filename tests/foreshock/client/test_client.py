@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_context_manager_marks_run_finished_or_failed(make: Any, service: Faulty
     ]
 
 
-def test_client_started_without_service_delivers_later_in_order(make: Any, tmp_path: Path) -> None:
+def test_client_started_without_service_delivers_the_same_bytes_later(make: Any, tmp_path: Path) -> None:
     port = free_port()
     client = make(url=f"http://127.0.0.1:{port}")
     client.start_run()
@@ -79,15 +80,15 @@ def test_client_started_without_service_delivers_later_in_order(make: Any, tmp_p
     assert len(bytes_on_disk) == 6
     with faulty_service(port=port) as service:
         assert client.flush(60)
-        assert service.bodies("rollouts") == bytes_on_disk
+        assert sorted(service.bodies("rollouts")) == sorted(bytes_on_disk)
         steps = [int(path.split("/")[5]) for path in service.paths() if "/steps/" in path]
-        assert steps == [step for step in range(6) for _ in range(2)]
+        assert sorted(steps) == [step for step in range(6) for _ in range(2)]
         client.close()
     assert client.counters.delivered == 13
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_interrupted_service_receives_everything_in_order(make: Any) -> None:
+def test_interrupted_service_receives_everything_in_order_but_for_three_steps(make: Any) -> None:
     port = free_port()
     service = FaultyService(port=port).start()
     client = make(url=service.url)
@@ -103,7 +104,7 @@ def test_interrupted_service_receives_everything_in_order(make: Any) -> None:
     # If the answer to a stored request was lost, the same bytes are sent again.
     steps = [item.json()["values"]["step"] for item in service.received if item.path.endswith("scalars")]
     assert sorted(set(steps)) == list(range(30))
-    assert steps == sorted(steps)
+    assert all(step >= max(steps[: place + 1]) - 3 for place, step in enumerate(steps))
     assert client.counters.delivered == 31
 
 
@@ -348,6 +349,9 @@ def test_strict_client_raises_for_invalid_arguments(make: Any) -> None:
         client.log_rollouts(1, {**rollouts(), "logprobs": [1]})
     with pytest.raises(ConfigurationError, match="one number"):
         client.log_scalars(1, {"x": [1, 2]})
+    for call in (partial(client.log_rollouts, 1, rollouts()), client.start_run):
+        with pytest.raises(ConfigurationError, match=r"must be a BatchAttributes, got dict; from a mapping"):
+            call(attributes={"temperature": 1.0})
     for digest in ("sha256:12", "abc", "sha256:" + "A" * 64):
         with pytest.raises(ConfigurationError, match="digest must be sha256: and 64 hexadecimal digits"):
             client.log_checkpoint(1, root="r", path="p", digest=digest)
