@@ -5,9 +5,11 @@
    run that a service without kills makes of the same bytes (`verify.py`).
    Part `processes`: the same with two service processes on PostgreSQL, of which one or both are killed.
 2. Part `removals`: the service is killed while it deletes a run, deletes rollouts and purges tokens (`removals.py`).
-3. A trainer whose client has a spool is killed and started again with that spool (`client_kills.py`).
+3. PostgreSQL and an S3 server are killed and started again while the service runs on (`outages.py`).
+4. A trainer whose client has a spool is killed and started again with that spool (`client_kills.py`).
 
-Faults other than kills (a full disk, a frozen database, a store that refuses, a body that kills its decoder) are tests.
+Faults other than kills (a full disk, a frozen database, a store that refuses, a body that kills its decoder, a clock
+that is set back) are tests.
 After each part `foreshock fsck` checks the catalogue against the files. Bar: nothing lost, doubled, missing or
 different.
 """
@@ -25,13 +27,14 @@ from pathlib import Path
 
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
+from benchmarks.faults.outages import NEEDS, kill_what_is_needed
 from benchmarks.faults.removals import kill_removals
 from benchmarks.faults.verify import Totals
 from tests.service.postgres import PostgresCluster
 
 # A new folder and new services after so many kills, so that no database grows without bound.
 _CHUNK = 64
-PARTS = ("kills", "processes", "removals", "client")
+PARTS = ("kills", "processes", "removals", "needs", "client")
 PROCESSES = 2
 
 
@@ -83,6 +86,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="kills of the service on each database")
     parser.add_argument("--process-kills", type=int, default=100, help="kills of one or both of two processes")
     parser.add_argument("--removal-kills", type=int, default=60, help="kills while data is removed, on each database")
+    parser.add_argument("--need-kills", type=int, default=40, help="kills of PostgreSQL, and of an S3 server")
     parser.add_argument("--client-kills", type=int, default=100, help="kills of the trainer")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
@@ -104,6 +108,9 @@ def main() -> int:
         for name in databases:
             found = kill_while_removing(name, arguments.removal_kills, arguments.seed)
             totals[f"removals_{name}"] = found
+    for name in NEEDS if "needs" in parts else ():
+        totals[f"{name}_server"] = Totals()
+        kill_what_is_needed(name, totals[f"{name}_server"], most=arguments.need_kills, seed=arguments.seed)
     if "client" in parts:
         totals["client"] = Totals()
         run_client_kills(totals["client"], most=arguments.client_kills, seed=arguments.seed)

@@ -56,16 +56,12 @@ class Campaign:
         """Kill until `most` kills are done and the last run is verified."""
         with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as name:
             folder = Path(name)
-            # A process knows its own uploads only: the commit of another must not take longer than the grace.
-            grace = ORPHAN_GRACE_SECONDS * (5 if self._processes > 1 else 1)
             served = Served(
                 folder / "killed", self._url,
                 FORESHOCK_PROCESSES=str(self._processes),
-                FORESHOCK_ORPHAN_GRACE_SECONDS=str(grace), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
+                FORESHOCK_ORPHAN_GRACE_SECONDS=str(ORPHAN_GRACE_SECONDS), FORESHOCK_ORPHAN_SWEEP_SECONDS="2",
             )  # fmt: skip
-            clean = Served(folder / "clean", FORESHOCK_STEP_GRACE_SECONDS="5")
-            clean.start()
-            clean.wait_until("/readyz")
+            clean = Served(folder / "clean")
             try:
                 while self._goes_on:
                     self._one_run(served, clean)
@@ -78,8 +74,8 @@ class Campaign:
                 check_files(self.totals.findings, database, served.store)
                 database.close()
             finally:
-                served.kill()
-                clean.kill()
+                served.close()
+                clean.close()
 
     @property
     def _goes_on(self) -> bool:
@@ -130,14 +126,16 @@ class Campaign:
             return
         plan, sender = self._pending
         self._pending = None
-        if (grace := _grace_of(plan)) != served.settings["FORESHOCK_STEP_GRACE_SECONDS"]:
-            # What the plan never sends is waited for as long as its own grace says.
-            served.kill()
-            served.settings["FORESHOCK_STEP_GRACE_SECONDS"] = grace
-        if not served.alive:
-            served.start()
-        if not served.wait_until("/readyz"):
-            raise RuntimeError(f"the service ended by itself: {served.end_of_log()}")
+        for each in (served, clean):
+            if (grace := _grace_of(plan)) != each.settings.get("FORESHOCK_STEP_GRACE_SECONDS"):
+                # What the plan never sends is waited for as long as its own grace says. A step of a serial run that a
+                # busy machine sends slowly must not close before it is whole: a decision would be made of a part.
+                each.kill()
+                each.settings["FORESHOCK_STEP_GRACE_SECONDS"] = grace
+            if not each.alive:
+                each.start()
+            if not each.wait_until("/readyz"):
+                raise RuntimeError(f"the service ended by itself: {each.end_of_log()}")
         reference = RunSender(clean.url, plan, canonical=True)
         reference.run()
         database, clean_database = Database(served.database_url), Database(clean.database_url)

@@ -56,7 +56,7 @@ def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int) ->
                     flush=True,
                 )
         finally:
-            served.kill()
+            served.close()
 
 
 class _Round:
@@ -135,7 +135,9 @@ class _Round:
             if not deletions or any(each["state"] != "done" for each in deletions):
                 return False
             with _open(self._served) as database, database.read() as session:
-                waiting = session.scalar(select(func.count()).select_from(FileRemoval))
+                waiting = session.scalar(
+                    select(func.count()).select_from(FileRemoval).where(FileRemoval.reason != "orphan")
+                )
                 of_deleted = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["deleted"])
                 purged = select(func.count()).select_from(Shard).where(Shard.run_id == self._runs["purged"])
                 purged = purged.where(Shard.tokens_removed == "retention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ import psutil
 from benchmarks.faults.kill_points import VARIABLE
 from tests.ports import free_port
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 
 
 class Served:
@@ -43,17 +44,22 @@ class Served:
             "FORESHOCK_PROBE_TRIES": "1000",
             **settings,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forker = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.faults.kill_points"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._process: psutil.Process | None = None
 
     def start(self, kill_at: tuple[str, int] | None = None) -> None:
         """Start it; with `kill_at` it ends itself at that call of that point. Does not wait."""
         others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
         armed = {VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
-        with (self.folder / "service.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.faults.kill_points"], env=others | self.settings | armed,
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        wanted = {"environment": others | self.settings | armed, "log": str(self.folder / "service.log")}
+        assert self._forker.stdin is not None
+        assert self._forker.stdout is not None
+        self._forker.stdin.write(json.dumps(wanted).encode() + b"\n")
+        self._forker.stdin.flush()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(int(self._forker.stdout.readline()))
 
     def wait_until(self, path: str = "/livez", seconds: float = PATIENCE_SECONDS) -> bool:
         """Wait until a path is answered with 200; False if the service has ended."""
@@ -70,7 +76,7 @@ class Served:
     @property
     def alive(self) -> bool:
         """Return whether the process runs."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and not self._process.is_running():
             self.kill()
         return self._process is not None
 
@@ -88,8 +94,14 @@ class Served:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(60)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.wait(60)
             self._process = None
+
+    def close(self) -> None:
+        """End the service, and start none again."""
+        self.kill()
+        self._forker.communicate()
 
     def kill_decoder(self) -> bool:
         """End one decoder with SIGKILL; False if there is none."""
@@ -101,16 +113,15 @@ class Served:
 
     def kill_process(self, draw: random.Random) -> bool:
         """End one of several service processes with SIGKILL, not its decoders; False if there is none."""
-        processes = self._spawned(psutil.Process(self._process.pid)) if self._process else []
         with contextlib.suppress(psutil.NoSuchProcess, IndexError):
-            draw.choice(processes).kill()
+            draw.choice(self._spawned(self._process) if self._process else []).kill()
             return True
         return False
 
     def decoders(self) -> list[psutil.Process]:
         """Return the decoder processes."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            spawned = self._spawned(psutil.Process(self._process.pid)) if self._process else []
+            spawned = self._spawned(self._process) if self._process else []
             if self.settings.get("FORESHOCK_PROCESSES", "1") == "1":
                 return spawned
             return [each for process in spawned for each in self._spawned(process)]

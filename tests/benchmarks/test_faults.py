@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.faults.client_kills import run_client_kills
 from benchmarks.faults.kills import Campaign
+from benchmarks.faults.outages import NEEDS, kill_what_is_needed
 from benchmarks.faults.removals import kill_removals
 from benchmarks.faults.verify import Totals
 
@@ -38,3 +39,13 @@ def test_removals_that_are_killed_are_done_and_remove_nothing_else() -> None:
     assert totals.findings.problems == []
     assert (totals.done, totals.findings.counts["acknowledged_removals"]) == (3, 3)
     assert totals.findings.counts["measurements_compared"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDS)
+def test_what_the_service_needs_is_killed_and_nothing_is_lost(name: str) -> None:
+    totals = Totals()
+    kill_what_is_needed(name, totals, most=2, seed=5)
+    assert totals.findings.problems == []
+    assert totals.done == 2
+    assert totals.findings.counts["acknowledged_shards"] > 0
