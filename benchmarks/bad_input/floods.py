@@ -1,4 +1,5 @@
-"""Bodies that are small to send and much to do: frames, members, chunks, nesting, unicode, numbers at every border.
+"""Bodies that are small to send and much to do: frames, members, chunks, nesting, unicode, numbers at every border;
+valid JSON with a changed value or byte, and requests with changed bytes.
 
 While they are sent, with and without a key, `/livez` is asked all the time, as an orchestrator does.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
+import socket
 import struct
 import sys
 import threading
@@ -110,8 +113,48 @@ def _numbers(source: random.Random, size: int) -> Body:
     return Body("numbers", shape.format(a, b).encode())
 
 
+_VALID: tuple[dict[str, object], ...] = (
+    {"key": "k", "project": "default", "model": "m", "trainer": {"name": "t", "version": "1"}, "length_cap": 8,
+     "initial_learning_rate": 1e-6, "advice_mode": "shadow", "hardware": ["a", {"b": [1, 2.5, None, True]}]},
+    {"key": "k", "resume_step": 0, "fingerprint": {"engine": "vllm", "flags": {"a": [1]}}},
+    {"values": {"reward": 0.5, "grad_norm": None}, "source": "trainer", "names": {"reward": "r"}},
+    {"revision": 1, "step": 2, "applied_lr": 1e-6, "applied_scale": 1.0, "attempt": 1},
+)  # fmt: skip
+
+
+def _changed(source: random.Random, size: int) -> Body:
+    """Return a valid document with one value replaced, or with some bytes changed, doubled or left out."""
+    text = json.dumps(source.choice(_VALID))
+    if source.random() < 0.6:
+        places = list(re.finditer(r'"[^"]*"|[\d.e-]+|null|true|\{[^{}]*\}|\[[^][]*\]', text))
+        place = source.choice(places)
+        value = source.choice([*_BORDERS, *map(json.dumps, _TEXTS), "[" * 900 + "]" * 900, place[0] + ":" + place[0]])
+        return Body("changed", (text[: place.start()] + value + text[place.end() :]).encode())
+    return Body("changed", _with_changed_bytes(source, text.encode()))
+
+
+def _with_changed_bytes(source: random.Random, data: bytes) -> bytes:
+    for _ in range(source.randint(1, 4)):
+        at = source.randrange(len(data))
+        part = source.choice([b"", bytes([source.randrange(256)]), data[at : at + 20] * 2, b"\x00", b"\r\n", b'"'])
+        data = data[:at] + part + data[at + source.randrange(3) :]
+    return data
+
+
+def _raw(source: random.Random, size: int) -> Body:
+    content = json.dumps(source.choice(_VALID)).encode()
+    lines = [
+        source.choice(["POST /v1/runs HTTP/1.1", "GET /livez HTTP/1.0", "PUT /v1/runs/run/steps/1/scalars HTTP/1.1"]),
+        "Host: 127.0.0.1", "Content-Type: application/json", "Connection: close",
+        source.choice([f"Content-Length: {len(content)}", f"Content-Length: {source.choice(_BORDERS)}",
+                       "Transfer-Encoding: chunked", "Content-Length: 3\r\nContent-Length: 4", "Expect: 100-continue"]),
+    ]  # fmt: skip
+    head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+    return Body("raw", _with_changed_bytes(source, head) + content)
+
+
 _KINDS: tuple[Callable[[random.Random, int], Body], ...] = (
-    _frames, _members, _bomb, _chunks, _nesting, _many, _unicode, _numbers,
+    _frames, _members, _bomb, _chunks, _nesting, _many, _unicode, _numbers, _changed, _raw,
 )  # fmt: skip
 
 
@@ -122,6 +165,8 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
     def send(number: int) -> tuple[Body, str, httpx.Response | httpx.HTTPError]:
         source = random.Random(f"{seed}/{number}")
         made = body(source)
+        if isinstance(made.content, bytes) and made.kind == "raw":
+            return made, "raw", _answer_to(scene.url, made.content)
         run = scene.run
         method, path = source.choice(
             [("POST", "/v1/runs"), ("POST", f"/v1/runs/{run}/attempts"), ("POST", f"/v1/runs/{run}/lr-advice/ack"),
@@ -142,9 +187,10 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
             tally.requests += 1
             example = f"seed {seed}, number {number}, {path}"
             if isinstance(answer, httpx.HTTPError):
-                # The connection of a body that is mostly framing is closed while it is written.
+                # The connection of a body that is mostly framing is closed while it is written. Bytes that are no
+                # whole request have no answer.
                 tally.statuses[0] += 1
-                if made.kind != "chunks":
+                if made.kind not in ("chunks", "raw"):
                     tally.note(f"{made.kind}: no answer", f"{example}: {answer!r}")
                 continue
             tally.statuses[answer.status_code] += 1
@@ -152,6 +198,24 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
             if answer.status_code >= 500 or not known:
                 tally.note(f"{made.kind}: {answer.status_code}", f"{example}: {answer.content[:200]!r}")
     return tally
+
+
+def _answer_to(url: str, data: bytes) -> httpx.Response | httpx.HTTPError:
+    """Send bytes and no more; return the first answer."""
+    address = httpx.URL(url)
+    try:
+        with socket.create_connection((address.host, address.port or 80), timeout=120) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    except OSError as error:
+        return httpx.ReadError(str(error))
+    head, _, content = answer.partition(b"\r\n\r\n")
+    status, *headers = head.decode("latin-1").split("\r\n")
+    if not head:
+        return httpx.ReadError("no answer")
+    pairs = [(name, value.strip()) for name, _, value in (line.partition(":") for line in headers)]
+    return httpx.Response(int(status.split()[1]), headers=pairs, content=content)
 
 
 @contextmanager
