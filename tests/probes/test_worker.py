@@ -66,8 +66,9 @@ class ProbedRun:
         return found
 
 
-def start_run(service: RunningService, rollouts: RolloutBatch) -> ProbedRun:
-    run = service.http.post("/v1/runs", json={"key": uuid.uuid4().hex}).raise_for_status().json()["id"]
+def start_run(service: RunningService, rollouts: RolloutBatch, project: str = "default") -> ProbedRun:
+    body = {"key": uuid.uuid4().hex, "project": project}
+    run = service.http.post("/v1/runs", json=body).raise_for_status().json()["id"]
     service.http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
     service.http.put(
         f"/v1/runs/{run}/steps/1/rollouts/0",
@@ -186,6 +187,21 @@ def test_unusable_weights_end_the_probe_with_a_reason_and_the_worker_continues(
     assert found["state"] == state, console.getvalue()
     assert reason in found["reason"]
     assert other.read(good)["state"] == "done", console.getvalue()
+
+
+def test_root_of_one_project_scores_nothing_of_another_and_tells_nothing_of_it(
+    service: RunningService, checkpoints: Path, engines: EnginePool
+) -> None:
+    """The other project guesses the name and the path of a checkpoint; the worker serves both projects."""
+    run = start_run(service, make_rollouts(3), project="curious")
+    run.announce("sha256:" + "0" * 64)
+    probe = run.probe("torch.float32")
+    run_worker(service, checkpoints, engines, jobs=3, weights_roots={"runs@default": checkpoints})
+    found = run.read(probe)
+    assert found["state"] == "failed"
+    assert "no weights root 'runs' for the project 'curious'" in found["reason"]
+    assert weights_digest(checkpoints / "first") not in found["reason"]
+    service.http.delete(f"/v1/runs/{run.run}")
 
 
 def test_unknown_root_fails_the_probe_after_retries(

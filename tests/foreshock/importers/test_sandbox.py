@@ -8,12 +8,15 @@ import pickle
 import socket
 import subprocess
 import sys
+import textwrap
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -190,6 +193,31 @@ def test_process_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.
     path = as_pickle(tmp_path / "1.pkl", {})
     with pytest.raises(InvalidRolloutsError, match="took more than 1 s"):
         read_pickled(path, "pickle", [], LIMITS, allowed=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process ends with the one that started it on Linux only")
+def test_process_ends_with_an_import_that_is_killed() -> None:
+    computing = """
+        from foreshock.importers.sandbox.child import lock_down
+        lock_down(memory_bytes=1 << 33, cpu_seconds=600)
+        print(flush=True)
+        while True: pass
+    """
+    importing = """
+        import subprocess, sys
+        with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            print(child.pid, flush=True)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(importing), textwrap.dedent(computing)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    deadline = time.monotonic() + 60
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_half_written_files_are_refused_as_such(tmp_path: Path) -> None:
