@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,26 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
     return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
 
 
-def read_shard(file: ShardFile, attributes: BatchAttributes, *, check_values: bool = True) -> RolloutBatch:
+def read_shard(
+    file: ShardFile,
+    attributes: BatchAttributes,
+    *,
+    check_values: bool = True,
+    note: Callable[[str], object] | None = None,
+) -> RolloutBatch:
     """Read and validate the rollouts of a file; `attributes` complete those of the file. Raises RolloutsError.
 
-    With `check_values=False` only shapes are validated, not the values.
+    With `check_values=False` only shapes are validated, not the values. `note`: see `read_jsonl`.
     """
-    if file.path.suffix != ".parquet":
-        return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values)
     try:
+        if file.path.suffix != ".parquet":
+            return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values, note=note)
         return decode_rollouts(file.path.read_bytes(), check_values=check_values)
+    except InvalidRolloutsError as error:
+        if error.row is None:
+            raise
+        message = f"{error.message}, in {file.path.name}"
+        raise InvalidRolloutsError(message, row=error.row, column=error.column) from error
     except OSError as error:
         raise InvalidRolloutsError(f"{file.path.name!r} cannot be read: {error}") from error
 
@@ -254,7 +265,7 @@ class ImportCommand:
             print(f"{len(recording.checkpoints)} checkpoints were not announced; use --weights-root NAME=FOLDER")
         progress = Progress("reading rollouts", len(recording.shards))
         for index, file in enumerate(recording.shards):
-            batch = read_shard(file, attributes)
+            batch = read_shard(file, attributes, note=print)
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
         if not arguments.unfinished:

@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,12 +57,14 @@ def read_jsonl(
     attributes: BatchAttributes | None = None,
     limits: DecodeLimits | None = None,
     check_values: bool = True,
+    note: Callable[[str], object] | None = None,
 ) -> RolloutBatch:
     """Return the validated rollouts of one file, gzipped or not; with `check_values=False` only shapes are validated.
 
     `step` is used in the ids; the default is the step in the file's name. `attributes` are those of the batch, such as
-    the temperature. Raises InvalidRolloutsError naming the line (from 0) and the key, LimitExceededError if the file is
-    too large.
+    the temperature. With `note`, rollouts whose lists differ in length are left out, and it gets the remark that counts
+    them; without it, or if none is left, they raise. Raises InvalidRolloutsError naming the line (from 0) and the key,
+    LimitExceededError if the file is too large.
     """
     path = Path(path)
     step = step_of_file(path) if step is None else step
@@ -74,6 +76,14 @@ def read_jsonl(
         raise InvalidRolloutsError(f"{path.name!r} cannot be read: {error}") from error
     if not lines:
         raise InvalidRolloutsError(f"{path.name!r} has no rollouts")
+    if note is not None:
+        wrong = [row for row, line in enumerate(lines) if _has_other_length(line)]
+        if 0 < len(wrong) < len(lines):
+            note(
+                f"{len(wrong)} of {len(lines)} rollouts of {path.name} are left out, since their lists differ in "
+                f"length, first in line {wrong[0]} (from 0)"
+            )
+            lines = [line for row, line in enumerate(lines) if row not in wrong]
     return _batch(lines, step, attributes, check_values)
 
 
@@ -109,6 +119,12 @@ def _lines(file: IO[bytes] | gzip.GzipFile, step: int, limits: DecodeLimits) -> 
         if line.get("step", step) != step:
             raise InvalidRolloutsError(f"is {line['step']} in a file of step {step}", row=row, column="step")
         yield line
+
+
+def _has_other_length(line: dict[str, Any]) -> bool:
+    """Return whether a list of a value per response token has another length than the response."""
+    of_tokens = [line[key] for key, column in _COLUMNS.items() if column.side == "response" and key in line]
+    return len({len(value) for value in of_tokens if isinstance(value, list)}) > 1
 
 
 def _batch(

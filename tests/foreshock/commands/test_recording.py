@@ -45,6 +45,20 @@ def test_attributes_complete_json_lines(tmp_path: Path) -> None:
     assert batch.attributes == attributes
 
 
+def test_rollouts_whose_lists_differ_in_length_are_left_out_and_counted(tmp_path: Path) -> None:
+    short = LINE | {"rollout_log_probs": [-1.0]}
+    path, notes = tmp_path / "step_0001.jsonl", list[str]()
+    path.write_text("\n".join(map(json.dumps, (LINE, short, LINE))))
+    (file,) = find_recording([tmp_path]).shards
+    assert read_shard(file, BatchAttributes(), note=notes.append).num_rollouts == 2
+    assert notes == [
+        "1 of 3 rollouts of step_0001.jsonl are left out, since their lists differ in length, first in line 1 (from 0)"
+    ]
+    path.write_text(json.dumps(short))
+    with pytest.raises(InvalidRolloutsError, match=r"has 1 values, .*, in step_0001\.jsonl"):
+        read_shard(file, BatchAttributes(), note=notes.append)
+
+
 def test_scalars_keep_numbers_only(tmp_path: Path) -> None:
     write_run(tmp_path)
     (first, second) = read_scalars(tmp_path / "metrics.jsonl")
