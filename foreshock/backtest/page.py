@@ -4,9 +4,7 @@ import html
 from collections.abc import Sequence
 from itertools import groupby
 
-from foreshock.backtest.scoring import BacktestResult, RocPoint, RunResult, Score
-
-__all__ = ["SCORE_HEADER", "render_page", "score_cells"]
+from foreshock.backtest.scoring import ALL_WARNINGS, BacktestResult, RocPoint, RunResult, Score
 
 SCORE_HEADER = (
     "rule", "hits", "95 %", "lead", "false/armed", "per 1,000", "95 %", "healthy time in alarm", "95 % over runs",
@@ -42,6 +40,7 @@ def render_page(result: BacktestResult) -> str:
     body = [
         "<h1>Backtest of early warnings</h1>",
         f"<p class=muted>{len(result.runs)} runs, {sum(len(each.run.steps) for each in result.runs)} observations.</p>",
+        *(f"<p>{html.escape(line)}</p>" for line in answer_in_words(result)),
         "<h2>Runs</h2>", _table(RUN_HEADER, [run_cells(each) for each in result.runs]),
         "<h2>Rules</h2>", _table(SCORE_HEADER, [score_cells(each) for each in result.rules]),
         "<h2>Alarms that look at nothing, at an equal number of alarms</h2>",
@@ -55,6 +54,25 @@ def render_page(result: BacktestResult) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Foreshock backtest</title>'
         f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
     )
+
+
+def answer_in_words(result: BacktestResult) -> list[str]:
+    """Return what the warnings are worth on these runs: collapses found, false alarms, and the learning rate lost."""
+    found = next(each for each in result.rules if each.rule == ALL_WARNINGS)
+    usable, healthy = found.hits + found.misses, [each for each in result.runs if each.run.collapse is None]
+    lead = "" if found.median_lead is None else f", {found.median_lead:g} steps before in the median"
+    unusable = sum(each.run.collapse is not None for each in result.runs) - usable
+    left_out = f" ({unusable} more came too early to be judged)" if unusable else ""
+    low, high = found.false_alarms_per_1000_interval
+    rate = f"{found.false_alarms_per_1000:.2g} per 1,000 (95 %: {low:.2g} to {high:.2g})"
+    taken = max((each.lost for each in healthy), default=0.0)
+    return [
+        f"{found.hits} of {usable} collapses warned of{lead}{left_out}."
+        if usable
+        else f"No collapse that could be warned of{left_out}.",
+        f"{found.false_alarms} false alarms in {found.armed_observations:,} watched steps: {rate}.",
+        f"Under apply, a run without a collapse would have lost at most {100 * taken:.1f} % of Σ η.",
+    ]
 
 
 RUN_HEADER = ("run", "steps", "collapse", "Σ η lost under apply", "alarms")

@@ -1,6 +1,7 @@
-"""Files of recorded runs: CSV, JSON lines, trainer_state.json of TRL, verl's console log, W&B, TensorBoard.
+"""Files of recorded runs, their format found by the content. Rows of one step are merged, later ones win.
 
-The format is found by the content. Rows of one step are merged, later ones first; steps are sorted.
+Read are CSV and JSON lines of any trainer, the console logs of verl and slime, verl's file logger (`{"step", "data"}`),
+TRL's trainer_state.json, the metrics of prime-rl and NeMo-RL, W&B (CSV export, history as CSV or JSON) and TensorBoard.
 
 TensorBoard's are event files, a folder of them, or CSV exports. A record of an event file is a length (uint64), the
 length's checksum, the bytes of a protobuf `Event`, and their checksum (TFRecord). Of an event only the step and the
@@ -24,8 +25,13 @@ from foreshock.diagnosis.detectors import ClosedStep
 from foreshock.diagnosis.quantities import STEP_NAMES, quantities_of
 from foreshock.errors import ForeshockError
 
+_NUMBER = r"(?:np\.float\d+\()?(-?[\d.]+(?:[eE][-+]?\d+)?)"
 _VERL_STEP = re.compile(r"\bstep:(\d+) - (.+)")
-_VERL_VALUE = re.compile(r"([^\s:]+):(?:np\.float\d+\()?(-?[\d.]+(?:[eE][-+]?\d+)?|nan|-?inf)")
+_VERL_VALUE = re.compile(rf"([^\s:]+):{_NUMBER}")
+# slime: the rollouts' scalars and the trainer's are lines of their own, each a printed dict.
+_SLIME_STEP = re.compile(r"\b(?:step|rollout|perf) (\d+): (\{'.+)")
+_SLIME_VALUE = re.compile(rf"'([^']+)': {_NUMBER}")
+_CONSOLES = ((_VERL_STEP, _VERL_VALUE), (_SLIME_STEP, _SLIME_VALUE))
 _TENSORBOARD_COLUMNS = ["Wall time", "Step", "Value"]
 
 
@@ -59,23 +65,34 @@ def read_run(path: Path) -> list[ClosedStep]:
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
-    first = text.lstrip()[:1]
-    if first == "{":
-        yield from _json_rows(text)
-    elif _VERL_STEP.search(text):
-        yield from _verl_rows(text.splitlines())
-    else:
-        yield from _csv_rows(path, text)
+    for line, value in _CONSOLES:
+        if line.search(text):
+            yield from _console_rows(text.splitlines(), line, value)
+            return
+    yield from _json_rows(text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(path, text)
 
 
 def _json_rows(text: str) -> Iterator[tuple[int, dict[str, float]]]:
     try:
         whole = json.loads(text)
-        records = whole.get("log_history", [whole])
     except json.JSONDecodeError:
-        records = list(_json_lines(text))
-    for record in records:
-        yield from _row(record)
+        whole = list(_json_lines(text))
+    if isinstance(whole, Mapping):
+        yield from _series(whole)
+        whole = whole.get("log_history", [whole])
+    for record in whole:
+        # verl's file logger keeps what was logged apart from the step.
+        data = record.get("data") if isinstance(record, Mapping) else None
+        yield from _row({**record, **data} if isinstance(data, Mapping) else record)
+
+
+def _series(whole: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the values of {name: {step: value}}, as NeMo-RL's tests write TensorBoard's series."""
+    for name, series in whole.items():
+        for step, value in series.items() if isinstance(series, Mapping) else ():
+            number = _number(value)
+            if step.isdigit() and number is not None:
+                yield int(step), {name: number}
 
 
 def _json_lines(text: str) -> Iterator[Any]:
@@ -109,12 +126,13 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, float]]]:
         yield from _row(plain)
 
 
-def _verl_rows(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, float]]]:
+def _console_rows(
+    lines: Iterable[str], step: re.Pattern[str], value: re.Pattern[str]
+) -> Iterator[tuple[int, dict[str, float]]]:
     for line in lines:
-        found = _VERL_STEP.search(line)
+        found = step.search(line)
         if found:
-            values = {name: float(value) for name, value in _VERL_VALUE.findall(found[2])}
-            yield int(found[1]), {name: value for name, value in values.items() if math.isfinite(value)}
+            yield int(found[1]), {name: float(number) for name, number in value.findall(found[2])}
 
 
 def _row(record: Any) -> Iterator[tuple[int, dict[str, float]]]:

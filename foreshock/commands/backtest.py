@@ -31,8 +31,8 @@ class BacktestCommand:
         """Add the command's arguments."""
         parser.add_argument(
             "files", nargs="+", type=Path, metavar="FILE",
-            help="CSV, JSON lines, verl console log, TRL trainer_state.json, an export of W&B or TensorBoard, "
-            "a TensorBoard event file or a folder of them",
+            help="CSV or JSON lines of metrics, a console log of verl or slime, verl's file logger, TRL's "
+            "trainer_state.json, an export of W&B, TensorBoard event files or a folder of them",
         )  # fmt: skip
         parser.add_argument("--model-kind", choices=("dense", "moe"), help="whose healthy ranges hold (default: dense)")
         parser.add_argument(
@@ -43,6 +43,9 @@ class BacktestCommand:
         for name, text in SCHEDULE.items():
             kind = int if name == "minimum_period" else float
             schedule.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
+        parser.add_argument(
+            "--full", action="store_true", help="also print every rule, what it is compared with, and the ROC"
+        )
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(
             "--html", type=Path, metavar="PAGE", help="also write one HTML page that needs no other file"
@@ -72,14 +75,17 @@ class BacktestCommand:
         if arguments.json:
             print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
         else:
-            print("\n".join(_lines(result)))
+            print("\n".join(_lines(result, full=arguments.full)))
         return 0
 
 
-def _lines(result: BacktestResult) -> list[str]:
-    from foreshock.backtest.page import RUN_HEADER, SCORE_HEADER, run_cells, score_cells
+def _lines(result: BacktestResult, *, full: bool) -> list[str]:
+    from foreshock.backtest.page import RUN_HEADER, SCORE_HEADER, answer_in_words, run_cells, score_cells
 
-    lines = table(RUN_HEADER, [run_cells(each) for each in result.runs], left=(0, 2, 4), indent="")
+    lines = [*answer_in_words(result), ""]
+    lines += table(RUN_HEADER, [run_cells(each) for each in result.runs], left=(0, 2, 4), indent="")
+    if not full:
+        return [*lines, "", "Every rule, what it is compared with, and the ROC: --full, or a page: --html PAGE"]
     for title, scores in (("rules", result.rules), ("baselines at an equal number of alarms", result.baselines)):
         lines += ["", title, *table(SCORE_HEADER, [score_cells(each) for each in scores], left=(0,), indent="")]
     rows = [[f"{each.score.rule} × {each.strictness:g}", *score_cells(each.score)[1:]] for each in result.roc]

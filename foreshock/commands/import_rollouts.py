@@ -30,6 +30,7 @@ from foreshock.commands.import_dumps import (
 from foreshock.commands.queries import wait_for_delivery
 from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
+from foreshock.importers import METRICS_ONLY, find_dumps
 from foreshock.model_kind import MODEL_KINDS
 from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
@@ -39,7 +40,6 @@ from foreshock.rollouts.parquet import decode_rollouts
 
 _SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
 _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
-_METRICS_ONLY = "; a log with metrics only is read by `foreshock backtest`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def find_recording(paths: Iterable[Path], *, step: int | None = None) -> Recordi
     shards = _numbered(files, step)
     if not shards:
         raise ConfigurationError(
-            f"no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet{_METRICS_ONLY}"
+            f"no rollouts found; file names must be like step_0012.jsonl.gz or step_0012.parquet{METRICS_ONLY}"
         )
     return Recording(tuple(shards), tuple(scalars), tuple(sorted(checkpoints)))
 
@@ -140,7 +140,7 @@ def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
         match = _SHARD_NAME.fullmatch(path.name)
         if match is None and step is None:
             raise ConfigurationError(
-                f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step{_METRICS_ONLY}"
+                f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step{METRICS_ONLY}"
             )
         number = int(match["step"]) if match is not None else int(step or 0)
         shard = int(match["shard"] or 0) if match is not None else 0
@@ -198,6 +198,9 @@ class ImportCommand:
         attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
         chosen = chosen_format(arguments)
         if chosen is not None:
+            if not arguments.follow:
+                # Before a run is made for them.
+                find_dumps(chosen.name, arguments.paths[0])
             with connect(arguments) as connection:
                 client = self._client(connection, arguments)
                 self._start(client, attributes, arguments, trainer=chosen.framework)

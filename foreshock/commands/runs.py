@@ -16,6 +16,8 @@ from foreshock.reading import calls
 from foreshock.reading.caller import items_of
 from foreshock.severity import Severity, severity_rank
 
+_LONGEST_NAME = 48
+
 
 class RunsCommand:
     """Prints one line per run."""
@@ -65,8 +67,12 @@ def _gravest_first(counted: tuple[Severity, int]) -> int:
 def _row(run: RunRecord, alerts: str) -> list[str]:
     newest = moment(run.updated_at_us or run.created_at_us)
     found = ("", "") if run.diagnosis is None else (run.diagnosis.verdict, run.diagnosis.headline)
-    where = [run.id, run.key, run.project, run.model or "", run.state, count(run.last_step), newest]
+    where = [run.id, _short(run.key), run.project, _short(run.model or ""), run.state, count(run.last_step), newest]
     return [*where, found[0], alerts, found[1]]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 command = RunsCommand()

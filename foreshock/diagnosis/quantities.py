@@ -23,27 +23,45 @@ UPDATE_KEY = "scalars:update_k3"
 SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
 
-# Quantity → names, the preferred one first: verl's, TRL's and those of plain CSV files. verl's chi2_token has another
-# definition (ρ² − 1), so that it is no name of `chi2_token`.
+# Quantity → names, the preferred one first: verl's, TRL's, slime's, prime-rl's, NeMo-RL's and those of plain CSV files.
+# verl's chi2_token has another definition (ρ² − 1), so that it is no name of `chi2_token`.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     LENGTH_KEY: (
         "response_length/mean", "response_length_mean", "response_length", "completions/mean_length",
-        "completion_length",
+        "completion_length", "rollout/response_len/mean", "rollout/response_lengths", "seq_len/all/mean",
+        "mean_gen_tokens_per_sample",
     ),
-    LONGEST_KEY: ("response_length/max", "response_length_max", "completions/max_length"),
-    TRUNCATED_KEY: ("response_length/clip_ratio", "clip_ratio_len", "completions/clipped_ratio", "truncated_fraction"),
-    REWARD_KEY: ("reward", "reward_mean", "reward/mean", "critic/rewards/mean", "critic/score/mean", "rewards/mean"),
-    f"{STEP_ROW}:entropy_mean": ("entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean"),
-    "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm"),
-    LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr"),
+    LONGEST_KEY: (
+        "response_length/max", "response_length_max", "completions/max_length", "rollout/response_len/max",
+        "seq_len/all/max", "max_gen_tokens_per_sample",
+    ),
+    TRUNCATED_KEY: (
+        "response_length/clip_ratio", "clip_ratio_len", "completions/clipped_ratio", "truncated_fraction",
+        "rollout/truncated_ratio", "rollout/truncated", "is_truncated/all/mean",
+    ),
+    REWARD_KEY: (
+        "reward", "reward_mean", "reward/mean", "critic/rewards/mean", "critic/score/mean", "rewards/mean",
+        "rollout/raw_reward", "reward/all/mean", "all/reward/mean",
+    ),
+    f"{STEP_ROW}:entropy_mean": (
+        "entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss", "entropy/all/mean",
+        "entropy/mean", "approx_entropy",
+    ),
+    "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
+    LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr"),
     UPDATE_KEY: ("update_k3", "actor/update_k3"),
-    K3: ("k3", "k3_kl", "rollout_corr/k3_kl"),
+    K3: ("k3", "k3_kl", "rollout_corr/k3_kl", "mismatch_kl/all/mean", "mismatch_kl/mean", "gen_kl_error"),
+    f"{TRAINER_ROLLOUT}:mean_abs_d": ("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff"),
+    f"{TRAINER_ROLLOUT}:max_abs_d": ("sampling/sampling_logp_difference/max",),
     f"{TRAINER_ROLLOUT}:rollout_probs_diff_mean": ("rollout_probs_diff_mean", "training/rollout_probs_diff_mean"),
     f"{TRAINER_ROLLOUT}:log_ppl_abs_diff": ("log_ppl_abs_diff", "rollout_corr/log_ppl_abs_diff"),
     f"{TRAINER_ROLLOUT}:training_ppl": ("training_ppl", "rollout_corr/training_ppl"),
 }  # fmt: skip
 
-STEP_NAMES = ("step", "Step", "_step", "global_step", "training/global_step")
+STEP_NAMES = (
+    "step", "Step", "global_step", "training/global_step", "train/global_step", "rollout/step", "train/step", "_step",
+)  # fmt: skip
+"""The first one counts: `_step` of W&B is the trainer's only where nothing else is logged."""
 
 _PREFIX = "train/"
 _QUANTITIES: Final[Mapping[str, tuple[str, int]]] = {

@@ -10,13 +10,15 @@ from foreshock.importers.skyrl import SkyRlFormat
 from foreshock.importers.slime import SlimeFormat
 from foreshock.importers.texts import TrlFormat, VerlFormat
 
-__all__ = ["FORMATS", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
+__all__ = ["FORMATS", "METRICS_ONLY", "Dump", "DumpFormat", "ImportedStep", "ReadOptions", "find_dumps", "formats_of"]
 
 FORMATS: dict[str, DumpFormat] = {
     each.name: each
     for each in (PrimeRlFormat(), NemoRlFormat(), SlimeFormat(), SkyRlFormat(), VerlFormat(), TrlFormat())
 }
 """The formats by the value of `foreshock import --format`."""
+
+METRICS_ONLY = "; a log with metrics only is read by `foreshock backtest`"
 
 
 def find_dumps(name: str, path: Path) -> list[Dump]:
@@ -25,7 +27,9 @@ def find_dumps(name: str, path: Path) -> list[Dump]:
     if not found:
         others = formats_of(path)
         hint = f"; the files look like --format {' or '.join(others)}" if others else ""
-        raise ConfigurationError(f"no dumps of {name} in {str(path)!r}: expected {FORMATS[name].layout}{hint}")
+        raise ConfigurationError(
+            f"no dumps of {name} in {str(path)!r}: expected {FORMATS[name].layout}{hint or METRICS_ONLY}"
+        )
     return found
 
 

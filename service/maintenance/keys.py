@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+import httpx
 from sqlalchemy.orm import Session
 
+from foreshock.client.connection import configured
 from foreshock.clock import now_us
 from foreshock.errors import ConfigurationError
 from foreshock_service.platform import audit, keys, settings
@@ -91,11 +93,27 @@ def _database(*, make_missing: bool = False) -> Iterator[Database]:
     url = settings.load_settings().database_url
     if make_missing:
         made = is_missing(url)
+        if made:
+            _refuse_beside_a_service(url)
         prepare_database(url, upgrade_older=False)
         if made:
             print(f"made the database {shown(url)}: the service must use it (FORESHOCK_DATABASE_URL)", file=sys.stderr)
     with existing_database(url) as database:
         yield database
+
+
+def _refuse_beside_a_service(url: str) -> None:
+    """Raise ConfigurationError if a service answers here: it uses another database, and would not know the key."""
+    address, _ = configured(None, None)
+    try:
+        answers = httpx.get(f"{address}/livez", timeout=2.0).json() == {"status": "alive"}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return
+    if answers:
+        raise ConfigurationError(
+            f"{shown(url)} does not exist, and the service at {address} uses another database; set "
+            "FORESHOCK_DATABASE_URL to that of the service, and run this where it runs"
+        )
 
 
 def _project(project: str | None) -> str:

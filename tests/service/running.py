@@ -19,6 +19,8 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
         "FORESHOCK_STORE_URL": f"{folder}/tokens",
         # Any free one: another test, such as the demo's, may have the usual port.
         "FORESHOCK_PORT": "0",
+        # No service answers there.
+        "FORESHOCK_URL": "http://127.0.0.1:9",
         "PYTHONPATH": str(REPOSITORY),
         # The same numbers as those of the compiled pass, which takes seconds of CPU time to load.
         "FORESHOCK_TOKEN_PASS": "numpy",

@@ -69,6 +69,9 @@ def test_keys_can_be_created_listed_and_revoked_and_guard_the_service(tmp_path: 
         bearer = {"Authorization": f"Bearer {secret}"}
         assert httpx.get(f"{url}/v1/runs", timeout=60).status_code == 401
         assert httpx.get(f"{url}/v1/runs", headers=bearer, timeout=60).status_code == 200
+        lost = foreshock(tmp_path, "keys", "create", "b", FORESHOCK_DATABASE_URL="sqlite:///./b.db", FORESHOCK_URL=url)
+        assert f"the service at {url} uses another database" in lost.stderr
+        assert not (tmp_path / "b.db").exists()
         assert foreshock(tmp_path, "keys", "revoke", key_id).returncode == 0
         assert httpx.get(f"{url}/v1/runs", headers=bearer, timeout=60).status_code == 401
     finally:

@@ -238,6 +238,7 @@ def templates() -> Environment:
     )
     environment.filters |= {
         "code": with_code,
+        "capital": capital,
         "number": number,
         "count": count,
         "moment": moment,
@@ -254,6 +255,12 @@ def model_kind_in_words(run: Run) -> str:
         return "unknown, judged as a dense model"
     source = "declared" if run.model_kind_source == "declared" else "from a checkpoint"
     return f"{MODEL_KIND_NAMES[run.model_kind]} ({source})"
+
+
+def capital(text: str) -> str:
+    """Return a sentence with a capital, unless it begins with a symbol or a name such as k3, μ or trainer/rollout."""
+    first = re.match(r"[a-z][a-z-]*(?=[ ,:;.]|$)", text)
+    return text[:1].upper() + text[1:] if first else text
 
 
 def run_address(run: RunRecord) -> str:

@@ -66,16 +66,82 @@ def written(folder: Path, kind: str) -> Path:
             + "".join(f'"{s}","{n}","1","{r}"\n' for s, n, r in ROWS),
         ),
     }
+    names |= {
+        "verl file": (
+            "verl.jsonl",
+            "".join(
+                json.dumps({"step": s, "data": {"response_length/mean": n, "critic/rewards/mean": r}}) + "\n"
+                for s, n, r in ROWS
+            ),
+        ),
+        "slime": (
+            "slime.log",
+            "".join(
+                f"[2026-01-02 03:04:05] rollout.py:70 - perf {s}: {{'rollout/response_len/mean': {n}, 'perf/x': 1.0}}\n"
+                f"\x1b[36m(Actor pid=7)\x1b[0m rollout {s}: {{'rollout/raw_reward': {r}, 'rollout/step': {s}}}\n"
+                f"(Actor pid=7) step {s}: {{'train/loss': -1e-05, 'train/kl': nan, 'train/step': {s}}}\n"
+                for s, n, r in ROWS
+            ),
+        ),
+        "prime-rl": (
+            "metrics.jsonl",
+            "".join(
+                json.dumps({"step": s, "seq_len/all/mean": n})
+                + "\n"
+                + json.dumps({"step": s, "reward/all/mean": r})
+                + "\n"
+                for s, n, r in ROWS
+            ),
+        ),
+        "NeMo-RL": (
+            "metrics.json",
+            json.dumps(
+                {
+                    "train/mean_gen_tokens_per_sample": {str(s): n for s, n, _ in ROWS},
+                    "train/reward": {str(s): r for s, _, r in ROWS},
+                }
+            ),
+        ),
+        "wandb history": (
+            "history.json",
+            json.dumps(
+                [
+                    {"_step": 7 * s, "train/global_step": s, "train/completions/mean_length": n, "train/reward": r}
+                    for s, n, r in ROWS
+                ]
+            ),
+        ),
+    }
     path = folder / names[kind][0]
     path.write_text(names[kind][1])
     return path
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "verl", "trl", "wandb"])
+@pytest.mark.parametrize(
+    "kind",
+    ["csv", "jsonl", "verl", "verl file", "slime", "prime-rl", "NeMo-RL", "trl", "wandb", "wandb history"],
+)
 def test_every_format_gives_the_same_steps(tmp_path: Path, kind: str) -> None:
     assert read_run(written(tmp_path, kind)) == [
         ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}) for step, length, reward in ROWS
     ]
+
+
+@pytest.mark.parametrize(
+    ("record", "measure", "value"),
+    [
+        ({"sampling/sampling_logp_difference/mean": 0.01}, "mean_abs_d", 0.01),
+        ({"train/train_rollout_logprob_abs_diff": 0.02}, "mean_abs_d", 0.02),
+        ({"mismatch_kl/all/mean": 3e-4}, "k3_kl", 3e-4),
+        ({"train/gen_kl_error": 4e-4}, "k3_kl", 4e-4),
+    ],
+)
+def test_mismatch_that_a_framework_logs_is_read(
+    tmp_path: Path, record: dict[str, float], measure: str, value: float
+) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": [{"step": 1, **record}]}))
+    assert read_run(path) == [ClosedStep(1, {f"trainer/rollout:{measure}": value})]
 
 
 def test_export_of_tensorboard_is_one_quantity_a_file(tmp_path: Path) -> None:
@@ -176,8 +242,13 @@ def test_command_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
     file = str(collapsing(tmp_path / "run.csv"))
     assert command.run(parser.parse_args([file])) == 0
     text = capsys.readouterr().out
+    assert text.startswith("1 of 1 collapses warned of, 39 steps before in the median.")
     assert "length_surge@84" in text
+    assert "strictness" not in text
+    assert command.run(parser.parse_args([file, "--full"])) == 0
+    text = capsys.readouterr().out
     assert "clock, every" in text
+    assert "strictness" in text
     assert command.run(parser.parse_args([file, "--json"])) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["runs"][0]["collapse"] == 123

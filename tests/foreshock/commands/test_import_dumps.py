@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from foreshock import Reader
 from foreshock.commands.main import main
 from foreshock.errors import ConfigurationError
 from tests.foreshock.importers.make_dumps import DUMPS
@@ -125,6 +126,8 @@ def test_wrong_arguments_say_what_to_do(
     assert run(shared_service, str(tmp_path), *words, "--run-key", "wrong") == 1
     with pytest.raises(ConfigurationError, match=message):
         raise ConfigurationError(capsys.readouterr().err)
+    with Reader(shared_service.url) as reader:
+        assert "wrong" not in [each.key for each in reader.runs()], "no run is left behind"
 
 
 class Following:

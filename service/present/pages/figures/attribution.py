@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from foreshock_service.present.pages.figures import buckets, mismatch
-from foreshock_service.present.pages.figures.drawing import INK, MUTED, SERIES, Figure, Json, Missing, scientific
+from foreshock_service.present.pages.figures.drawing import (
+    INK,
+    MUTED,
+    SERIES,
+    Figure,
+    Json,
+    Missing,
+    log_axis,
+    scientific,
+)
 
 ATTRIBUTION_TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74
@@ -234,9 +243,7 @@ def token_figure(points: TokenPoints) -> Figure | Missing:
 
 
 def _log_axis(title: str, values: Sequence[float]) -> Json:
-    axis: Json = {"title": {"text": title}, "type": "log", "exponentformat": "power"}
-    # Within one decade the labels between the powers are needed.
-    return {**axis, "dtick": 1} if max(values) > 10 * min(values) else axis
+    return {"title": {"text": title}, **log_axis(values)}
 
 
 def _markers(name: str, points: Sequence[tuple[float, float]], colour: str) -> Json:

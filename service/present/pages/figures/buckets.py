@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from foreshock_service.present.pages.figures.drawing import SERIES, Figure, Json, Missing, scientific, step_axis
+from foreshock_service.present.pages.figures.drawing import (
+    SERIES,
+    Figure,
+    Json,
+    Missing,
+    log_axis,
+    scientific,
+    step_axis,
+)
 
 TITLE = "Mismatch by token probability"
 
@@ -174,15 +182,7 @@ def _layout(axis: str, value: str, traces: Sequence[Json]) -> Json:
 
 
 def _log_axis(title: str, domain: list[float], values: Sequence[float | None], labels: int) -> Json:
-    exponents = [math.log10(value) for value in values if value and math.isfinite(value)]
-    decades = max(exponents) - min(exponents) if exponents else 0.0
-    return {
-        "title": {"text": title},
-        "type": "log",
-        "domain": domain,
-        "exponentformat": "power",
-        "dtick": max(1, math.ceil(decades / labels)),
-    }
+    return {"title": {"text": title}, "type": "log", "domain": domain, **log_axis(values, labels)}
 
 
 def _caption(comparison: str, step: int) -> str:

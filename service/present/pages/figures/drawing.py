@@ -114,6 +114,16 @@ def step_axis(**more: Any) -> Json:
     return {"title": {"text": "training step"}, "rangemode": "tozero", "tickformat": "d", **more}
 
 
+def log_axis(values: Sequence[float | None], labels: int = 5) -> Json:
+    """Return a logarithmic axis with about so many labels: 1, 2 and 5 of each decade, or powers of ten."""
+    positive = [value for value in values if value and 0 < value < math.inf]
+    if not positive:
+        return {"type": "log"}
+    decades = math.log10(max(positive)) - math.log10(min(positive))
+    every = "D2" if 3 * decades <= labels else math.ceil(decades / labels)
+    return {"type": "log", "exponentformat": "e", "dtick": every}
+
+
 def scientific(value: float) -> str:
     """Return a number with three digits, such as `1.2e-5`; plain digits if they are shorter.
 

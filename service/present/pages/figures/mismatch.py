@@ -62,7 +62,7 @@ def mismatch_figure(
             "type": "log",
             "range": [math.log10(low), math.log10(high)],
             "dtick": 1 if high / low < MANY_DECADES else 2,
-            "exponentformat": "power",
+            "exponentformat": "e",
         },
         "shapes": _bands(edges),
         "annotations": _band_names(edges[1:]),
@@ -167,7 +167,7 @@ def comparison_figure(
     traces = [_line(at, name, curve, logarithmic) for at, name, curve in shown]
     axis: drawing.Json = {"title": {"text": unit}}
     if logarithmic:
-        axis |= {"type": "log", "exponentformat": "power", "nticks": 6}
+        axis |= drawing.log_axis([value for _, _, curve in shown for _, value in curve.points()])
     absent = [name for name, curve in curves if not curve]
     caption = f"Not logged by {', '.join(absent)}." if absent else ""
     return drawing.Figure(

@@ -9,6 +9,7 @@ from foreshock_service.present.pages.figures import drawing
 
 MOST_COLUMNS = 280
 """Pixel columns of a panel: a longer curve shows of each column the mean and the range."""
+FEW_STEPS = 6
 MOST_CHANGES = 50
 _TONES = {"critical": drawing.CRITICAL, "warning": drawing.WARNING}
 _TICK = 0.07
@@ -57,15 +58,18 @@ def overview_figure(
         return drawing.Missing(title, why_missing)
     traces: list[drawing.Json] = []
     layout: drawing.Json = {"shapes": [], "annotations": [], "showlegend": False, "panels": len(shown)}
+    last = max(panel.curve.points()[-1][0] for panel in shown)
+    # Between whole steps there is nothing.
+    ticks = {"dtick": 1} if last < FEW_STEPS else {"nticks": 6}
     for number, panel in enumerate(shown, start=1):
         axis = "" if number == 1 else str(number)
         # Plain axes: the panels share the step axis, whose title is in the caption.
-        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "rangemode": "normal", "tickformat": "d", "nticks": 6} | (
+        layout[f"xaxis{axis}"] = {"anchor": f"y{axis}", "rangemode": "normal", "tickformat": "d", **ticks} | (
             {"matches": "x"} if axis else {}
         )
-        layout[f"yaxis{axis}"] = {"anchor": f"x{axis}", "nticks": 4, "exponentformat": "e"} | (
-            _log_axis(panel.curve) if panel.logarithmic else {}
-        )
+        values = [value for _, value in panel.curve.points()]
+        scale = drawing.log_axis(values) if panel.logarithmic and max(values) > 0 else _flat_axis(values)
+        layout[f"yaxis{axis}"] = {"anchor": f"x{axis}", "nticks": 4, "exponentformat": "e"} | scale
         traces += _traces(panel, axis)
         layout["annotations"].append(_name(panel, axis))
         layout["shapes"] += [*_lines(panel, axis), *shapes_of(marks, axis)]
@@ -74,12 +78,9 @@ def overview_figure(
     return drawing.Figure(title, " ".join(filter(None, words)), _summary(shown), traces, layout, height=150)
 
 
-def _log_axis(curve: drawing.Curve) -> drawing.Json:
-    positive = [value for _, value in curve.points() if value > 0]
-    if not positive:
-        return {}
-    # Labels at 1, 2 and 5 of each decade, or at each decade.
-    return {"type": "log", "dtick": "D2" if max(positive) < 30 * min(positive) else 1}
+def _flat_axis(values: Sequence[float]) -> drawing.Json:
+    """Return the range of a curve of one small value: Plotly's own is 1 on both sides of it."""
+    return {"range": sorted((0.0, 2 * values[0]))} if min(values) == max(values) and 0 < abs(values[0]) < 0.5 else {}
 
 
 def _traces(panel: Panel, axis: str) -> list[drawing.Json]:

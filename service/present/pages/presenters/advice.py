@@ -37,7 +37,7 @@ class AdvicePanel:
     advice: AdviceRead
     mode: view_models.Label
     phase: str
-    schedule: str
+    schedule: str | None
     applied: str
     actions: Sequence[Action]
 
@@ -140,9 +140,9 @@ def surge_step(viewing: Viewing, run_id: str) -> int | None:
     return schedule.surge_step if schedule is not None else None
 
 
-def _schedule(advice: AdviceRead) -> str:
+def _schedule(advice: AdviceRead) -> str | None:
     if advice.schedule is None:
-        return "none: no length surge so far" if not advice.rule_halvings else "none; lowered by the control loop"
+        return None
     rule = f"× {advice.schedule.factor:g} every {advice.schedule.decay_period} steps"
     return f"{rule} (surge at {advice.schedule.surge_step}), floor {advice.schedule.floor:g}"
 

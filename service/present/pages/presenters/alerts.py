@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from foreshock.api import runs, watch
 from foreshock.changes import ChangeKind
-from foreshock.severity import SEVERITIES
+from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.pages.figures.overview import Mark
@@ -95,14 +95,14 @@ def _value(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
-MOST_ALERTS = 50
+MOST_ALERTS = 1000
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
-    """Return the newest open and acknowledged alerts of the run, what happened first before the others."""
+    """Return the open and acknowledged alerts of the run: the gravest first, of these what happened first."""
     states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
-    return sorted(found, key=lambda each: (each.step, each.rule))
+    return sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
 
 
 ALERTS_ON_A_PAGE = 25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
@@ -145,24 +147,34 @@ class Fleet:
         return dict(zip(columns["step"], columns[measure], strict=True))
 
 
-@pytest.fixture(scope="package")
-def fleet(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decoders: DecoderPool) -> Iterator[Fleet]:
-    """A service with a run of each kind; that with the mismatch is replayed, and its trainer follows the advice."""
-    folder = tmp_path_factory.mktemp("fleet")
-    shutil.copy(sqlite_template, folder / "foreshock.db")
+@contextmanager
+def running_app(folder: Path, decoders: DecoderPool | None = None) -> Iterator[tuple[httpx.Client, FastAPI]]:
+    """A service on the migrated database of a folder, which closes steps that lack a shard at once."""
     settings = Settings(
         database_url=f"sqlite:///{folder / 'foreshock.db'}", store_url=str(folder / "tokens"),
         step_grace_seconds=0.5, sweep_interval_seconds=0.2,
     )  # fmt: skip
-    with (
-        RunningServer(create_app(settings, decoders)) as server,
-        httpx.Client(base_url=server.url, timeout=60) as http,
-    ):
-        senders = {name: runs.send_kind(http, name) for name in runs.KINDS}
-        runs.acknowledge(senders["mismatch"])
-        runs.replay_as_engine_difference(senders["mismatch"], runs.KINDS["mismatch"])
-        runs.wait_until_closed(senders["incomplete"])
-        yield Fleet(http, server.url, {name: sender.run for name, sender in senders.items()})
+    app = create_app(settings, decoders)
+    with RunningServer(app) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        yield http, app
+
+
+def send_fleet(http: httpx.Client) -> Fleet:
+    """Send a run of each kind; that with the mismatch is replayed, and its trainer follows the advice."""
+    senders = {name: runs.send_kind(http, name) for name in runs.KINDS}
+    runs.acknowledge(senders["mismatch"])
+    runs.replay_as_engine_difference(senders["mismatch"], runs.KINDS["mismatch"])
+    runs.wait_until_closed(senders["incomplete"])
+    return Fleet(http, str(http.base_url).rstrip("/"), {name: sender.run for name, sender in senders.items()})
+
+
+@pytest.fixture(scope="package")
+def fleet(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decoders: DecoderPool) -> Iterator[Fleet]:
+    """A service with the five kinds of run, which no test changes."""
+    folder = tmp_path_factory.mktemp("fleet")
+    shutil.copy(sqlite_template, folder / "foreshock.db")
+    with running_app(folder, decoders) as (http, _):
+        yield send_fleet(http)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_the_list_shows_runs_with_their_mismatch_and_their_advice(site: Site) ->
     assert site.run.name in page
     row = page[page.index(site.run.id) :].partition("</tr>")[0]
     assert re.search(r'data-column="k3"><svg.*?</svg><span>[\d.]+e-5<', row)
-    assert re.search(r'data-column="rate">1<span class="muted" title="shadow mode', row)
+    assert re.search(r'data-column="rate"><span class="muted" title="shadow mode: the trainer gets 1.0">1<', row)
 
 
 def test_list_of_runs_is_paged(http: httpx.Client) -> None:

@@ -1,0 +1,79 @@
+"""Runs with little, odd or broken data have pages that are whole, and say what is missing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from foreshock_service.platform.decoding.pool import DecoderPool
+from tests.service.present.pages.bad_runs import KINDS, send_bad_runs
+from tests.service.present.pages.browsing import Visit
+from tests.service.present.pages.conftest import running_app
+from tests.service.present.pages.test_accessibility import serious
+from tests.service.present.pages.test_every_page import SIZES
+
+SENTENCES = {
+    "nothing": "Unknown: no step is complete yet.",
+    "one step": "Unknown: 1 step with both log-probs, 5 are needed",
+    "one rollout": "Unknown: 1 step with both log-probs, 5 are needed",
+    "only lengths": "Unknown: no step has both log-probs yet.",
+    "only scalars": "Unknown: no step has both log-probs yet; the reward, 0.85, has not fallen.",
+    "NaN everywhere": "Warning since step 1: some log-probs are NaN, infinite or placeholders",
+}
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory, sqlite_template: Path, decoders: DecoderPool) -> Iterator[str]:
+    """The address of a service with the runs, in the project "bad"."""
+    folder = tmp_path_factory.mktemp("bad")
+    shutil.copy(sqlite_template, folder / "foreshock.db")
+    with running_app(folder, decoders) as (http, app):
+        send_bad_runs(http, app.state.context.database)
+        yield str(http.base_url).rstrip("/")
+
+
+def address_of(name: str) -> str:
+    return f"/runs/bad/{quote(name, safe='')}"
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_first_sentence_says_what_is_there(bad: str, name: str) -> None:
+    page = httpx.get(bad + address_of(name)).raise_for_status().text
+    assert f"<p><strong>{SENTENCES[name]}" in page
+
+
+def test_alerts_are_counted_and_the_gravest_come_first(bad: str) -> None:
+    page = httpx.get(bad + address_of("500 alerts")).raise_for_status().text
+    (shown,) = re.findall(r"(\d+) open alerts", page)
+    assert int(shown) > 500
+    severities = re.findall(r'<summary><span class="badge \w*">(\w+)</span> <strong>', page)
+    assert severities == ["critical"] * 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_page_is_whole(visit: Visit, bad: str, name: str) -> None:
+    for width in (390, 1440):
+        visit.page.set_viewport_size({"width": width, "height": SIZES[width]})
+        page = visit.open(bad, address_of(name), unfold=width == 390)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not re.search(r"\b(nan|None|undefined|Infinity)\b", page.locator("main").inner_text())
+    assert serious(visit.page) == []
+    visit.assert_clean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["/", "/alerts", "/hardware"])
+def test_page_over_all_of_them_is_whole(visit: Visit, bad: str, address: str) -> None:
+    visit.origin = bad
+    for width in (390, 1440):
+        visit.page.set_viewport_size({"width": width, "height": SIZES[width]})
+        visit.go(bad + address)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    visit.assert_clean()
