@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from dashboards.layout import Dashboard, Row
+from dashboards.layout import Dashboard, Row, Variable
 from dashboards.panels import RUN_OF_ROW, RUN_OF_SERIES, Level, Panel, PanelOptions, latest, levels_of, over_time
 from dashboards.queries import PromQuery
 from dashboards.run import TAIL, TAIL_LEVELS
@@ -15,7 +15,9 @@ from foreshock.ranges import required_range
 
 OPEN_ALERT_LEVELS = (Level(None, "green"), Level(1, "red"))
 # Metrics carry a run's id; its name is a label of foreshock_run_info.
-WITH_NAME = "* on (run) group_left (name) foreshock_run_info"
+WITH_NAME = '* on (run) group_left (name) foreshock_run_info{name=~"$name"}'
+CHOSEN = Variable("name", "Runs", PromQuery("label_values(foreshock_run_info, name)"), several=True)
+VERDICTS = ("healthy", "unknown", "warning", "critical")
 
 # Columns that Prometheus adds to every row.
 PLUMBING = ("Time", "__name__", "job", "instance")
@@ -44,16 +46,30 @@ def fleet_dashboard() -> Dashboard:
         title="Foreshock: all runs now",
         description="Mismatch, advice and alerts of every exported run, over time.",
         page=("The runs' page", "/"),
+        variables=(CHOSEN,),
         rows=(
             Row("Now", _now()),
-            Row("Mismatch", _mismatch()),
+            Row("Reward and mismatch", _mismatch()),
             Row("Learning rate", _advice()),
         ),
     )
 
 
 def _now() -> tuple[Panel, ...]:
+    verdicts = (
+        f'{rank} * (foreshock_diagnosis_verdict{{verdict="{name}"}} == 1)' for rank, name in enumerate(VERDICTS)
+    )
     return (
+        Panel(
+            "Worst runs",
+            "table",
+            (PromQuery(f"sort_desc(({' or '.join(verdicts)}) {WITH_NAME})", table=True),),
+            "Each run with the verdict of its diagnosis, the gravest first. The run's page says since when and why.",
+            width=24,
+            height=8,
+            hidden_columns=(*PLUMBING, "Value"),
+            link=RUN_OF_ROW,
+        ),
         latest(
             "Open alerts",
             "sum(foreshock_alerts_open) or vector(0)",
@@ -100,7 +116,7 @@ def _mismatch_of_kind(kind: ModelKind) -> Panel:
     known = required_range("k3_kl", kind)
     runs, of_kind = ("dense models", '!="moe"') if kind == "dense" else ("mixtures of experts", '="moe"')
     unknown = " A run whose model kind is unknown is judged as dense." if kind == "dense" else ""
-    expression = f'foreshock_k3_kl_nats{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}{{model_kind{of_kind}}}'
+    expression = f'foreshock_k3_kl_nats{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME[:-1]},model_kind{of_kind}}}'
     return Panel(
         f"k3 per token, {TRAINER_ROLLOUT}, {runs}",
         "timeseries",
@@ -114,7 +130,8 @@ def _mismatch_of_kind(kind: ModelKind) -> Panel:
 
 def _mismatch() -> tuple[Panel, ...]:
     return (
-        *(_mismatch_of_kind(kind) for kind in MODEL_KINDS),
+        of_runs("Reward", "foreshock_reward_mean", "{{name}}", "Mean reward of the newest closed step.", width=8),
+        *(replace(_mismatch_of_kind(kind), width=8) for kind in MODEL_KINDS),
         Panel(
             "k3 per token, other comparisons",
             "timeseries",

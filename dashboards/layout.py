@@ -35,6 +35,8 @@ class Variable:
     label: str
     query: SqlQuery | PromQuery
     hidden: bool = False
+    several: bool = False
+    """Several can be chosen; all are, at first."""
 
     def build(self) -> models.VariableModel:
         """Return the variable as Grafana's."""
@@ -43,7 +45,7 @@ class Variable:
         else:
             query = {"qryType": 1, "query": self.query.expression, "refId": "variable"}
         hide = models.VariableHide.HIDE_VARIABLE if self.hidden else models.VariableHide.DONT_HIDE
-        return (
+        built = (
             builders.QueryVariable(self.name)
             .label(self.label)
             .datasource(self.query.datasource)
@@ -51,10 +53,13 @@ class Variable:
             .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(models.VariableSort.DISABLED)
             .hide(hide)
-            .multi(False)
-            .include_all(False)
-            .build()
+            .multi(self.several)
+            .include_all(self.several)
         )
+        if self.several:
+            every = models.VariableOption(selected=True, text="All", value="$__all")
+            built = built.all_value(".*").current(every)
+        return built.build()
 
 
 SERVICE_ADDRESS = Variable(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.fleet import PLUMBING, WITH_NAME, link_shares, of_runs
+from dashboards.fleet import CHOSEN, PLUMBING, WITH_NAME, link_shares, of_runs
 from dashboards.layout import Dashboard, Row
 from dashboards.panels import RUN_OF_ROW, Level, Panel, latest, over_time
 from dashboards.queries import PromQuery, SqlQuery
@@ -16,6 +16,7 @@ def probes_dashboard() -> Dashboard:
         title="Foreshock: probes and hardware",
         description="Workers, jobs, and the mismatch that each kind of hardware measured.",
         page=("The hardware page", "/hardware"),
+        variables=(CHOSEN,),
         rows=(
             Row("Workers and jobs", _jobs()),
             Row("Where the mismatch comes from", _links()),

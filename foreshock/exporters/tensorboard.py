@@ -5,6 +5,7 @@ TensorBoard reads one event file of a folder at a time, so the files are in a fo
 """
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,15 +32,18 @@ class TensorBoardExporter(Exporter):
 
     def start(self, run: ExportedRun) -> None:
         """Open the event file."""
-        from tensorboard.summary import Writer
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if self._writer is None:
-            self._writer = Writer(str(self.directory))
+            self._writer = EventFileWriter(str(self.directory))
 
     def write(self, step: StepValues, *, closing: bool) -> bool:
-        """Write the step and flush."""
-        for name, value in step.values.items():
-            self._writer.add_scalar(f"{PREFIX}{name}", value, step.step)
+        """Write the step as plain scalars, which every reader of event files knows, and flush."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=f"{PREFIX}{name}", simple_value=value) for name, value in step.values.items()]
+        self._writer.add_event(Event(step=step.step, wall_time=time.time(), summary=Summary(value=values)))
         self._writer.flush()
         return True
 

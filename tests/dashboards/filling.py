@@ -15,5 +15,5 @@ def filled(sql: str, run: str = "run_1") -> str:
 
 
 def filled_expression(expression: str, run: str) -> str:
-    """Return the PromQL as Grafana sends it for one run."""
-    return RUN.sub(run, expression)
+    """Return the PromQL as Grafana sends it for one run, or for all of a dashboard of several."""
+    return RUN.sub(run, expression).replace("$name", ".*")

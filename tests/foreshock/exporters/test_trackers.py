@@ -98,10 +98,10 @@ def test_event_file_of_tensorboard(
     client = make("tensorboard", export="tensorboard")
     train(client, lambda step: None)
     assert client.close()
-    events = EventAccumulator(str(tmp_path / "logs" / "foreshock"), size_guidance={"tensors": 0})
+    events = EventAccumulator(str(tmp_path / "logs" / "foreshock"), size_guidance={"scalars": 0})
     events.Reload()
-    assert "foreshock/lr_scale" in events.Tags()["tensors"]
-    points = events.Tensors("foreshock/k3_kl")
+    assert "foreshock/lr_scale" in events.Tags()["scalars"]
+    points = events.Scalars("foreshock/k3_kl")
     assert sorted(point.step for point in points) == list(STEPS), "each step once"
-    stored = {point.step: float(point.tensor_proto.float_val[0]) for point in points}
+    stored = {point.step: point.value for point in points}
     assert stored == pytest.approx(curve(client, "k3_kl"), rel=1e-6)
