@@ -37,6 +37,7 @@ class _Methods:
     token_ids = call(step_calls.token_ids)
     worst_tokens = call(step_calls.worst_tokens)
     rollout_tokens = call(step_calls.rollout_tokens)
+    export_rollouts = call(step_calls.export_rollouts)
     exact_tokens = call(step_calls.exact_tokens)
     diagnosis = call(calls.diagnosis)
     findings = listing(calls.findings)

@@ -84,6 +84,11 @@ def rollout_tokens(
     return get(columns.tokens, step_path(run, step, "tokens"), query)
 
 
+def export_rollouts(run: str, step: int, *, attempt: int | None = None) -> Request[bytes]:
+    """Return the bytes of a Parquet file with every stored rollout of a step, a row each, in the rollout table."""
+    return Request(step_path(run, step, "rollouts"), [("attempt", attempt)], bytes, accept="*/*")
+
+
 def exact_tokens(
     run: str,
     step: int,

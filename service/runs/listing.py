@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cachetools import TTLCache
-from sqlalchemy import Select, case, func, select
+from sqlalchemy import Select, case, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -64,6 +64,16 @@ def newest_values(session: Session, run_ids: Collection[str]) -> dict[str, dict[
         if tokens:
             found["k3"][run_id] = sum(value * weight for value, weight in pairs) / tokens
     return found
+
+
+def reported_values(session: Session, name: str, last_steps: Mapping[str, int]) -> dict[str, float]:
+    """Return by run the quantity as its trainer reports it at the run's newest step."""
+    query = select(Scalar.run_id, Scalar.value).where(
+        tuple_(Scalar.run_id, Scalar.step).in_(list(last_steps.items())),
+        Scalar.name.in_(names_of([QUANTITIES[name].key])),
+        Scalar.value.is_not(None),
+    )
+    return {run_id: value for run_id, value in session.execute(query.order_by(Scalar.attempt))}
 
 
 def short_curves(session: Session, versions: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, ShortCurve]]:

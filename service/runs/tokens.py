@@ -1,13 +1,19 @@
-"""Single tokens from the store: the worst of a step, or one rollout with its tokens or with all that was logged."""
+"""Tokens from the store: the worst of a step, one rollout, or the step's whole rollouts as a Parquet file."""
 
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import IO, Annotated
 
 import numpy as np
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 from fastapi import Query, Request, Response
+from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
+from starlette.background import BackgroundTask
 
 from foreshock import comparisons, rollouts
 from foreshock.api.records import to_json
@@ -19,6 +25,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import api_router
+from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.runs import (
     attempts,
     chosen_tokens,
@@ -35,6 +42,7 @@ router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 LARGEST_POSITION = 2**31 - 1
 LONGEST_SAMPLE_ID = 1024
+_CHUNK_BYTES = 1 << 20
 _EVERY_COLUMN = tuple(column.name for column in schema.ROLLOUT_COLUMNS)
 
 
@@ -111,6 +119,53 @@ def read_tokens(
     found = find_tokens(context, principal, query)
     body = _tokens_json(found) if media_type == columnar.JSON_MEDIA_TYPE else columnar.render(found.table, media_type)
     return columnar.columnar_response(request, body, media_type)
+
+
+@router.get(
+    "/rollouts",
+    response_class=Response,
+    responses={200: {"content": {PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def export_rollouts(
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
+) -> StreamingResponse:
+    """Return every rollout of a step that is stored in full as one Parquet file, a row each, in the rollout table.
+
+    A column that only some shards have is null in the others.
+    """
+    with context.database.read() as session:
+        runs.get_run(session, principal, run)
+        key = attempts.resolve_step(session, run, step, attempt)
+        files = shards.shards_with_tokens(session, key)
+    joined = _joined(context, key, files)
+    return StreamingResponse(
+        iter(partial(joined.read, _CHUNK_BYTES), b""),
+        media_type=PARQUET_MEDIA_TYPE,
+        headers={"Content-Disposition": f'attachment; filename="step_{step}.parquet"'},
+        background=BackgroundTask(joined.close),
+    )
+
+
+def _joined(context: ServiceContext, key: events.StepKey, files: Sequence[Shard]) -> IO[bytes]:
+    """Return a temporary file with the row groups of these files, at its beginning."""
+    joined = tempfile.TemporaryFile()
+    with problem.stored_file(f"step {key.step}"), parquet_files.arrow_errors():
+        opened = partial(pq.ParquetFile, pre_buffer=False)
+        schema = pa.unify_schemas([opened(context.store.file(each.file).open()).schema_arrow for each in files])
+        with pq.ParquetWriter(joined, schema, compression="zstd") as writer:
+            for each in files:
+                with opened(context.store.file(each.file).open()) as source:
+                    for group in range(source.num_row_groups):
+                        rows = pa.concat_tables(
+                            [schema.empty_table(), source.read_row_group(group)], promote_options="default"
+                        )
+                        writer.write_table(rows)
+    joined.seek(0)
+    return joined
 
 
 def _tokens_json(found: FoundTokens) -> bytes:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Depends, Form, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -15,6 +16,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, view_models
 
 LONGEST_KEY = 200
+_MOST_FAULTS = 3
 _bearer = HTTPBearer(auto_error=False)
 
 
@@ -130,6 +132,9 @@ class PageRoute(APIRoute):
                 return RedirectResponse(_login_address(request), status_code=303, headers=rendering.PAGE_HEADERS)
             except problem.ProblemError as error:
                 return _problem_page(request, error)
+            except RequestValidationError as error:
+                found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+                return _problem_page(request, problem.InvalidRequest("; ".join(found[:_MOST_FAULTS])))
 
         return handle_with_pages
 

@@ -215,6 +215,7 @@ class StepPage:
     links_notes: Sequence[str]
     doctor: DoctorPanel
     tokens_address: str
+    rollouts_address: str
     corrections_address: str
     grafana_address: str | None
 

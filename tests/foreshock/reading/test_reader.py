@@ -29,6 +29,7 @@ from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import RememberedAnswers
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.reading.request import Listing
+from foreshock.rollouts import decode_rollouts
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 from tests.foreshock.running_service import RunningService
@@ -186,6 +187,12 @@ def test_exports_are_the_files_of_the_same_columns(reader: Any) -> None:
     assert csv["k3_kl"].to_pylist() == measured["k3_kl"].tolist()
     scalars = pq.read_table(io.BytesIO(reader.export_scalars("my-run", "parquet", names=["grad_norm"])))
     assert scalars["value"].to_pylist() == [step / 2 for step in STEPS]
+
+
+def test_rollouts_of_a_step_are_one_parquet_file(reader: Any) -> None:
+    file = reader.export_rollouts("my-run", 20)
+    rows = {step.step: step.rollouts for step in reader.steps("my-run")}[20]
+    assert pq.read_table(io.BytesIO(file)).num_rows == decode_rollouts(file).num_rollouts == rows
 
 
 def test_buckets_and_token_ids(reader: Any) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
+
 import httpx
+import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 
@@ -21,6 +25,20 @@ def run(http: httpx.Client) -> Sender:
     sender = start_run(http)
     sender.put_shard(2, BATCH).raise_for_status()
     return sender
+
+
+@on_sqlite
+def test_rollouts_of_all_shards_are_one_file(http: httpx.Client) -> None:
+    run = start_run(http)
+    plain = replace(make_batch(5, seed=1), reward=None)
+    for shard, batch in enumerate((plain, make_batch(7, seed=2))):
+        run.put_shard(3, batch, shard, 2).raise_for_status()
+    answer = run.get("steps/3/rollouts").raise_for_status()
+    table = pq.read_table(io.BytesIO(answer.content))
+    assert answer.headers["content-disposition"] == 'attachment; filename="step_3.parquet"'
+    assert table["sample_id"].to_pylist() == [*plain.sample_ids, *make_batch(7, seed=2).sample_ids]
+    assert table["reward"].null_count == 5
+    assert run.get("steps/4/rollouts").status_code == 404
 
 
 @on_sqlite

@@ -95,14 +95,16 @@ def _value(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
 
 
-MOST_ALERTS = 1000
+MOST_ALERTS, SHOWN_ALERTS = 1000, 50
 
 
 def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
-    """Return the open and acknowledged alerts of the run: the gravest first, of these what happened first."""
+    """Return the open and acknowledged alerts of the run: the gravest that a page shows by step, then the others."""
     states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
     found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
-    return sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
+    ranked = sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
+    shown = sorted(ranked[:SHOWN_ALERTS], key=lambda each: (each.step, each.rule))
+    return [*shown, *ranked[SHOWN_ALERTS:]]
 
 
 ALERTS_ON_A_PAGE = 25

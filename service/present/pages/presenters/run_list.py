@@ -311,12 +311,21 @@ def _active_at(run: Run) -> int:
 def _sorted_by(viewing: Viewing, name: str, runs: Sequence[Run]) -> Mapping[str, Any]:
     """Return by run what it is sorted by; a run without it comes last."""
     if name in listing.QUANTITIES:
-        return listing.newest_values(viewing.session, [run.id for run in runs])[name]
+        measured = listing.newest_values(viewing.session, [run.id for run in runs])[name]
+        missing = [run for run in runs if run.id not in measured]
+        return measured | listing.reported_values(viewing.session, name, _last_steps(viewing, missing))
     if name == "scale":
         return _scales(viewing, runs)
     if name == "step":
-        return {run.id: run.last_step for run in runs}
+        return _last_steps(viewing, runs)
     return {run.id: _active_at(run) if name == "age" else (run.name or run.key).casefold() for run in runs}
+
+
+def _last_steps(viewing: Viewing, runs: Sequence[Run]) -> dict[str, int]:
+    """Return the newest step of each run that has one, also if only scalars came."""
+    observed = observed_steps(viewing.session, [run.id for run in runs])
+    steps_of = {run.id: observed.get(run.id) if run.last_step is None else run.last_step for run in runs}
+    return {run_id: step for run_id, step in steps_of.items() if step is not None}
 
 
 def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
@@ -329,8 +338,8 @@ def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
 
 def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[ListedRun]:
     run_ids = [run.id for run in runs]
-    observed = observed_steps(viewing.session, run_ids)
-    versions = {run.id: (step, run.tokens) for run in runs if (step := run.last_step or observed.get(run.id))}
+    tokens = {run.id: run.tokens for run in runs}
+    versions = {run_id: (step, tokens[run_id]) for run_id, step in _last_steps(viewing, runs).items()}
     curves = listing.short_curves(viewing.session, versions)
     paths = {
         name: spark_paths({run: of[name].points for run, of in curves.items() if name in of}, logarithmic=name == "k3")

@@ -177,6 +177,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> step_models
         links_notes=links.notes_of(attribution),
         doctor=doctor_of_step(viewing, key),
         tokens_address=f"{parts}/tokens",
+        rollouts_address=f"/v1/runs/{run_id}/steps/{step.step}/rollouts?attempt={step.attempt}",
         corrections_address=f"{parts}/corrections",
         grafana_address=alerts.run_dashboard(viewing.context.settings, run.id),
     )
