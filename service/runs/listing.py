@@ -73,7 +73,7 @@ def reported_values(session: Session, name: str, last_steps: Mapping[str, int]) 
         Scalar.name.in_(names_of([QUANTITIES[name].key])),
         Scalar.value.is_not(None),
     )
-    return {run_id: value for run_id, value in session.execute(query.order_by(Scalar.attempt))}
+    return dict(session.execute(query.order_by(Scalar.attempt)).tuples().all())  # type: ignore[arg-type]
 
 
 def short_curves(session: Session, versions: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, ShortCurve]]:

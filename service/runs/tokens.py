@@ -152,20 +152,23 @@ def export_rollouts(
 
 def _joined(context: ServiceContext, key: events.StepKey, files: Sequence[Shard]) -> IO[bytes]:
     """Return a temporary file with the row groups of these files, at its beginning."""
-    joined = tempfile.TemporaryFile()
+    joined = tempfile.TemporaryFile()  # noqa: SIM115  the end of the answer closes it
     with problem.stored_file(f"step {key.step}"), parquet_files.arrow_errors():
-        opened = partial(pq.ParquetFile, pre_buffer=False)
-        schema = pa.unify_schemas([opened(context.store.file(each.file).open()).schema_arrow for each in files])
+        schema = pa.unify_schemas([_schema(context.store.file(each.file)) for each in files])
         with pq.ParquetWriter(joined, schema, compression="zstd") as writer:
             for each in files:
-                with opened(context.store.file(each.file).open()) as source:
-                    for group in range(source.num_row_groups):
-                        rows = pa.concat_tables(
-                            [schema.empty_table(), source.read_row_group(group)], promote_options="default"
-                        )
-                        writer.write_table(rows)
+                with context.store.file(each.file).open() as source:
+                    shard = pq.ParquetFile(source)
+                    for group in range(shard.num_row_groups):
+                        rows = [schema.empty_table(), shard.read_row_group(group)]
+                        writer.write_table(pa.concat_tables(rows, promote_options="default"))
     joined.seek(0)
     return joined
+
+
+def _schema(file: parquet_files.OpenableFile) -> pa.Schema:
+    with file.open() as source:
+        return pq.read_schema(source)
 
 
 def _tokens_json(found: FoundTokens) -> bytes:
