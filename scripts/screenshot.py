@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
@@ -26,6 +28,8 @@ WIDTH = 1280
 LAST_STEP = 160
 COLOURS = 128
 """Of a picture's palette: pages have few colours, and a picture takes a third of the bytes."""
+COARSE = 10
+LARGEST_DIFFERENCE = 0.02
 _READY = "body[data-drawn=yes]"
 
 
@@ -63,17 +67,23 @@ def main() -> int:
         return 1
     IMAGES.mkdir(exist_ok=True)
     settings = {"FORESHOCK_TOKENIZERS_FOLDER": str(tokenizers_of(data))}
-    with running_service(REPOSITORY, **settings) as address, sync_playwright() as playwright:
-        places = pages_of_the_demo(address)
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=browser_program, args=[*arguments, "--disable-gpu"])
-        for picture in PICTURES:
+    with running_service(REPOSITORY, **settings) as address:
+        for picture, taken in pictures(address, browser_program):
             file = IMAGES / f"{picture.name}.png"
-            size = write_small(file, take(browser, picture, address + picture.path.format(**places)))
-            print(f"{file.relative_to(REPOSITORY)}: {size / 1000:.0f} kB")
-        browser.close()
+            print(f"{file.relative_to(REPOSITORY)}: {write_small(file, taken) / 1000:.0f} kB")
     (REPOSITORY / "serve.log").unlink(missing_ok=True)
     return 0
+
+
+def pictures(address: str, browser_program: str) -> Iterator[tuple[Picture, bytes]]:
+    """Take every picture of the demo that runs at this address."""
+    places = pages_of_the_demo(address)
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_program, args=[*arguments, "--disable-gpu"])
+        for picture in PICTURES:
+            yield picture, take(browser, picture, address + picture.path.format(**places))
+        browser.close()
 
 
 def pages_of_the_demo(address: str) -> dict[str, str]:
@@ -97,6 +107,19 @@ def take(browser: Browser, picture: Picture, address: str) -> bytes:
     taken = page.screenshot()
     page.close()
     return taken
+
+
+def difference(taken: bytes, file: Path) -> float:
+    """Return how much a picture differs from a file, from 0 to 1; 1 if the sizes differ.
+
+    Squares of ten pixels are compared, in which fonts and times hardly count.
+    """
+    with Image.open(BytesIO(taken)) as one, Image.open(file) as other:
+        if one.size != other.size:
+            return 1.0
+        width, height = one.width // COARSE, one.height // COARSE
+        small = [each.convert("L").resize((width, height), Image.Resampling.BOX) for each in (one, other)]
+    return float(np.abs(np.asarray(small[0], float) - np.asarray(small[1], float)).mean() / 255)
 
 
 def write_small(file: Path, taken: bytes) -> int:

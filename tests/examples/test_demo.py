@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -19,6 +21,7 @@ from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.demo.service_child import HOST, USUAL_PORT, only_demo_of, own_port
 from examples.tiny_rl.record import RECORDED, RunRecord
+from scripts.screenshot import IMAGES, LARGEST_DIFFERENCE, difference, pictures
 from tests.paths import REPOSITORY
 
 
@@ -129,6 +132,11 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     second = start_demo(tmp_path)
     output = wait_for(second, "The pages stay up until Ctrl-C")
     assert output.count("nothing to do: it is stored already") == 2
+    address = re.findall(r"http://127\.0\.0\.1:\d+", output)[0]
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    assert chromium is not None, "Chromium is missing: apt-get install chromium"
+    for picture, taken in pictures(address, chromium):
+        assert difference(taken, IMAGES / f"{picture.name}.png") < LARGEST_DIFFERENCE, "run make screenshot"
     assert children_of(tmp_path)
     second.send_signal(signal.SIGINT)
     second.communicate(timeout=120)
