@@ -3,6 +3,7 @@
 # make closed-loop  make the missing runs of examples/closed_loop, as above
 # make test    run everything that CI runs; WORKERS=2: fewer processes of pytest, for a machine with less than 16 GB
 # make docs    build the documentation site into build/site; SERVE=1 serves it on http://localhost:8000
+# make gallery take a picture of every page and every kind of run into build/gallery
 # make bench-… measure one claim; prints a table and a line of key=value pairs, exits 1 if the bar is not reached
 
 VENV   ?= .venv
@@ -18,7 +19,7 @@ BENCHES := bench-bad-input bench-broken-service bench-closed-loop bench-connect 
 	bench-queries bench-truth
 
 .DEFAULT_GOAL := help
-.PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs screenshot clean
+.PHONY: help demo collapses closed-loop test setup lint types imports pytest format $(BENCHES) docs gallery screenshot clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -66,6 +67,9 @@ format: setup
 
 $(BENCHES): bench-%: setup
 	@$(BIN)/python -m benchmarks.$(subst -,_,$*)
+
+gallery: setup
+	@$(BIN)/python -m tests.service.present.pages.gallery
 
 screenshot: setup
 	$(BIN)/python -m scripts.screenshot
