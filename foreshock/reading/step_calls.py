@@ -21,6 +21,7 @@ __all__ = [
     "doctor",
     "exact",
     "exact_tokens",
+    "export_rollouts",
     "layers",
     "lint",
     "matrix",

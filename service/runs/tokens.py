@@ -141,7 +141,14 @@ def export_rollouts(
         runs.get_run(session, principal, run)
         key = attempts.resolve_step(session, run, step, attempt)
         files = shards.shards_with_tokens(session, key)
-    joined = _joined(context, key, files)
+    if not files:
+        raise RolloutNotFound(f"the run has no rollouts of step {step}")
+    joined = tempfile.TemporaryFile()  # noqa: SIM115  the end of the answer closes it
+    try:
+        _join(context, key, files, joined)
+    except Exception:
+        joined.close()
+        raise
     return StreamingResponse(
         iter(partial(joined.read, _CHUNK_BYTES), b""),
         media_type=PARQUET_MEDIA_TYPE,
@@ -150,9 +157,8 @@ def export_rollouts(
     )
 
 
-def _joined(context: ServiceContext, key: events.StepKey, files: Sequence[Shard]) -> IO[bytes]:
-    """Return a temporary file with the row groups of these files, at its beginning."""
-    joined = tempfile.TemporaryFile()  # noqa: SIM115  the end of the answer closes it
+def _join(context: ServiceContext, key: events.StepKey, files: Sequence[Shard], joined: IO[bytes]) -> None:
+    """Write the row groups of these files to a file, and go to its beginning."""
     with problem.stored_file(f"step {key.step}"), parquet_files.arrow_errors():
         schema = pa.unify_schemas([_schema(context.store.file(each.file)) for each in files])
         with pq.ParquetWriter(joined, schema, compression="zstd") as writer:
@@ -163,7 +169,6 @@ def _joined(context: ServiceContext, key: events.StepKey, files: Sequence[Shard]
                         rows = [schema.empty_table(), shard.read_row_group(group)]
                         writer.write_table(pa.concat_tables(rows, promote_options="default"))
     joined.seek(0)
-    return joined
 
 
 def _schema(file: parquet_files.OpenableFile) -> pa.Schema:
