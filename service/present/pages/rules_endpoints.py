@@ -10,7 +10,7 @@ from foreshock.diagnosis.rule_files import LARGEST_TEXT
 from foreshock.page_addresses import run_page_path
 from foreshock.severity import Severity
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.parameters import LARGEST_STEP
+from foreshock_service.platform.parameters import LARGEST_STEP, Name
 from foreshock_service.present.pages import rendering, sessions
 from foreshock_service.present.pages.presenters.advice import rules_page
 from foreshock_service.present.pages.presenters.viewing import open_viewing
@@ -38,6 +38,7 @@ def change_one_rule(
     visitor: sessions.OperatorSession,
     action: Annotated[Literal["change", "disable", "default"], Form()],
     first_step: Annotated[int, Form(ge=0, le=LARGEST_STEP)],
+    reason: Annotated[Name, Form()],
     absolute: Number = None,
     relative: Number = None,
     minimum_duration: Annotated[int | None, Form()] = None,
@@ -52,7 +53,7 @@ def change_one_rule(
     given = {name: value for name, value in entered.items() if value is not None}
     values = {"change": given, "disable": None, "default": {}}[action]
     context.database.write(
-        lambda session: change_rule(session, context.events, visitor.principal, run, rule, values, first_step)
+        lambda session: change_rule(session, context.events, visitor.principal, run, rule, values, first_step, reason)
     )
     return _back(context, visitor, run)
 
@@ -63,11 +64,12 @@ def change_rules(
     context: Context,
     visitor: sessions.OperatorSession,
     toml: Annotated[str, Form(max_length=2 * LARGEST_TEXT)],
+    reason: Annotated[Name, Form()],
 ) -> Response:
     """Set a file of rules, then redirect to the run's rules."""
     # A form sends its lines with carriage returns.
     text = toml.replace("\r\n", "\n")
-    context.database.write(lambda session: set_rules(session, context.events, visitor.principal, run, text))
+    context.database.write(lambda session: set_rules(session, context.events, visitor.principal, run, text, reason))
     return _back(context, visitor, run)
 
 

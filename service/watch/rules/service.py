@@ -80,9 +80,14 @@ def read_rules(session: Session, principal: security.Principal, run_id: str, ste
 
 
 def set_rules(
-    session: Session, events: context.EventBus, principal: security.Principal, run_id: str, toml: str
+    session: Session,
+    events: context.EventBus,
+    principal: security.Principal,
+    run_id: str,
+    toml: str,
+    reason: str | None = None,
 ) -> RulesVersion:
-    """Add a version of the run's rules and derive its alerts again. Raises RulesInvalid."""
+    """Add a version of the run's rules and derive its alerts again; the audit keeps `reason`. Raises RulesInvalid."""
     run = lock_run(session, principal, run_id)
     version = (run.rules_version or 0) + 1
     if version > MOST_VERSIONS:
@@ -108,7 +113,8 @@ def set_rules(
     audit.record(
         session, principal, "rules.set", run.id,
         project=run.project, run_id=run.id, before={"version": version - 1},
-        after={"version": version, "effective_from_step": changes.effective_from_step, "toml": toml},
+        after={"version": version, "effective_from_step": changes.effective_from_step, "toml": toml}
+        | ({} if reason is None else {"reason": reason}),
     )  # fmt: skip
     events.publish(session, RulesChanged(run_id))
     return row
@@ -210,6 +216,7 @@ def change_rule(
     name: str,
     values: Mapping[str, Any] | None,
     first_step: int,
+    reason: str | None = None,
 ) -> RulesVersion:
     """Change fields of one rule from a step on; None disables it, no field brings its default back.
 
@@ -228,7 +235,7 @@ def change_rule(
     if kept is None or kept:
         tables[name] = kept
     changes = replace(newest, effective_from_step=first_step, tables=tables)
-    return set_rules(session, events, principal, run_id, rule_files.changes_to_toml(changes))
+    return set_rules(session, events, principal, run_id, rule_files.changes_to_toml(changes), reason)
 
 
 def _changed_table(

@@ -27,7 +27,7 @@ def token_of(http: httpx.Client, run: SentRun) -> str:
 
 
 def post(http: httpx.Client, run: SentRun, rule: str, **fields: str) -> httpx.Response:
-    body = {"csrf_token": token_of(http, run), "first_step": "5", **fields}
+    body = {"csrf_token": token_of(http, run), "first_step": "5", "reason": "a test", **fields}
     return http.post(f"{run.forms}/rules/{rule}", data=body)
 
 
@@ -65,6 +65,7 @@ def test_changed_rule_holds_from_its_step_on_and_says_since_when(http: httpx.Cli
     assert f"relative 4.5, default {before['relative']:g}" in shown
     (entry,) = [each for each in http.get("/v1/audit").json()["items"] if each["action"] == "rules.set"]
     assert "relative = 4.5" in entry["after"]["toml"]
+    assert entry["after"]["reason"] == "a test"
 
 
 def test_one_change_keeps_those_before_it(http: httpx.Client, own_run: SentRun) -> None:
@@ -95,7 +96,7 @@ def test_one_change_keeps_those_before_it(http: httpx.Client, own_run: SentRun) 
 def test_rule_is_added_by_a_file_and_removed_by_a_form(http: httpx.Client, own_run: SentRun) -> None:
     toml = "version = 1\r\neffective_from_step = 3\r\n[rules.own]\r\nkey = 'scalars:x'\r\nabsolute = 1.0\r\n"
     toml += "severity = 'info'\r\nwhy = 'w'\r\nwhat_to_do = 'd'\r\n"
-    body = {"csrf_token": token_of(http, own_run), "toml": toml}
+    body = {"csrf_token": token_of(http, own_run), "toml": toml, "reason": "a test"}
     assert http.post(f"{own_run.forms}/rules", data=body).status_code == 303
     assert "added since step 3" in card(http, own_run, "own")
     assert post(http, own_run, "own", action="disable").status_code == 303
@@ -147,6 +148,7 @@ def test_operator_changes_a_rule_in_the_browser(visit: Visit, site: Site, width:
     rule.locator("summary").click()
     assert rule.get_by_label("From step").input_value() == "3"
     rule.get_by_label("Relative").fill("7")
+    rule.get_by_label("Reason").fill("a test")
     rule.get_by_role("button", name="Change").click()
     page.get_by_text("changed since step 3").wait_for()
     page.locator("#rule-mismatch_rise summary").click()
@@ -163,6 +165,8 @@ def test_reader_without_the_scope_gets_no_form_and_is_refused(http: httpx.Client
     assert 'id="rule-mismatch_rise"' in page
     assert "<form" not in page
     answer = http.post(
-        f"{run.forms}/rules/mismatch_rise", data={"action": "disable", "first_step": "1"}, headers=headers
+        f"{run.forms}/rules/mismatch_rise",
+        data={"action": "disable", "first_step": "1", "reason": "r"},
+        headers=headers,
     )
     assert answer.status_code == 403
