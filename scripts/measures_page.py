@@ -50,7 +50,7 @@ measurement = measure_step(rollouts)
 metrics = measurement.step.measures() | measurement.comparisons["trainer/rollout"].measures()
 ```
 
-`pip install foreshock` needs numpy and pyarrow, no torch. With `foreshock[fast]`, call
+`pip install .` in a clone needs numpy and pyarrow, no torch. With `.[fast]`, call
 `foreshock.measures.passes.compiled.prepare()` once per process: the same lines then run as machine code.
 
 | argument | shape and meaning |
