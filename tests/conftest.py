@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from foreshock_probes.engines.environment import hold_this_process
 
 # Before any test imports torch. Idle OpenMP threads sleep: by default they spin, which takes a third of the CPU time of
 # torch's and vLLM's tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# vLLM would compile one function, which ranks tokens and no test reads, in each engine: 2 s of CPU time.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 hold_this_process()
 # Tests start hundreds of Python processes: those that may not keep bytecode compile the project anew each time, a third
 # of the CPU time of their imports.
@@ -34,18 +39,46 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order files by how long they take: those that start vLLM, those with other slow tests, the rest.
+TOGETHER = (
+    re.compile(r"tests/probes/(exact_divergence/|(scorers|routing|layer_divergence)/test_vllm_|test_replay)"),
+    re.compile(r"tests/service/present/pages/"),
+)
+"""Files that one process runs: they share engines that stay warm, or a browser and services with many runs."""
 
-    Processes are given whole files (`--dist loadfile`); a long file that begins last is waited for by the other one.
+
+def unit_of(nodeid: str) -> str:
+    """Return what is given to a process at a time: a file, or the files that belong together."""
+    together = (pattern.pattern for pattern in TOGETHER if pattern.match(nodeid))
+    return next(together, nodeid.partition("::")[0])
+
+
+class Scheduling(LoadFileScheduling):
+    """Gives processes whole files, and those that belong together to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Schedule the tests of several processes (`-n`)."""
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order units by how long they take: files that belong together, those that start vLLM, slow ones, the rest.
+
+    A long unit that begins last is waited for by the other processes.
     """
 
     def rank(item: pytest.Item) -> int:
-        return 0 if item.get_closest_marker("vllm") else 1 if item.get_closest_marker("slow") else 2
+        if unit_of(item.nodeid) in {pattern.pattern for pattern in TOGETHER}:
+            return 0
+        return 1 if item.get_closest_marker("vllm") else 2 if item.get_closest_marker("slow") else 3
 
     of_file: dict[Path, int] = {}
     for item in items:
-        of_file[item.path] = min(rank(item), of_file.get(item.path, 2))
+        of_file[item.path] = min(rank(item), of_file.get(item.path, 3))
     items.sort(key=lambda item: of_file[item.path])
 
 

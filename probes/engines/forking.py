@@ -12,6 +12,7 @@ under Linux: importing it for a GPU may initialise the driver, which does not su
 
 import atexit
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -87,11 +88,19 @@ def serve_with_children(engine: str, worker: Connection) -> int:
             child = None
         if child is None:
             if command.accelerator == "cpu" and sys.platform == "linux":
-                for name in _PRELOADED.get(engine, ()):
-                    importlib.import_module(name)
+                _preload(engine)
             child, model, held = _Child(engine, worker), requested, set()
         held.add(command.weights_digest)
         child.send(message)
+
+
+def _preload(engine: str) -> None:
+    """Import the engine, and keep what it made out of garbage collections: vLLM makes five full ones as it starts."""
+    gc.disable()
+    for name in _PRELOADED.get(engine, ()):
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
 
 
 def _run_child(engine: str, requests: Connection, replies: Connection) -> None:

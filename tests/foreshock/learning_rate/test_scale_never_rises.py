@@ -44,10 +44,13 @@ LEVELS = st.lists(
 )
 
 
-def replay(values: dict[int, dict[str, float]]) -> WarningState:
-    state = WarningState()
-    for step in sorted(values):
-        state, _ = advance(state, ClosedStep(step, values[step]), CONFIGURATION)
+def replay(values: dict[int, dict[str, float]], states: dict[int, WarningState], changed: int) -> WarningState:
+    """Return the state after the history; `states` are those after its steps, which hold before `changed`."""
+    for step in [each for each in states if each >= changed]:
+        del states[step]
+    state = states[max(states)] if states else WarningState()
+    for step in sorted(each for each in values if each >= changed):
+        states[step] = state = advance(state, ClosedStep(step, values[step]), CONFIGURATION)[0]
     return state
 
 
@@ -63,6 +66,7 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
     ]
     known: dict[int, dict[str, float]] = {}
     late: dict[int, dict[str, float]] = {}
+    states: dict[int, WarningState] = {}
     log: list[Decision] = []
     given_out: list[float] = []
     for step, row in enumerate(rows, start=30):
@@ -71,12 +75,12 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
             late[step] = row
         else:
             known[step] = row
-        for each in [each for each in late if each <= step - delay]:
-            known[each] = late.pop(each)
+        come = [each for each in late if each <= step - delay]
+        known |= {each: late.pop(each) for each in come}
         if not known:
             continue
-        # Late steps are inserted where they belong: the whole history is derived again.
-        state = replay(known)
+        # Late steps are inserted where they belong: the history from there on is derived again.
+        state = replay(known, states, min([step, *come]))
         log = [Decision.from_json(each.to_json()) for each in log]
         holds = holding_signals(state, CONFIGURATION)
         schedule = CONFIGURATION.schedule_at(state.surge_step or 0)

@@ -10,7 +10,6 @@ import pytest
 
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
-from foreshock_service.runs.changes import MOST_SETUPS
 from tests.service.sending import Sender, make_batch, start_run
 
 
@@ -83,12 +82,16 @@ def test_steps_that_name_nothing_and_open_steps_are_passed_over(http: httpx.Clie
     assert change["differences"] == [{"name": "engine.device_name", "before": ["H100"], "after": ["A100", "H100"]}]
 
 
-def test_a_run_that_names_another_setup_at_each_step_is_bounded(http: httpx.Client) -> None:
+def test_a_run_that_names_another_setup_at_each_step_is_bounded(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 5
+    monkeypatch.setattr("foreshock_service.runs.changes.MOST_SETUPS", most)
     sender = start_run(http)
-    for step in range(MOST_SETUPS + 3):
+    for step in range(most + 3):
         send(sender, step, f"device {step}")
     found = changes(sender, limit=500)
-    assert [each["step"] for each in found] == list(range(1, MOST_SETUPS))
+    assert [each["step"] for each in found] == list(range(1, most))
 
 
 def test_announced_change_is_listed_and_the_newer_words_hold(http: httpx.Client) -> None:

@@ -15,7 +15,7 @@ from tests.service.runs.step_rows import copy_run
 from tests.service.sending import Sender, make_batch, start_run
 
 PERIOD = 25
-LONG, SHORT = 400, 75  # both longer than the window of the diagnosis
+LONG, SHORT = 175, 75  # both longer than the window of the diagnosis
 MARGIN = 100
 """Instructions by which steps differ, such as those at which a snapshot is kept for good."""
 

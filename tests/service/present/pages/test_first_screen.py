@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import httpx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
 from tests.service.present.pages.conftest import SentRun, Site, send_run
 
@@ -54,16 +56,17 @@ def test_every_logged_scalar_is_reachable(http: httpx.Client) -> None:
     assert http.get(address).json()["data"][0]["y"] == [3.5]
 
 
-def test_part_of_the_steps_is_drawn_in_more_detail(http: httpx.Client) -> None:
+def test_part_of_the_steps_is_drawn_in_more_detail(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "MOST_COLUMNS", 14)
     run = send_run(http, "long", steps=0)
-    for step in range(1, 601):
-        values = {"values": {"reward": step / 600}}
+    for step in range(1, 31):
+        values = {"values": {"reward": step / 30}}
         http.put(f"/v1/runs/{run.id}/steps/{step}/scalars", json=values).raise_for_status()
     address = f"/pages/runs/{run.id}/figures/overview.json"
     names = [trace["name"] for trace in http.get(address).json()["data"] if trace["name"].startswith("Reward")]
     assert names == ["Reward, least", "Reward, largest", "Reward"]
-    part, *_ = http.get(address, params={"from_step": 101, "to_step": 110}).json()["data"]
-    assert (part["name"], part["x"]) == ("Reward", list(range(101, 111)))
+    part, *_ = http.get(address, params={"from_step": 11, "to_step": 20}).json()["data"]
+    assert (part["name"], part["x"]) == ("Reward", list(range(11, 21)))
 
 
 def test_run_that_has_ended_offers_no_action_on_its_learning_rate(http: httpx.Client) -> None:

@@ -13,7 +13,7 @@ import pytest
 from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.figures.attribution import TokenPoints, token_figure
 from foreshock_service.present.pages.figures.buckets import HeatMapColumns, heat_map_figure
-from foreshock_service.present.pages.presenters.rollout import MOST_STEPS
+from foreshock_service.present.pages.presenters import rollout as presenter
 from foreshock_service.runs.chosen_tokens import MOST_SAMPLED
 from tests.service.present.pages.browsing import Visit
 from tests.service.present.pages.conftest import Fleet, SentRun, Site, rollouts
@@ -105,16 +105,20 @@ def test_heat_map_agrees_with_the_buckets_of_every_step(site: Site) -> None:
         assert [(columns["tokens"][row], columns["mean |d|, nats"][row]) for row in at] == held
 
 
-def test_heat_map_of_a_long_run_has_few_columns_and_the_newest_step(http: httpx.Client) -> None:
+def test_heat_map_of_a_long_run_has_few_columns_and_the_newest_step(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 9
+    monkeypatch.setattr(presenter, "MOST_STEPS", most)
     sender = start_run(http, "long")
-    for step in range(1, 2 * MOST_STEPS + 2):
+    for step in range(1, 2 * most + 2):
         sender.put_shard(step, make_batch(4, seed=step)).raise_for_status()
     figure = http.get(f"/pages/runs/{sender.run}/figures/heat-map.json").raise_for_status().json()
     steps = sorted(set(figure["columns"]["training step"]))
-    assert steps == list(range(1, 2 * MOST_STEPS + 2, 3))
-    assert f"{len(steps)} of {2 * MOST_STEPS + 1} steps, equally far apart." in figure["caption"]
+    assert steps == list(range(1, 2 * most + 2, 3))
+    assert f"{len(steps)} of {2 * most + 1} steps, equally far apart." in figure["caption"]
     # A new step joins the others, which stay.
-    newest = 2 * MOST_STEPS + 2
+    newest = 2 * most + 2
     sender.put_shard(newest, make_batch(4, seed=newest)).raise_for_status()
     columns = http.get(f"/pages/runs/{sender.run}/figures/heat-map.json").raise_for_status().json()["columns"]
     assert sorted(set(columns["training step"])) == [*steps, newest]
