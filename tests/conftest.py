@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from foreshock_probes.engines.environment import hold_this_process
 
@@ -52,7 +52,7 @@ def unit_of(nodeid: str) -> str:
     return next(together, nodeid.partition("::")[0])
 
 
-class Scheduling(LoadFileScheduling):
+class Scheduling(LoadFileScheduling):  # type: ignore[misc]
     """Gives processes whole files, and those that belong together to the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
