@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from foreshock_probes.engines.environment import hold_this_process
+from tests.paths import CERTIFICATE
 
 # Before any test imports torch. Idle OpenMP threads sleep: by default they spin, which takes a third of the CPU time of
 # torch's and vLLM's tests.
@@ -24,6 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # vLLM would compile one function, which ranks tokens and no test reads, in each engine: 2 s of CPU time.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 hold_this_process()
+# Every HTTP client reads the certificates that the machine trusts, 25 ms of CPU time in each of thousands of clients and
+# of polls for a server that starts. Tests talk to servers of their own, without TLS; what does not takes the first name.
+os.environ.setdefault("MACHINES_SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""))
+os.environ["SSL_CERT_FILE"] = str(CERTIFICATE)
 # Tests start hundreds of Python processes: those that may not keep bytecode compile the project anew each time, a third
 # of the CPU time of their imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -7,6 +7,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
 PROMETHEUS = REPOSITORY / "dashboards" / "prometheus"
+# Of nobody: what trusts it alone trusts no server.
+CERTIFICATE = REPOSITORY / "tests" / "certificate.pem"
 # The recorded run that ships with the repository.
 RECORDED = REPOSITORY / "examples" / "tiny_rl" / "recorded"
 # Recorded runs beside the repository; tests that need them are skipped if they are absent.

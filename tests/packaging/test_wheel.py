@@ -18,8 +18,10 @@ from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
-# Without the sources, which would be imported instead of the wheel.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+# Without the sources, which would be imported instead of the wheel, and with the machine's certificates for the index.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SSL_CERT_FILE")}
+if machines := os.environ.get("MACHINES_SSL_CERT_FILE"):
+    ENVIRONMENT["SSL_CERT_FILE"] = machines
 
 
 def run(*command: str | Path, **environment: str) -> str:
