@@ -25,8 +25,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # vLLM would compile one function, which ranks tokens and no test reads, in each engine: 2 s of CPU time.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 hold_this_process()
-# Every HTTP client reads the certificates that the machine trusts, 25 ms of CPU time in each of thousands of clients and
-# of polls for a server that starts. Tests talk to servers of their own, without TLS; what does not takes the first name.
+# Every HTTP client reads the certificates that the machine trusts, 25 ms of CPU time in each of thousands of clients
+# and of polls for a server that starts. Tests talk to servers of their own, without TLS; what does not takes the first.
 os.environ.setdefault("MACHINES_SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""))
 os.environ["SSL_CERT_FILE"] = str(CERTIFICATE)
 # Tests start hundreds of Python processes: those that may not keep bytecode compile the project anew each time, a third
