@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
 
-__all__ = ["DOCTOR", "EXACT", "LAYERS", "MATRIX", "PROBE_KINDS", "ROUTING", "ProbeKind"]
+__all__ = ["DOCTOR", "EXACT", "LAYERS", "MATRIX", "PROBE_KINDS", "ROUTING", "UPDATE", "ProbeKind"]
 
 _WORDS = {1: "one scorer", 2: "two scorers"}
 
@@ -161,5 +161,21 @@ ROUTING = ProbeKind(
     help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the second μ",
     report="foreshock.commands.report_routing:routing_of_answer",
 )
+UPDATE = ProbeKind(
+    name="update",
+    noun="a measurement of an update",
+    job="foreshock_probes.update:run_job",
+    capability="update.measure",
+    scorers=1,
+    default_scorers=(TRAINER_REPLAY,),
+    rollouts=256,
+    most_rollouts=4096,
+    sends_scores=False,
+    in_chain=False,
+    document="update",
+    meaning="how far the step's update moves the policy, against the scorer's noise: needs the next step's weights too",
+    help="measure how far the step's update moves the policy, by its weights and those of the next step",
+    report="foreshock.commands.report_update:update_of_answer",
+)
 
-PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, MATRIX, LAYERS, ROUTING)}
+PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, MATRIX, LAYERS, ROUTING, UPDATE)}

@@ -19,7 +19,7 @@ from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table, wrap
 from foreshock.comparisons import comparison_name
 from foreshock.errors import ConfigurationError, ServiceUnavailable
-from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, ProbeKind
+from foreshock.probe_kinds import DOCTOR, EXACT, LAYERS, PROBE_KINDS, UPDATE, ProbeKind
 from foreshock.scorers import (
     EXACT_PAIRS,
     default_scorers,
@@ -138,6 +138,12 @@ def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
     for kind in _KINDS_WITH_FLAG:
         parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
     parser.add_argument(
+        "--checkpoint-step",
+        type=int,
+        metavar="N",
+        help="the step with the weights after the update (default: the next)",
+    )
+    parser.add_argument(
         "--max-candidates", type=int, metavar="N", help="earlier checkpoints that the doctor tries (default: 8)"
     )
 
@@ -187,6 +193,8 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         options["master_dtype"] = arguments.trainer_master_dtype
     if arguments.max_candidates is not None and kind is not DOCTOR:
         raise ConfigurationError("--max-candidates is an option of --doctor")
+    if arguments.checkpoint_step is not None and kind is not UPDATE:
+        raise ConfigurationError("--checkpoint-step is an option of --update")
     if (options or arguments.scorer) and kind is DOCTOR:
         raise ConfigurationError("--doctor makes replays of its own; --scorer and --trainer-… are for other probes")
     scorers = []
@@ -207,6 +215,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
         "priority": arguments.priority,
         "max_rollouts": arguments.max_rollouts,
         "max_candidates": arguments.max_candidates,
+        "checkpoint_step": arguments.checkpoint_step,
         "options": {_TRAINER_REPLAY: options} if options else None,
     }
     return {name: value for name, value in body.items() if value is not None}

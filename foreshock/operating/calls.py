@@ -85,7 +85,7 @@ def set_rules(run: str, toml: str) -> Request[RulesVersionRecord]:
     return change("PUT", run_path(run, "rules"), RulesVersionRecord, {"toml": toml}, is_repeatable=False)
 
 
-ProbeKind = Literal["exact", "doctor", "matrix", "layers", "routing"]
+ProbeKind = Literal["exact", "doctor", "matrix", "layers", "routing", "update"]
 
 
 def request_probe(

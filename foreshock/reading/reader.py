@@ -50,6 +50,7 @@ class _Methods:
     exact = call(step_calls.exact)
     routing = call(step_calls.routing)
     layers = call(step_calls.layers)
+    update = call(step_calls.update)
     doctor = call(step_calls.doctor)
     matrix = call(step_calls.matrix)
     alerts = listing(calls.alerts)

@@ -8,6 +8,7 @@ from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.replays import ExactStepRecord, ExactTokensRecord, MatrixRecord
 from foreshock.api.steps import CorrectionsRecord, LintRecord, TheoryRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.layer_divergence import LayerComparison
 from foreshock.reading import columns
 from foreshock.reading.columns import Buckets, TokenIds, Tokens
@@ -29,6 +30,7 @@ __all__ = [
     "routing",
     "theory",
     "token_ids",
+    "update",
     "worst_tokens",
 ]
 
@@ -181,6 +183,11 @@ def layers(
         return tuple(LayerComparison.from_dict({**item, "step": value["step"]}) for item in value["items"])
 
     return get(read, step_path(run, step, "layers"), [("attempt", attempt), ("pair", pair)])
+
+
+def update(run: str, step: int, *, attempt: int | None = None) -> Request[UpdateToNoise]:
+    """Return the newest measurement of a step's update. Raises Rejected (404) if none is done."""
+    return get(UpdateToNoise, step_path(run, step, "update"), [("attempt", attempt)])
 
 
 def doctor(run: str, step: int, *, attempt: int | None = None) -> Request[DoctorStepRecord]:

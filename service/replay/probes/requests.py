@@ -212,7 +212,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         raise service.ProbeNotPossible(
             f"step {key.step} is not closed yet: {step.received_shards} of {step.expected_shards} shards are stored"
         )
-    if body.checkpoint_step not in (None, key.step):
+    if body.checkpoint_step not in (None, key.step) and body.kind != probe_kinds.UPDATE.name:
         raise service.ProbeNotPossible(
             f"an exact probe of step {key.step} needs the weights that sampled it, got "
             f"checkpoint_step={body.checkpoint_step}; leave checkpoint_step out"
@@ -241,7 +241,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
-        candidates=_candidates(session, key, body) if body.kind == probe_kinds.DOCTOR.name else None,
+        candidates=_candidates(session, key, body),
     )
 
 
@@ -251,7 +251,27 @@ def _announced(steps: Sequence[int]) -> str:
     return f" (the newest that are: {', '.join(map(str, steps))})"
 
 
-def _candidates(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
+def _candidates(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]] | None:
+    """Return the other weights: those that the doctor tries, or those after the update; None: the kind has none."""
+    if body.kind == probe_kinds.UPDATE.name:
+        return [_weights_after(session, key, body)]
+    return _tried_by_doctor(session, key, body) if body.kind == probe_kinds.DOCTOR.name else None
+
+
+def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> dict[str, Any]:
+    step = key.step + 1 if body.checkpoint_step is None else body.checkpoint_step
+    if step <= key.step:
+        raise service.ProbeNotPossible(f"checkpoint_step must be after step {key.step}, got {step}")
+    found = service.find_checkpoint(session, key.run_id, key.attempt, step)
+    if found is None or (found.expires_at_us is not None and found.expires_at_us <= now_us()):
+        raise service.ProbeNotPossible(
+            f"an update of step {key.step} needs the weights of step {step} too, and none are announced, or they have "
+            "expired; checkpoint_step names a later step"
+        )
+    return {name: getattr(found, name) for name in _WEIGHTS_FIELDS}
+
+
+def _tried_by_doctor(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
     now = now_us()
     earlier = service.earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)

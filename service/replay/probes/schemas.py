@@ -81,7 +81,9 @@ class ProbeCreate(BaseModel):
         default_factory=dict, description="options by scorer; the worker checks them"
     )
     checkpoint_step: Step | None = Field(
-        default=None, description="absent, or the step itself: an exact probe needs its weights"
+        default=None,
+        description="absent, or the step itself: an exact probe needs its weights; of an update: the step with the "
+        "weights after it, absent: the next one",
     )
     max_candidates: int = Field(
         default=8, ge=0, le=32, description="of the doctor: try the weights of so many earlier announced steps"

@@ -1,0 +1,44 @@
+"""A job that measures an update: a scorer with the weights before it, twice, and with those after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foreshock.api.probes import ScorerRecord
+from foreshock.api.records import to_json
+from foreshock.diagnosis.update_noise import measure_update
+from foreshock.rollouts import decode_scores
+from foreshock.scorers import NOISE_FLOOR_VARIANT
+
+if TYPE_CHECKING:
+    from foreshock_probes.job_scoring import LeasedJob
+
+
+def run_job(job: LeasedJob) -> dict[str, Any]:
+    """Score the job's rollouts three times, and return the measurement as JSON."""
+    scorer, after = job.job.scorers[0].scorer, job.job.candidates[0]
+    weights = job.library.find(after, job.job.project)
+    before = job.command(ScorerRecord(scorer=scorer))
+    again = job.command(ScorerRecord(scorer=scorer, variant=NOISE_FLOOR_VARIANT))
+    moved = before.model_copy(
+        update={
+            "weights_folder": str(weights.folder),
+            "weights_digest": weights.digest,
+            "weights_version": weights.version,
+        }
+    )
+    scores = []
+    for label, command in (("before", before), ("noise floor", again), ("after", moved)):
+        job.result_file.unlink(missing_ok=True)
+        job.run_engine(command, f"{scorer}: {label}")
+        scores.append(decode_scores(job.result_file.read_bytes()))
+    weights.check_unchanged()
+    found = measure_update(
+        job.rollouts(),
+        *(each.log_probs for each in scores),
+        steps=(job.job.step, after.step),
+        scorer=scorer,
+        fingerprints=(scores[0].fingerprint, scores[-1].fingerprint),
+    )
+    job.log(found.in_words())
+    return dict(to_json(found))
