@@ -266,9 +266,9 @@ def _between(
     if mine != theirs and not any(each.cause == "temperature" for each in so_far):
         found.append(_temperatures(batch, mine, theirs))
     names = [str(search.found.change.get("weights")) for search in (engine, trainer)]
-    if names[0] == names[1]:
-        return found
     compared, subject = trainer.compared, experimenter.subject
+    if names[0] == names[1] or subject.announced["rollout"] == subject.announced["trainer"]:
+        return found  # a cause of one side is no lag between two
     base = trainer.found.change.plus(Change.of(weights=names[0]))
     sampling = trainer.found.sampling
 

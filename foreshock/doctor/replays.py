@@ -33,7 +33,9 @@ class Replays:
         """Return the log-probs of the tokens of a view under a change. Raises CannotTryError."""
         return sampling.log_probs(self._logits(change, view), view.compared)
 
-    def try_on(self, start: Trial, variants: tuple[Variant, ...], view: View) -> list[Trial]:
+    def try_on(
+        self, start: Trial, variants: tuple[Variant, ...], view: View, *, is_silent: bool = False
+    ) -> list[Trial]:
         """Return the trials of `variants` on top of `start`, which is one of the view; for weights also in part.
 
         Empty if a fit or a change of data does not apply. Raises CannotTryError.
@@ -57,7 +59,7 @@ class Replays:
         if log_probs is None:
             return []
         trial = self._trial((*start.variants, *variants), change, sampling, log_probs, view, data, tuple(values))
-        if variants[-1].change.values:
+        if variants[-1].change.values and not is_silent:
             mean = trial.gap / max(int(view.compared.usable.sum()), 1)
             self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {mean:.2e}")
         return [trial, *self._in_part(trial, start, view)]

@@ -55,7 +55,7 @@ class Sampling:
         return found
 
     def log_probs(self, logits: NDArray[np.float32], compared: Compared) -> Float64:
-        """Return the log-prob [T] of each token of `compared`; −∞ where the distribution excludes it."""
+        """Return the log-prob [T] of each token of `compared`; −∞ where it is banned."""
         values = self._penalised(logits.astype(np.float64), compared)
         rows = np.arange(values.shape[0])
         for token, bias in self.biases:
@@ -70,8 +70,7 @@ class Sampling:
         own = values[rows, compared.ids]
         if not self._truncates:
             return np.asarray(own - np.log(total))
-        mass, inside = self._kept(probabilities / total[:, None], compared.ids)
-        return np.asarray(np.where(inside, own - np.log(total * mass), -np.inf))
+        return np.asarray(own - np.log(total * self._kept(probabilities / total[:, None], compared.ids)))
 
     @property
     def _truncates(self) -> bool:
@@ -88,8 +87,8 @@ class Sampling:
             values = values - self.presence * (counts > 0) - self.frequency * counts
         return values
 
-    def _kept(self, probabilities: Float64, ids: NDArray[np.int32]) -> tuple[Float64, NDArray[np.bool_]]:
-        """Return the mass [T] that truncation keeps, and whether it keeps the token."""
+    def _kept(self, probabilities: Float64, ids: NDArray[np.int32]) -> Float64:
+        """Return the mass [T] that truncation keeps; it keeps the token, which was sampled, whatever rounding says."""
         rows = np.arange(ids.size)
         ordered = -np.sort(-probabilities, axis=1)
         running = np.cumsum(ordered, axis=1)
@@ -103,7 +102,7 @@ class Sampling:
         nucleus = ((running - ordered) < (top_p * mass)[:, None]).sum(axis=1)
         kept = np.where(top_p < 1, np.minimum(kept, np.maximum(nucleus, 1)), kept)
         rank = (probabilities > probabilities[rows, ids][:, None]).sum(axis=1)
-        return running[rows, kept - 1], rank < kept
+        return np.asarray(running[rows, np.maximum(kept, rank + 1) - 1])
 
 
 Gap = Callable[[Sampling], float]

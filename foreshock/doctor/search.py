@@ -4,19 +4,24 @@
    model; the best one in other batches gives the **noise**. A side within the noise is reproduced: the search ends.
 2. Single variants, by family: data and sampling need no further replay, then weights, then the forward pass, then
    parts. Each is judged for all rollouts, and for the rollouts that it fits better than the undisturbed replay. A
-   variant that needs a replay is screened first, on the tenth of the tokens in the rollouts that differ most: all
-   tokens are replayed only if it explains most of that.
+   variant that needs a replay is screened first, on the worst rollout and then on a tenth of the tokens in the
+   rollouts that differ most: all tokens are replayed only if it explains most of that.
 3. Pairs: every variant on top of the ones that explained most.
 
-A cause is named only if its variant **reproduces** what was logged: to within the noise, or to within ordinary rounding
-if the variant explains most of it, with the lower end of its interval over prompts; if the side was within ordinary
-rounding before, it also has to explain more than every other cause.
+A cause is named only if its variant **reproduces** what was logged: to within the noise, or to within ordinary
+rounding. The lower end of the share that it explains, over prompts, has to be above the null of that test:
+
+- beyond ordinary rounding: above what wrong variants explain of faults that no row describes (`_WRONG`);
+- within ordinary rounding: above what it explains of **healthy logs** (`nulls.healthy_share`); so many rollouts improve
+  (`nulls.chance_of`) that none of all variants that were tried would do so by chance; and no other cause explains as
+  much that is as unlikely.
+
 A few tokens at which rounding decides can outweigh all others. A variant is therefore also judged with weights that are
-small at such tokens, against the rounding of that mean; then it also has to explain more than every other cause.
-Nothing that explains only a part is named. Both floors are measured, so their bounds are too: two independent roundings
-differ by twice the variance of one, hence the factor of `_TWO_ROUNDINGS`.
+small at such tokens, against the rounding of that mean.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -24,30 +29,28 @@ import numpy as np
 
 from foreshock.doctor.catalogue import FAMILIES, PRECISIONS, Variant, variants_of
 from foreshock.doctor.changes import CannotTryError, Change, Experimenter
-from foreshock.doctor.evidence import RESOLUTION, Compared, Float64, mean_range, share_range, steadiness
+from foreshock.doctor.evidence import Compared, Float64, mean_range, share_range
+from foreshock.doctor.floors import Floors
+from foreshock.doctor.nulls import chance_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Budget, Trial, View
 
 __all__ = ["SideSearch"]
 
-_TWO_ROUNDINGS = 2.0
-_OTHER_KERNELS = 3.0
-"""How many times more than the precisions of torch other kernels may differ: those of vLLM differ 1.4 to 2.3 times."""
-_MOST = 0.75
-"""A cause explains more than this. In healthy batches the best of all variants explained up to a half of what rounding
-left; within ordinary rounding a cause therefore also has to explain more than every other one."""
+_WRONG = 0.75
+"""Wrong variants explained at most this of faults that no row describes; see `benchmarks/doctor`."""
+_CHANCE = 0.01
+"""The chance that any of the variants that were tried improves a healthy log as much."""
 _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
-_LITTLE = 0.1
-"""What a cause leaves below this part of ordinary rounding is searched for free variants only."""
-_WORTH_A_SEARCH = 10.0
-"""A side within ordinary rounding is searched further if it is beyond so many times the noise of other batches."""
+_OTHER_PATH = 2.0
+"""Decoding adds a noise of its own to that of other batches; what is below their sum is searched for cheap causes."""
 _SCREENED = 0.1
 """The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
 _LEAST_SCREENED = 3
-_SHARE_FOR_NOISE = 0.5
-"""The share of the tokens that the noise of other batches is measured on."""
+_EVERY = 4
+"""Weights are screened on every so-manieth rollout, as rollouts of several versions can be mixed."""
 _STARTS = 4
 """How many single variants a pair may start from: those that explain most."""
 MAJORITY = 0.5
@@ -67,19 +70,20 @@ class SideSearch:
     ) -> None:
         self.side, self.compared = side, compared
         self.subject = experimenter.subject
-        self._samplings, self._budget = samplings, budget
+        self._budget = budget
         self._replays = Replays(experimenter, budget, log)
         self._whole = View(compared)
-        self._weights = np.ones(compared.rows.size)
-        self._screens: dict[Trial, View] = {}
+        self._screens: dict[tuple[Trial, str], View] = {}
         self.screened: dict[tuple[Variant, ...], tuple[float, float]] = {}
         self.announced = Change.of(weights=experimenter.subject.announced[side])
-        self.rounding = self.weighted_rounding = RESOLUTION
-        self._noises: dict[str, float] = {}
+        self._floors = Floors(side, self._replays, compared, self.announced, samplings)
+        self._weights, self.rounding = self._floors.weights, self._floors.rounding
+        self._chances: dict[Trial, float] = {}
+        self._lows: dict[tuple[Trial, int], float] = {}
+        self._healthy_shares: dict[tuple[tuple[Variant, ...], bool], tuple[float, float]] = {}
         self.trials: list[Trial] = []
         self.not_tried: dict[str, str] = {}
-        self.base: Trial = self._base()
-        self.noise = self.noise_of(self.base)
+        self.base: Trial = self._floors.base
         self.found: Trial = self.base
 
     def run(self) -> Trial:
@@ -95,7 +99,7 @@ class SideSearch:
         """Whether what was found is within ordinary rounding."""
         if self.mean(self.found) <= self.rounding or self.is_exact(self.found):
             return True
-        return self.found is not self.base and self._is_named_by_weights(self.found)
+        return self.found is not self.base and self._names(self.found)
 
     def share(self, trial: Trial, without: Trial | None = None) -> tuple[float, float, float]:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""
@@ -115,86 +119,44 @@ class SideSearch:
         return [
             trial
             for trial in others
-            if (self.is_exact(trial) if exact else self._names(trial) and self.share(self.found, trial)[1] <= 0)
+            if (
+                self.is_exact(trial)
+                if exact
+                else self._names(trial, against_others=False) and self.share(self.found, trial)[1] <= 0
+            )
         ]
 
-    def _base(self) -> Trial:
-        """Replay the announced weights, measure both floors, and return the nearest precision."""
-        tried: dict[str, Trial] = {}
-        for precision in PRECISIONS[:3]:
-            change = self.announced.plus(Change.of(precision=precision))
-            plain = [self._replays.plain(change, each, self._whole) for each in self._samplings]
-            tried[precision] = min(plain, key=lambda each: each.gap)
-            if self.mean(tried[precision]) <= RESOLUTION:
-                return tried[precision]
-        best = self._nearest(tried)
-        replays = [self._replays.log_probs(trial.change, best.sampling, self._whole) for trial in tried.values()]
-        self._weights = steadiness(replays, self.compared)
-        pairs = [(0, 1), (0, 2), (1, 2)]
-        even = np.ones(self._weights.size)
-        floor, weighted_floor = (
-            max(self._upper(replays[one], replays[other], self._whole, weights) for one, other in pairs)
-            for weights in (even, self._weights)
-        )
-        self.rounding = _TWO_ROUNDINGS * floor
-        self.weighted_rounding = _TWO_ROUNDINGS * _OTHER_KERNELS * weighted_floor
-        return best
-
-    def _nearest(self, tried: dict[str, Trial]) -> Trial:
-        """Return the usual precision of the side, or one that is clearly nearer: a fault can hide the difference."""
-        usual = tried["bfloat16" if self.side == "rollout" else "autocast"]
-        nearest = min(tried.values(), key=lambda each: each.gap)
-        return nearest if share_range(usual.halves, nearest.halves, self.compared)[1] > MAJORITY else usual
-
-    def _upper(self, one: Float64, other: Float64, view: View, weights: Float64) -> float:
-        """Return the upper end of the mean of d²/2 between two replays."""
-        differing = replace_logged(view.compared, one)
-        return mean_range(weights * differing.halves(other), differing)[1]
-
     def noise_of(self, trial: Trial) -> float:
-        """Return E[d²]/2 between the undisturbed replay in the trial's precision and the same in other batches."""
-        precision = str(trial.change.get("precision"))
-        if self.rounding == RESOLUTION:
-            return 2 * RESOLUTION  # the first replay was exact
-        if precision not in self._noises:
-            plain = self.announced.plus(Change.of(precision=precision))
-            every = int(np.ceil(1 / _SHARE_FOR_NOISE))
-            view = self._whole.of_rows(np.arange(0, self.compared.batch.num_rollouts, every))
-            sampling = view.restricted(self.base).sampling
-            own, again = (
-                self._replays.log_probs(change, sampling, view)
-                for change in (plain, plain.plus(Change.of(composition="other")))
-            )
-            self._noises[precision] = max(
-                _TWO_ROUNDINGS * self._upper(own, again, view, np.ones(own.size)), 2 * RESOLUTION
-            )
-        return self._noises[precision]
-
-    def _usual_noise(self) -> float:
-        """Return the noise of the base or of a bfloat16 pass, whichever is larger: engines rarely use float32."""
-        change = self.base.change.plus(Change.of(precision="bfloat16"))
-        return max(self.noise_of(self.base), self.noise_of(replace(self.base, change=change)))
+        """Return E[d²]/2 that the announced weights differ by from themselves in other batches."""
+        return self._floors.noise_of(str(trial.change.get("precision")))[0]
 
     def _search(self) -> Trial:
-        before = self.mean(self.base)
-        is_little = before <= min(self.rounding, _WORTH_A_SEARCH * self._usual_noise())
-        is_little = is_little and self._weighted_mean(self.base) <= self.weighted_rounding
+        is_little = self._is_within(self.base, _OTHER_PATH)
         if is_little:
             self.not_tried["forward"] = "what is left is hardly more than the noise of other batches"
         for family in _CHEAP if is_little else FAMILIES:
-            for trial in self._singles(family, whole_weights_only=is_little):
-                self.trials.append(trial)
-                if self.is_exact(trial) and self._names(trial):
-                    return trial
+            for causes in _by_cause(variants_of(family, self.subject, self.side)):
+                for trial in (each for variant in causes for each in self._attempted(self.base, (variant,))):
+                    self.trials.append(trial)
+                    if self.is_exact(trial) and self._names(trial):
+                        return trial
+                if family not in _FREE and any(self._is_clear(each) for each in self.trials):
+                    break
+            self.trials += self._mixture() if family == "weights" else ()
             found = self._best()
             if found is not None and (self.is_exact(found) or self._is_clear(found)):
                 return found
         found = self._best()
         if found is not None:
             return found
-        if before <= self.rounding:
+        if self.mean(self.base) <= self.rounding:
             return self.base
         return self._pair() or self.base
+
+    def _is_within_one_rounding(self, trial: Trial) -> bool:
+        """Whether a trial leaves no more than one rounding, half of what two differ by: expensive families can wait."""
+        floors = self._floors
+        return self.mean(trial) <= floors.rounding / 2 and self._weighted_mean(trial) <= floors.weighted_rounding
 
     def _best(self) -> Trial | None:
         """Return the trial that may be named, refined by precision; None if there is none."""
@@ -216,52 +178,81 @@ class SideSearch:
 
     def is_exact(self, trial: Trial) -> bool:
         """Whether a trial is within the noise of other batches."""
-        return self.mean(trial) <= self.noise_of(trial)
+        return self._is_within(trial, 1.0)
+
+    def _is_within(self, trial: Trial, times: float) -> bool:
+        """Whether a trial leaves no more than so many times the noise of other batches, without and with weights."""
+        plain, weighted = self._floors.noise_of(str(trial.change.get("precision")))
+        return self.mean(trial) <= times * plain and self._weighted_mean(trial) <= times * weighted
 
     def _is_clear(self, trial: Trial) -> bool:
-        """Whether a named trial explains so much that no later family need be tried."""
-        return self.mean(trial) <= self.rounding and self.share(trial)[1] > 0.9
+        """Whether a trial explains what is beyond ordinary rounding so well that no other cause need be tried."""
+        is_beyond = self._is_beyond(1.0) or self._is_beyond(self._weights)
+        return is_beyond and self._is_within_one_rounding(trial) and self._names(trial)
 
-    def _names(self, trial: Trial) -> bool:
+    def _names(self, trial: Trial, *, against_others: bool = True) -> bool:
         """Whether a trial reproduces the side and may be named."""
-        low = self.share(trial)[1]
-        if self.is_exact(trial):
-            return low > MAJORITY
-        if self._is_named_by_weights(trial):
+        if self.mean(trial) <= max(self.rounding, self.noise_of(trial)) and self._is_above_null(
+            trial, 1.0, against_others
+        ):
             return True
-        if self.mean(trial) > self.rounding:
-            return False
-        if low <= _MOST:
-            return False
-        beyond = mean_range(self.base.halves, self.compared)[0] > self.rounding
-        return beyond or (bool(trial.rows.all()) and low > self._best_of_others(trial))
+        is_reproduced = self._weighted_mean(trial) <= self._floors.weighted_rounding
+        return is_reproduced and bool(trial.rows.all()) and self._is_above_null(trial, self._weights, against_others)
 
-    def _is_named_by_weights(self, trial: Trial) -> bool:
-        """Whether a trial is named if tokens at which rounding decides count little."""
-        if not trial.rows.all():
-            return False
-        if not self._weighted_mean(trial) <= self.weighted_rounding < self._weighted_mean(self.base):
-            return False
-        low = share_range(self.base.halves * self._weights, trial.halves * self._weights, self.compared)[1]
-        return low > max(_MOST, self._best_of_others(trial, self._weights))
+    def _is_beyond(self, weights: Float64 | float) -> bool:
+        """Whether the side is beyond ordinary rounding."""
+        floor = self.rounding if isinstance(weights, float) else self._floors.weighted_rounding
+        return mean_range(self.base.halves * weights, self.compared)[0] > floor
 
-    def _best_of_others(self, trial: Trial, weights: Float64 | float = 1.0) -> float:
-        """Return the largest share that single variants of other causes explain: the null of this very batch."""
-        causes = {each.cause for each in trial.variants}
-        others = [each for each in self.trials if not causes & {one.cause for one in each.variants}]
-        whole = max(float((self.base.halves * weights).sum()), 1e-300)
-        shares = [1 - float((each.halves * weights).sum()) / whole for each in others]
+    def _is_above_null(self, trial: Trial, weights: Float64 | float, against_others: bool) -> bool:
+        """Whether a trial explains more than its null; see the module."""
         kind = 0 if isinstance(weights, float) else 1
-        screened = [each[kind] for tried, each in self.screened.items() if not causes & {one.cause for one in tried}]
-        return max([*shares, *screened], default=0.0)
+        low = self._low(trial, kind)
+        if self._is_beyond(weights):
+            is_most = low > _WRONG or (kind == 0 and low > 0 and self.is_exact(trial))
+            return is_most and low > self._share_of_healthy(trial)[kind]
+        left = float((trial.halves * weights).sum() / max((self.base.halves * weights).sum(), 1e-300))
+        chance = self._chance(trial)
+        is_significant = chance * (len(self.trials) + len(self.screened)) < _CHANCE
+        if not (trial.rows.all() and is_significant and (left < MAJORITY or self.is_exact(trial))):
+            return False
+        if against_others and low <= self._best_of_others(trial, chance, weights):
+            return False
+        return low > self._share_of_healthy(trial)[kind]
 
-    def _singles(self, family: str, *, whole_weights_only: bool) -> Iterator[Trial]:
-        for variant in variants_of(family, self.subject, self.side):
-            if whole_weights_only and variant.change.values and variant.cause != "other_weights":
-                continue
-            yield from self._attempted(self.base, (variant,))
-        if family == "weights":
-            yield from self._mixture()
+    def _low(self, trial: Trial, kind: int) -> float:
+        """Return the lower end of the share that a trial explains; `kind` 1: with weights."""
+        if (trial, kind) not in self._lows:
+            weights = self._weights if kind else 1.0
+            low = share_range(self.base.halves * weights, trial.halves * weights, self.compared)[1]
+            self._lows[trial, kind] = low
+        return self._lows[trial, kind]
+
+    def _chance(self, trial: Trial) -> float:
+        if trial not in self._chances:
+            gained = np.bincount(self.compared.rows, (self.base.halves - trial.halves) * self._weights)
+            self._chances[trial] = chance_of(np.asarray(gained, np.float64))
+        return self._chances[trial]
+
+    def _share_of_healthy(self, trial: Trial) -> tuple[float, float]:
+        """Return the largest share, without and with weights, that a trial's variants explain of healthy logs."""
+        in_part = not trial.rows.all() or trial.change.get("weights") != self.base.change.get("weights")
+        key = (trial.variants, in_part)
+        if key not in self._healthy_shares:
+            self._healthy_shares[key] = (0.0, 0.0)
+            if not _is_mixture(trial):
+                self._healthy_shares[key] = healthy_share(
+                    self._replays, self._floors, trial.variants, self._whole, in_part=in_part
+                )
+        return self._healthy_shares[key]
+
+    def _best_of_others(self, trial: Trial, chance: float, weights: Float64 | float) -> float:
+        """Return the largest share that other causes explain whose improvement is no likelier by chance."""
+        causes = {each.cause for each in trial.variants}
+        others = [each for each in self.trials if each.rows.all() and not causes & {v.cause for v in each.variants}]
+        whole = max(float((self.base.halves * weights).sum()), 1e-300)
+        shares = [1 - float((each.halves * weights).sum()) / whole for each in others if self._chance(each) <= chance]
+        return max(shares, default=0.0)
 
     def _attempted(self, start: Trial, variants: tuple[Variant, ...], than: Trial | None = None) -> Iterable[Trial]:
         """Return the trials of `variants` on top of `start`, for all rollouts and for those that it fits better.
@@ -272,29 +263,63 @@ class SideSearch:
             self.not_tried.setdefault(variants[-1].cause, "the budget is spent")
             return []
         try:
-            if _is_screened(variants) and self._screen(start, variants, than or start) <= MAJORITY:
+            if not self._passes(start, variants, than or start):
                 return []
+            self.screened.pop(variants, None)
             return self._replays.try_on(start, variants, self._whole)
         except CannotTryError as error:
             self.not_tried.setdefault(f"{variants[-1].cause}: {variants[-1].label}", str(error))
             return []
 
-    def _screen(self, start: Trial, variants: tuple[Variant, ...], than: Trial) -> float:
-        """Return the share of what `than` leaves that `variants` explain in the rollouts where it leaves most."""
-        if than not in self._screens:
+    def _passes(self, start: Trial, variants: tuple[Variant, ...], than: Trial) -> bool:
+        """Whether variants explain enough of what `than` leaves, in some rollouts, to be worth a replay of all."""
+        changed = [each.change for each in variants if each.change.values]
+        if (functools.reduce(Change.plus, changed, start.change), ()) in self._budget.made:
+            return True
+        if any(each.get("weights") for each in changed):
+            return self._screen(start, variants, than, "spread") > self._chance_share(variants, than, "spread")
+        if any(each.get("packed") for each in changed):
+            return self._screen(start, variants, than, "block") > MAJORITY
+        if self._screen(start, variants, than, "worst") <= 0:
+            return False
+        return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
+
+    def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
+        """Return the share that lets variants pass: most of it beyond rounding, else more than of a healthy log."""
+        view = self._view(than, kind)
+        in_part = kind == "spread"
+        if than is not self.base or (self._is_beyond(1.0) and not in_part):
+            return 0.0 if in_part else MAJORITY
+        return max(healthy_share(self._replays, self._floors, variants, view, in_part=in_part))
+
+    def _view(self, than: Trial, kind: str) -> View:
+        """Return the rollouts of a screening: the worst, the largest, an aligned block of 8, or a spread of all."""
+        if (than, kind) not in self._screens:
             both = (than.halves, than.halves * self._weights)
-            halves = sum(each / max(each.sum(), 1e-300) for each in both)
-            self._screens[than] = self._whole.of_largest(np.asarray(halves), _SCREENED, _LEAST_SCREENED)
-        view = self._screens[than]
+            halves = np.asarray(sum(each / max(each.sum(), 1e-300) for each in both))
+            if kind in ("worst", "largest"):
+                share, least = (0.0, 1) if kind == "worst" else (_SCREENED, _LEAST_SCREENED)
+                self._screens[than, kind] = self._whole.of_largest(halves, share, least)
+            else:
+                order = np.argsort(-np.bincount(self.compared.rows, halves), kind="stable")
+                block = np.arange(self.compared.batch.num_rollouts) // 8 == order[0] // 8
+                rows = np.flatnonzero(block) if kind == "block" else np.sort(order[::_EVERY])
+                self._screens[than, kind] = self._whole.of_rows(rows)
+        return self._screens[than, kind]
+
+    def _screen(self, start: Trial, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
+        """Return the share of what `than` leaves that `variants` explain in some rollouts."""
+        view = self._view(than, kind)
         found = self._replays.try_on(view.restricted(start), variants, view)
         weights = self._weights[view.tokens] if view.rows else self._weights
-        shares = []
-        for by in (1.0, weights):
-            before = max(float((view.restricted(than).halves * by).sum()), 1e-300)
-            shares.append(1 - min((float((each.halves * by).sum()) for each in found), default=np.inf) / before)
-        if than is self.base:
-            self.screened[variants] = (shares[0], shares[1])
-        return max(shares)
+        before = view.restricted(than).halves
+        shares = [
+            [1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300)) for by in (1.0, weights)]
+            for each in found
+        ]
+        if than is self.base and shares and (kind != "worst" or max(map(max, shares)) <= 0):
+            self.screened[variants] = (shares[0][0], shares[0][1])
+        return max(map(max, shares), default=-np.inf)
 
     def _mixture(self) -> Iterator[Trial]:
         """Yield the trial in which each rollout has the weights, of all that were tried, that fit it best."""
@@ -343,14 +368,14 @@ class SideSearch:
         return sorted(found, key=lambda each: each.gap)
 
     def _further(self, found: Trial) -> Trial:
-        """Search what a cause leaves within ordinary rounding, if it is far beyond the noise of other batches."""
-        if self.mean(found) <= max(_WORTH_A_SEARCH * self._usual_noise(), self.noise_of(found)):
+        """Search what a cause leaves within ordinary rounding."""
+        if self.is_exact(found):
             return found
-        families = FAMILIES if self.mean(found) > _LITTLE * self.rounding else _FREE
+        families = _FREE if self._is_within_one_rounding(found) else FAMILIES
         tried = [trial for family in families for trial in self._seconds(family, found) if trial.rows.all()]
         best = min(tried, key=lambda each: each.gap, default=found)
         others = [1 - each.gap / found.gap for each in tried if each.variants[-1].cause != best.variants[-1].cause]
-        return best if self.share(best, found)[1] > max(_MOST, *others, 0.0) else found
+        return best if self.share(best, found)[1] > max(_WRONG, *others, 0.0) else found
 
     def _seconds(self, family: str, start: Trial) -> Iterator[Trial]:
         first = start.variants[0]
@@ -376,15 +401,14 @@ class SideSearch:
         return float(trial.halves.sum()) / max(int(self.compared.usable.sum()), 1)
 
 
-def replace_logged(compared: Compared, logged: Float64) -> Compared:
-    """Return `compared` with other logged log-probs."""
-    return replace(compared, logged=logged)
+def _by_cause(variants: Iterable[Variant]) -> Iterator[list[Variant]]:
+    """Yield the variants of each cause."""
+    for _, found in itertools.groupby(variants, key=lambda each: each.cause):
+        yield list(found)
 
 
-def _is_screened(variants: tuple[Variant, ...]) -> bool:
-    """Whether variants need a replay that some rollouts can show: not weights as a whole, which may be a mixture."""
-    changed = [each.change for each in variants if each.change.values]
-    return bool(changed) and not any(each.get("packed") or each.get("weights") for each in changed)
+def _is_mixture(trial: Trial) -> bool:
+    return len(trial.variants) == 1 and "rollouts" in trial.variants[0].label
 
 
 def _is_whole(trial: Trial) -> bool:

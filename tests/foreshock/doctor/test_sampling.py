@@ -27,7 +27,14 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it_and_renormalises() -> None
     one = Compared.of(batch, np.zeros(batch.num_tokens, np.float32)).at(np.array([0]))
 
     assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 1))) == pytest.approx([0.3 / 0.8])
-    assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 2))) == [0]
+
+
+def test_a_sampled_token_is_kept_whatever_rounding_says_of_the_border() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
+    batch = rollouts().select([0])
+    one = Compared.of(batch, np.zeros(batch.num_tokens, np.float32)).at(np.array([0]))
+
+    assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 2))) == pytest.approx([0.15 / 0.95])
 
 
 def _with_id(compared: Compared, token: int) -> Compared:

@@ -1,0 +1,98 @@
+"""The floors of one side: the undisturbed replay that is nearest, ordinary rounding, and the noise of other batches."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from foreshock.doctor.catalogue import PRECISIONS
+from foreshock.doctor.changes import Change
+from foreshock.doctor.evidence import RESOLUTION, Compared, Float64, mean_range, share_range, steadiness
+from foreshock.doctor.replays import Replays
+from foreshock.doctor.sampling import Sampling
+from foreshock.doctor.trials import Trial, View
+
+__all__ = ["Floors"]
+
+_TWO_ROUNDINGS = 2.0
+"""Two independent roundings differ by twice the variance of one."""
+_OTHER_KERNELS = 3.0
+"""How many times more than the precisions of torch other kernels may differ: those of vLLM differ 1.4 to 2.3 times."""
+_SHARE_FOR_NOISE = 0.5
+"""The share of the tokens that the noise of other batches is measured on."""
+
+
+class Floors:
+    """What the announced weights of a side give without any fault.
+
+    `base` is the trial of the usual precision, or of one that is clearly nearer. `healthy` has the log-probs [T]
+    of the others: logs of another scorer without a fault, on which the nulls of all tests are measured. `rounding`:
+    E[d²]/2 in nats² that precisions can differ by; `weighted_rounding`: the same if tokens count by `weights` [T],
+    which are small at tokens at which rounding decides.
+    """
+
+    def __init__(
+        self, side: str, replays: Replays, compared: Compared, announced: Change, samplings: tuple[Sampling, ...]
+    ) -> None:
+        self._replays, self._compared, self._announced = replays, compared, announced
+        self._whole = View(compared)
+        self._noises: dict[str, tuple[float, float]] = {}
+        self.healthy: tuple[Float64, ...] = ()
+        self.weights = np.ones(compared.rows.size)
+        self.rounding = self.weighted_rounding = RESOLUTION
+        tried: dict[str, Trial] = {}
+        for precision in PRECISIONS[:3]:
+            change = announced.plus(Change.of(precision=precision))
+            plain = [replays.plain(change, each, self._whole) for each in samplings]
+            tried[precision] = min(plain, key=lambda each: each.gap)
+            if tried[precision].gap <= RESOLUTION * max(int(compared.usable.sum()), 1):
+                self.base = tried[precision]
+                return
+        usual = tried["bfloat16" if side == "rollout" else "autocast"]
+        nearest = min(tried.values(), key=lambda each: each.gap)
+        # One rounding less is half of what two leave; what is nearer by less can be a fault that hides the precision.
+        self.base = nearest if share_range(usual.halves, nearest.halves, compared)[1] > 0.5 else usual
+        self._measure(tried)
+
+    def _measure(self, tried: dict[str, Trial]) -> None:
+        replays = {
+            name: self._replays.log_probs(each.change, self.base.sampling, self._whole) for name, each in tried.items()
+        }
+        self.weights = steadiness(list(replays.values()), self._compared)
+        own = str(self.base.change.get("precision"))
+        self.healthy = tuple(each for name, each in replays.items() if name != own)
+        pairs = list(itertools.combinations(replays.values(), 2))
+        floor, weighted_floor = (
+            max(self._upper(one, other, self._whole, weights) for one, other in pairs)
+            for weights in (np.ones(self.weights.size), self.weights)
+        )
+        self.rounding = _TWO_ROUNDINGS * floor
+        self.weighted_rounding = _TWO_ROUNDINGS * _OTHER_KERNELS * weighted_floor
+
+    def _upper(self, one: Float64, other: Float64, view: View, weights: Float64) -> float:
+        """Return the upper end of the mean of d²/2 between two replays."""
+        differing = replace(view.compared, logged=one)
+        return mean_range(weights * differing.halves(other), differing)[1]
+
+    def noise_of(self, precision: str) -> tuple[float, float]:
+        """Return E[d²]/2 between a precision and the same in other batches, without and with weights."""
+        if self.rounding == RESOLUTION:
+            return 2 * RESOLUTION, 2 * RESOLUTION  # the first replay was exact
+        if precision not in self._noises:
+            plain = self._announced.plus(Change.of(precision=precision))
+            every = int(np.ceil(1 / _SHARE_FOR_NOISE))
+            view = self._whole.of_rows(np.arange(0, self._compared.batch.num_rollouts, every))
+            sampling = view.restricted(self.base).sampling
+            own, again = (
+                self._replays.log_probs(change, sampling, view)
+                for change in (plain, plain.plus(Change.of(composition="other")))
+            )
+            weights = self.weights[view.tokens] if view.rows else self.weights
+            plain_noise, weighted = (
+                max(_TWO_ROUNDINGS * self._upper(own, again, view, each), 2 * RESOLUTION)
+                for each in (np.ones(own.size), weights)
+            )
+            self._noises[precision] = (plain_noise, weighted)
+        return self._noises[precision]
