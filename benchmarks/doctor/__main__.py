@@ -1,6 +1,6 @@
 """`make bench-doctor`: inject faults into tiny models, let the doctor look at what they log, and count right names.
 
-Tuning seeds are 0 … 999, locked seeds 2,000 and beyond: thresholds were chosen on the former. `--seed 0` looks at tuning
+Tuning seeds are 0 … 999, locked ones 2,000 and beyond: thresholds were chosen on the former. `--seed 0` looks at tuning
 cases, `--only NAME` at one fault, `--sizes 0` at the smallest size of each. The undeclared cases have nothing but the
 rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens.
 """

@@ -34,7 +34,7 @@ from foreshock.doctor.floors import Floors
 from foreshock.doctor.nulls import chance_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
-from foreshock.doctor.trials import Budget, Trial, View
+from foreshock.doctor.trials import Budget, Trial, View, mixtures
 
 __all__ = ["SideSearch"]
 
@@ -142,7 +142,8 @@ class SideSearch:
                         return trial
                 if family not in _FREE and any(self._is_clear(each) for each in self.trials):
                     break
-            self.trials += self._mixture() if family == "weights" else ()
+            if family == "weights":
+                self.trials += mixtures([self.base, *(each for each in self.trials if _is_whole(each))], self.compared)
             found = self._best()
             if found is not None and (self.is_exact(found) or self._is_clear(found)):
                 return found
@@ -278,22 +279,27 @@ class SideSearch:
             return True
         if any(each.get("weights") for each in changed):
             return self._screen(start, variants, than, "spread") > self._chance_share(variants, than, "spread")
-        if any(each.get("packed") for each in changed):
-            return self._screen(start, variants, than, "block") > MAJORITY
-        if self._screen(start, variants, than, "worst") <= 0:
+        if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
+            return self._screen(start, variants, than, f"block {packed[0]}") > MAJORITY
+        if self._screen(start, variants, than, "worst") <= self._least_share(than):
             return False
         return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
 
     def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
         """Return the share that lets variants pass: most of it beyond rounding, else more than of a healthy log."""
-        view = self._view(than, kind)
         in_part = kind == "spread"
-        if than is not self.base or (self._is_beyond(1.0) and not in_part):
-            return 0.0 if in_part else MAJORITY
+        if than is not self.base or self._is_beyond(1.0):
+            # Each of several versions explains its part of a mixture.
+            return 1 / max(len(self.subject.weights), 2) if in_part else MAJORITY
+        view = self._view(than, kind)
         return max(healthy_share(self._replays, self._floors, variants, view, in_part=in_part))
 
+    def _least_share(self, than: Trial) -> float:
+        """Return the share of the worst rollout that lets variants pass: half of most beyond rounding, else any."""
+        return MAJORITY / 2 if than is not self.base or self._is_beyond(1.0) else 0.0
+
     def _view(self, than: Trial, kind: str) -> View:
-        """Return the rollouts of a screening: the worst, the largest, an aligned block of 8, or a spread of all."""
+        """Return the rollouts of a screening: the worst, the largest, an aligned block of some, or a spread of all."""
         if (than, kind) not in self._screens:
             both = (than.halves, than.halves * self._weights)
             halves = np.asarray(sum(each / max(each.sum(), 1e-300) for each in both))
@@ -302,8 +308,10 @@ class SideSearch:
                 self._screens[than, kind] = self._whole.of_largest(halves, share, least)
             else:
                 order = np.argsort(-np.bincount(self.compared.rows, halves), kind="stable")
-                block = np.arange(self.compared.batch.num_rollouts) // 8 == order[0] // 8
-                rows = np.flatnonzero(block) if kind == "block" else np.sort(order[::_EVERY])
+                rows = np.sort(order[::_EVERY])
+                if kind != "spread":
+                    size = int(kind.removeprefix("block "))
+                    rows = np.flatnonzero(np.arange(order.size) // size == order[0] // size)
                 self._screens[than, kind] = self._whole.of_rows(rows)
         return self._screens[than, kind]
 
@@ -317,29 +325,9 @@ class SideSearch:
             [1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300)) for by in (1.0, weights)]
             for each in found
         ]
-        if than is self.base and shares and (kind != "worst" or max(map(max, shares)) <= 0):
+        if than is self.base and shares and (kind != "worst" or max(map(max, shares)) <= self._least_share(than)):
             self.screened[variants] = (shares[0][0], shares[0][1])
         return max(map(max, shares), default=-np.inf)
-
-    def _mixture(self) -> Iterator[Trial]:
-        """Yield the trial in which each rollout has the weights, of all that were tried, that fit it best."""
-        whole = [self.base, *(each for each in self.trials if _is_whole(each))]
-        if len(whole) < 3:
-            return
-        by_rollout = np.stack([self.compared.by_rollout(each.halves) for each in whole])
-        best = np.nan_to_num(by_rollout, nan=np.inf).argmin(axis=0)
-        used = sorted(set(best.tolist()) - {0})
-        if len(used) < 2:
-            return
-        halves = np.stack([each.halves for each in whole])[best[self.compared.rows], np.arange(self.compared.rows.size)]
-        label = ", ".join(f"{whole[each].variants[0].label} ({int((best == each).sum())} rollouts)" for each in used)
-        yield replace(
-            whole[used[0]],
-            halves=halves,
-            rows=best > 0,
-            variants=(replace(whole[used[0]].variants[0], label=label),),
-            values=(label,),
-        )
 
     def _pair(self) -> Trial | None:
         """Search a second cause on what the best single ones leave."""

@@ -14,7 +14,7 @@ from foreshock.doctor.changes import Change
 from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.sampling import Sampling
 
-__all__ = ["Budget", "Trial", "View", "switched"]
+__all__ = ["Budget", "Trial", "View", "mixtures", "switched"]
 
 
 @dataclass(slots=True)
@@ -122,3 +122,19 @@ def switched(mine: Float64, others: Float64, offsets: NDArray[np.int64]) -> Floa
                 best = np.concatenate([first[:place], last[place:]])
         found[start:stop] = best
     return found
+
+
+def mixtures(whole: list[Trial], compared: Compared) -> list[Trial]:
+    """Return the trial in which each rollout has the weights, of the base's and others', that fit it best, if any."""
+    if len(whole) < 3:
+        return []
+    by_rollout = np.stack([compared.by_rollout(each.halves) for each in whole])
+    best = np.nan_to_num(by_rollout, nan=np.inf).argmin(axis=0)
+    used = sorted(set(best.tolist()) - {0})
+    if len(used) < 2:
+        return []
+    halves = np.stack([each.halves for each in whole])[best[compared.rows], np.arange(compared.rows.size)]
+    label = ", ".join(f"{whole[each].variants[0].label} ({int((best == each).sum())} rollouts)" for each in used)
+    first = whole[used[0]]
+    variants = (replace(first.variants[0], label=label),)
+    return [replace(first, halves=halves, rows=best > 0, variants=variants, values=(label,))]
