@@ -116,15 +116,10 @@ class SideSearch:
             for trial in self.trials
             if len(trial.variants) <= len(self.found.variants) and not names & {each.cause for each in trial.variants}
         ]
-        return [
-            trial
-            for trial in others
-            if (
-                self.is_exact(trial)
-                if exact
-                else self._names(trial, against_others=False) and self.share(self.found, trial)[1] <= 0
-            )
-        ]
+        if exact:
+            return [each for each in others if self.is_exact(each)]
+        named = [each for each in others if self._names(each, against_others=False)]
+        return [each for each in named if self.share(self.found, each)[1] <= 0]
 
     def noise_of(self, trial: Trial) -> float:
         """Return E[d²]/2 that the announced weights differ by from themselves in other batches."""
