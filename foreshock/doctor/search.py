@@ -11,7 +11,7 @@
 A cause is named only if its variant **reproduces** what was logged: to within the noise, or to within ordinary
 rounding. The lower end of the share that it explains, over prompts, has to be above the null of that test:
 
-- beyond ordinary rounding: above what wrong variants explain of faults that no row describes (`_WRONG`);
+- beyond ordinary rounding: above `_WRONG`, and above what it explains of healthy logs;
 - within ordinary rounding: above what it explains of **healthy logs** (`nulls.healthy_share`); so many rollouts improve
   (`nulls.chance_of`) that none of all variants that were tried would do so by chance; and no other cause explains as
   much that is as unlikely.
@@ -39,7 +39,7 @@ from foreshock.doctor.trials import Budget, Trial, View, mixtures
 __all__ = ["SideSearch"]
 
 _WRONG = 0.75
-"""Wrong variants explained at most this of faults that no row describes; see `benchmarks/doctor`."""
+"""A constant: with it nothing false was named for faults that no row describes; see `benchmarks/doctor`."""
 _CHANCE = 0.01
 """The chance that any of the variants that were tried improves a healthy log as much."""
 _FREE = ("data", "sampling")
