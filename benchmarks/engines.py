@@ -42,7 +42,9 @@ LARGEST_DIFFERENCE, LEAST_THROUGHPUT, MOST_TIME = 5e-5, 0.85, 1.3
 
 
 @contextmanager
-def running_sglang(folder: Path, port: int, log: Path, *arguments: str) -> Iterator[httpx.Client]:
+def running_sglang(
+    folder: Path, port: int, log: Path, *arguments: str, path: str = str(SGLANG)
+) -> Iterator[httpx.Client]:
     """Yield a connection to an SGLang server on the checkpoint of `folder`, in float32; its output goes to `log`."""
     command = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--dtype", "float32",
@@ -50,7 +52,7 @@ def running_sglang(folder: Path, port: int, log: Path, *arguments: str) -> Itera
         "--skip-tokenizer-init", "--mem-fraction-static", "0.05", "--max-total-tokens", "8192", "--host", "127.0.0.1",
         "--port", str(port), "--enable-custom-logit-processor", "--sleep-on-idle", *arguments,
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(SGLANG), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True

@@ -44,14 +44,15 @@ def rollout_set_digest(sample_ids: Iterable[str]) -> str:
 def weights_digest(folder: str | Path) -> str:
     """Return the digest of a Hugging Face checkpoint: name, size and content of `*.safetensors` and `config.json`.
 
-    Other files, such as those of the tokenizer, do not change the model and are left out. Raises WeightsError if the
-    folder or its safetensors are missing or cannot be read.
+    Of a LoRA adapter, which has no `config.json`, `adapter_config.json`, which has its scale, counts instead. Other
+    files, such as those of the tokenizer, do not change the model and are left out. Raises WeightsError if the folder
+    or its safetensors are missing or cannot be read.
     """
     root = Path(folder)
     try:
-        names = sorted(
-            path.name for path in root.iterdir() if path.suffix == ".safetensors" or path.name == "config.json"
-        )
+        files = {path.name for path in root.iterdir()}
+        configuration = "config.json" if "config.json" in files else "adapter_config.json"
+        names = sorted(name for name in files if name.endswith(".safetensors") or name == configuration)
         if not any(name.endswith(".safetensors") for name in names):
             raise WeightsError(f"{root.name!r} holds no *.safetensors file: save the weights as safetensors")
         digest = hashlib.sha256()

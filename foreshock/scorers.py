@@ -234,6 +234,15 @@ SCORERS: dict[str, Scorer] = {
             routes="foreshock_probes.routing.torch_routes:record",
         ),
         Scorer(
+            name="torch.own",
+            title="the trainer's own forward pass, a function that the worker's configuration names",
+            colour=3,
+            place=_FORWARD,
+            engine="torch",
+            implementation="foreshock_probes.scorers.trainer_forward:score",
+            by_default=False,
+        ),
+        Scorer(
             name="trainer",
             title="log π as the trainer logged it",
             colour=4,

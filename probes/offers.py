@@ -16,6 +16,7 @@ from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment, of
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, UnsupportedScoreError, WarmModel
 from foreshock_probes.settings import load_settings
 
+OWN_FORWARD = "foreshock_probes.scorers.trainer_forward:score"
 ScoreFunction = Callable[[ScoreRequest, WarmModel, Report], Scored]
 
 
@@ -42,6 +43,8 @@ def what_lacks(name: str) -> str | None:
     server = name.partition(".")[0]
     if engine.remote and server not in load_settings().engine_servers:
         return f"no server is configured; set FORESHOCK_ENGINE_SERVERS='{server}=http://host:port'"
+    if SCORERS[name].implementation == OWN_FORWARD and not load_settings().trainer_forward:
+        return "no function is configured; set FORESHOCK_TRAINER_FORWARD='module:function'"
     return None
 
 

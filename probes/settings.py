@@ -23,7 +23,8 @@ class WorkerSettings(BaseSettings):
     `engine_servers` are the running servers of the scorers `vllm.http` and `sglang.http`, written
     `vllm=http://127.0.0.1:8000,sglang=http://127.0.0.1:30000`, `engine_server_keys` their API keys, written `vllm=key`.
     `engine_servers_reload` names, separated by commas, those whose weights the worker may replace by a checkpoint's
-    (SGLang only): servers for replays, never the engine of a training run.
+    (SGLang only): servers for replays, never the engine of a training run. `trainer_forward` is the function of the
+    scorer `torch.own`, as `module:function` (`foreshock_probes.scorers.trainer_forward`).
     """
 
     model_config = SettingsConfigDict(env_prefix="FORESHOCK_", extra="ignore", frozen=True, populate_by_name=True)
@@ -34,6 +35,7 @@ class WorkerSettings(BaseSettings):
     engine_servers: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     engine_server_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(default_factory=dict)
     engine_servers_reload: Annotated[frozenset[str], NoDecode] = frozenset()
+    trainer_forward: str = Field(default="", pattern=r"^([\w.]+:\w+)?$")
     accelerator: str = ""
     worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
     lease_wait_seconds: float = Field(default=20.0, ge=0, le=60)

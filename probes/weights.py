@@ -5,9 +5,9 @@ configuration maps to a folder for certain projects, and a relative path, which 
 symbolic links are resolved. Only safetensors are loaded, and only if their digest equals the announced one.
 """
 
-import json
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -15,6 +15,8 @@ from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
 from foreshock.errors import WeightsError
 from foreshock.page_addresses import DEFAULT_PROJECT
+from foreshock_probes.adapters import AdapterError, configuration_of, is_adapter, merge
+from foreshock_probes.work_folder import MERGED, work_folder
 
 LOADABLE_FORMAT = "hf_safetensors"
 EVERY_PROJECT = "*"
@@ -39,19 +41,21 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 class Weights:
     """Verified weights, which may be loaded from `folder`.
 
-    `stamp` has name, size, inode and modification time (ns) of each file at the time of verification.
+    `stamp` has name, size, inode and modification time (ns) of each file of the announced folder `announced` at the
+    time of verification. The folder is another one if an adapter was announced: that of the merged model.
     """
 
     folder: Path
+    announced: Path
     digest: str
     version: int | None
     stamp: Stamp
 
     def check_unchanged(self) -> None:
         """Raise WeightsRefusedError if a file was replaced since verification; scores made since are invalid."""
-        if _stamp(self.folder) != self.stamp:
+        if _stamp(self.announced) != self.stamp:
             raise WeightsRefusedError(
-                f"the files in {self.folder.name!r} changed during scoring; keep a checkpoint unchanged until its "
+                f"the files in {self.announced.name!r} changed during scoring; keep a checkpoint unchanged until its "
                 "probes are done"
             )
 
@@ -69,6 +73,9 @@ class WeightsLibrary:
         self._roots = {name: folder.resolve() for name, folder in roots.items()}
         self._digests: dict[tuple[Path, Stamp], str] = {}
         self._lock = threading.Lock()
+        self._folders = ExitStack()
+        self._merged_key: tuple[str, Stamp] | None = None
+        self._merged_folder = Path()
 
     def find(self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT) -> Weights:
         """Return the verified weights of `checkpoint`, announced by a run of `project`.
@@ -85,14 +92,37 @@ class WeightsLibrary:
         folder = _inside(root, checkpoint.path)
         if not folder.is_dir():
             raise WeightsGoneError(_missing(checkpoint))
-        _check_files(root, folder, checkpoint)
+        try:
+            _check_files(root, folder, checkpoint)
+        except AdapterError as error:
+            raise WeightsGoneError(f"needs_conversion: {error}") from error
         digest, stamp = self._digest(folder)
         if digest != checkpoint.digest:
             raise WeightsRefusedError(
                 f"the weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path} are not the announced "
                 f"ones: their digest is not {checkpoint.digest}; announce weights again after they were replaced"
             )
-        return Weights(folder=folder, digest=digest, version=checkpoint.weights_version, stamp=stamp)
+        merged = self._merged(root, folder, digest) if is_adapter(folder) else folder
+        return Weights(merged, folder, digest, checkpoint.weights_version, stamp)
+
+    def _merged(self, root: Path, adapter: Path, digest: str) -> Path:
+        """Return the folder of the base model with the adapter merged; it is kept until another one is needed."""
+        key = (digest, _stamp(adapter))
+        with self._lock:
+            if self._merged_key != key:
+                self.close()
+                folder = self._folders.enter_context(work_folder(MERGED)) / "model"
+                try:
+                    merge(adapter, _base_of(root, adapter), folder)
+                except AdapterError as error:
+                    raise WeightsGoneError(f"needs_conversion: {error}") from error
+                self._merged_key, self._merged_folder = key, folder
+            return self._merged_folder
+
+    def close(self) -> None:
+        """Remove the merged model, if there is one."""
+        self._merged_key = None
+        self._folders.close()
 
     def _root_of(self, name: str, project: str) -> Path:
         own = [f"{name}@{project}", f"{name}@{EVERY_PROJECT}"]
@@ -152,26 +182,31 @@ def _check_files(root: Path, folder: Path, checkpoint: JobWeightsRecord) -> None
                 "never loaded; convert them to safetensors"
             )
         raise WeightsGoneError(_missing(checkpoint))
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise WeightsGoneError(
-            f"needs_conversion: {checkpoint.path!r} has a LoRA adapter of {_base_model(folder)}, and no scorer applies "
-            "one; announce a folder with the merged model (peft: `model.merge_and_unload().save_pretrained(folder)`)"
-        )
-    if not (folder / "config.json").is_file():
+    if is_adapter(folder):
+        _base_of(root, folder)
+    elif not (folder / "config.json").is_file():
         raise WeightsGoneError(f"the checkpoint {checkpoint.path!r} has no config.json; save it next to the weights")
-    for file in files:
+    _refuse_links(root, folder)
+
+
+def _refuse_links(root: Path, folder: Path) -> None:
+    for file in folder.iterdir():
         if not file.resolve().is_relative_to(root):
-            raise WeightsRefusedError(
-                f"{file.name!r} of the checkpoint {checkpoint.path!r} is a link that leaves its root"
-            )
+            raise WeightsRefusedError(f"{file.name!r} of the checkpoint {folder.name!r} is a link that leaves its root")
 
 
-def _base_model(adapter: Path) -> str:
-    """Return the name of the model that an adapter belongs to, as PEFT writes it."""
-    try:
-        return repr(json.loads((adapter / "adapter_config.json").read_text("utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "a model that its adapter_config.json does not name"
+def _base_of(root: Path, adapter: Path) -> Path:
+    """Return the folder of the model that an adapter belongs to, which must be below the same root."""
+    name: str = configuration_of(adapter)["base"]
+    folder = (root / name).resolve()
+    if not folder.is_relative_to(root) or not (folder / "config.json").is_file():
+        raise WeightsGoneError(
+            f"needs_conversion: the adapter {adapter.name!r} belongs to {name!r}, which is no folder of a model below "
+            "its root; put the base model there and name it in adapter_config.json, or announce the merged model "
+            "(peft: `model.merge_and_unload().save_pretrained(folder)`)"
+        )
+    _refuse_links(root, folder)
+    return folder
 
 
 def _missing(checkpoint: JobWeightsRecord) -> str:

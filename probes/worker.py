@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from foreshock.api.leases import LeaseRecord
@@ -77,7 +78,7 @@ class Worker:
         """Work until stopped, with `once` for one job, with `until_idle_seconds` until there was no job that long."""
         self._log_settings()
         timeouts = EngineTimeouts(self._settings.engine_start_seconds, self._settings.engine_silence_seconds)
-        with work_folder() as folder:
+        with closing(self._library), work_folder() as folder:
             pool = self._engines or EnginePool(folder, timeouts, self._console.log)
             try:
                 idle_since = time.monotonic()

@@ -67,6 +67,7 @@ from foreshock_service.runs import (
     shard_decoding,
     steps,
     tokens,
+    weights,
 )
 from foreshock_service.watch import alert_endpoints, alerts, delivery, diagnosis, long_polls
 from foreshock_service.watch.advice import endpoints as advice
@@ -80,7 +81,7 @@ from foreshock_service.watch.rules.service import RulesChanged
 _NOUNS: tuple[Any, ...] = (
     *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
     *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alert_endpoints, rules),
-    *(advice, diagnosis, corrections, retention, deletions),
+    *(advice, diagnosis, corrections, retention, deletions, weights),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 
@@ -88,6 +89,7 @@ FINDING_SOURCES: findings.Sources = {
     "lint": lint.findings_of_run,
     "attribution": conclusions.causes_of_run,
     "doctor": doctor.causes_of_run,
+    "notary": weights.findings_of_run,
 }
 """What reads the findings of a run, by source."""
 

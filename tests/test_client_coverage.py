@@ -84,6 +84,7 @@ def sent_by_client(folder: Path) -> Iterator[tuple[str, str]]:
                 client.log_scalars(1, {"grad_norm": 1.0})
                 client.log_checkpoint(1, root="weights", path="step-1", digest="sha256:" + "0" * 64)
                 client.log_change(1, "other")
+                client.log_weights(1, trainer={}, engines={"0": {}})
                 client.acknowledge(0, 1, 1e-6)
                 # The pass over tokens may have to be compiled first.
                 assert client.flush(300)

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 VERDICTS: Final[tuple[Verdict, ...]] = ("critical", "warning", "healthy", "unknown")
-CauseSource = Literal["lint", "probe", "detector", "doctor"]
+CauseSource = Literal["lint", "probe", "detector", "doctor", "notary"]
 Certainty = Literal["shown", "possible"]
 """`shown`: the data prove it. `possible`: it "looks like" it, and yields to a probe."""
 

@@ -9,13 +9,14 @@ from foreshock.api.records import NAN, Measured, Record, described, parse
 from foreshock.changes import ChangeKind
 from foreshock.interval_names import RANGE, RANGE_NOTE
 from foreshock.model_kind import ModelKind, known_model_kind
+from foreshock.notary.compare import Verdict
 from foreshock.severity import Severity
 
 ShownRunState = Literal["running", "stale", "finished", "failed"]
 """`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
 AdviceMode = Literal["shadow", "apply"]
 CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
-FindingSource = Literal["attribution", "doctor", "lint"]
+FindingSource = Literal["attribution", "doctor", "lint", "notary"]
 Plain = str | float | int | bool
 """A value of the setup."""
 
@@ -255,8 +256,22 @@ class ConfidenceRecord(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRecord(Record):
+    """What one engine held after the weight sync of a step, as the notary found it."""
+
+    step: int
+    attempt: int
+    engine: str
+    is_right: bool
+    """it holds what the trainer announced for the step"""
+    sentence: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRecord(Record):
-    """What is concluded from a run's stored data: a cause by an attribution or the doctor, or a warning of the lint."""
+    """What is concluded from a run's stored data: a cause by an attribution or the doctor, a warning of the lint or of
+    the notary."""
 
     run: str
     run_key: str
@@ -264,7 +279,8 @@ class FindingRecord(Record):
     source: FindingSource
     name: str
     """of the lint: the name of the check; of an attribution: the link that is the cause, as the attribution of the step
-    names it, or `trainer-precision`; of the doctor: the cause and the side, such as `other_weights/rollout`"""
+    names it, or `trainer-precision`; of the doctor: the cause and the side, such as `other_weights/rollout`; of
+    the notary: `weights_differ`"""
     title: str
     severity: Severity
     """of the worst step; `info` for causes, which say where and not how much"""

@@ -39,6 +39,8 @@ from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
 from foreshock.model_kind import ModelKind
+from foreshock.notary.compare import Holding
+from foreshock.notary.pieces import Tensors
 from foreshock.page_addresses import DEFAULT_PROJECT
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.setting_names import log_unknown_settings
@@ -308,6 +310,32 @@ class Client:
         self._log_delivery(f"a change at step {step}", deliveries.change(self._started(), step, kind, body))
 
     @never_raises
+    def log_weights(
+        self,
+        step: int,
+        *,
+        trainer: Tensors | Holding | None = None,
+        engines: Mapping[str, Tensors | Holding] | None = None,
+        variants: Mapping[str, Tensors] | None = None,
+        engines_in_all: int | None = None,
+    ) -> None:
+        """Report, after a weight sync, what the trainer delivered and what engines hold (`foreshock.notary`).
+
+        `step` is the first step that these weights sample. Trainer and engines may report from different processes.
+        `engines` have the ids of the column `engine_id`; `variants` are weights that no engine may hold, by what they
+        are, such as "without the adapter". `engines_in_all`: the number of engines, unless all are in `engines`.
+        """
+        deliveries.check_whole_number("step", step)
+        announced = None if trainer is None else _as_holding(trainer)
+        held = {str(name): _as_holding(each) for name, each in (engines or {}).items()}
+        registration, what = self._started(), f"the weights of step {step}"
+        make = functools.partial(
+            deliveries.weights, registration, step, announced, held, dict(variants or {}), engines_in_all
+        )
+        if self._pipeline.reserve(what, 0):
+            self._pipeline.put(Work(what, 0, make))
+
+    @never_raises
     def acknowledge(
         self, revision: int, step: int, applied_learning_rate: float, applied_scale: float | None = None
     ) -> None:
@@ -415,3 +443,7 @@ def _checked(attributes: BatchAttributes) -> BatchAttributes:
             "BatchAttributes(**attributes)"
         )
     return attributes
+
+
+def _as_holding(held: Tensors | Holding) -> Holding:
+    return held if isinstance(held, Holding) else Holding(held)

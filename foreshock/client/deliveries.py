@@ -21,6 +21,8 @@ from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
+from foreshock.notary.compare import Holding
+from foreshock.notary.pieces import Tensors
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
 __all__ = [
@@ -34,10 +36,12 @@ __all__ = [
     "change",
     "check_digest",
     "check_shard",
+    "check_whole_number",
     "checkpoint",
     "registration",
     "scalars",
     "state",
+    "weights",
 ]
 
 PARQUET = "application/vnd.apache.parquet"
@@ -46,7 +50,9 @@ ATTEMPT = {"attempt": "{attempt}"}
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLICE_BYTES = 256 * 1024
 
-Kind = Literal["register", "rollouts", "statistics", "scalars", "checkpoint", "change", "state", "acknowledgement"]
+Kind = Literal[
+    "register", "rollouts", "statistics", "scalars", "checkpoint", "change", "weights", "state", "acknowledgement"
+]
 
 _STEP = r"/v1/runs/\{run\}/steps/\d+"
 _STEP_OF = re.compile(r"/v1/runs/\{run\}/steps/(\d+)/")
@@ -57,6 +63,7 @@ _REQUESTS: Mapping[Kind, re.Pattern[str]] = {
     "scalars": re.compile(rf"PUT {_STEP}/scalars"),
     "checkpoint": re.compile(r"PUT /v1/runs/\{run\}/checkpoints/\d+"),
     "change": re.compile(rf"PUT /v1/runs/\{{run\}}/changes/\d+/({'|'.join(CHANGE_KINDS)})"),
+    "weights": re.compile(rf"PUT {_STEP}/weights"),
     "state": re.compile(r"PATCH /v1/runs/\{run\}"),
     "acknowledgement": re.compile(r"POST /v1/runs/\{run\}/lr-advice/ack"),
 }
@@ -196,7 +203,7 @@ def registration(
 
     `attempt_key` returns the key of the attempt that begins at a step.
     """
-    _check_whole_number("resume_step", resume_step)
+    check_whole_number("resume_step", resume_step)
     model_kind = description.get("model_kind")
     if model_kind is not None and known_model_kind(model_kind) is None:
         raise ConfigurationError(f"model_kind must be one of {', '.join(MODEL_KINDS)} or None, got {model_kind!r}")
@@ -215,8 +222,8 @@ def registration(
 
 def check_shard(step: int, shard: int, shards: int) -> None:
     """Raise ConfigurationError unless step >= 0 and 0 <= shard < shards."""
-    _check_whole_number("step", step)
-    _check_whole_number("shard", shard)
+    check_whole_number("step", step)
+    check_whole_number("shard", shard)
     if not shard < shards:
         raise ConfigurationError(f"shard must satisfy 0 <= shard < shards, got shard={shard!r}, shards={shards!r}")
 
@@ -229,7 +236,7 @@ def check_digest(digest: object) -> None:
 
 def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
     """Return the delivery of numbers by name; None, NaN and ±inf become null. Raises ConfigurationError for others."""
-    _check_whole_number("step", step)
+    check_whole_number("step", step)
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
         try:
@@ -251,7 +258,7 @@ def checkpoint(
 
     Digest and kind of model are read from `local_folder` if they are None. Raises WeightsError.
     """
-    _check_whole_number("step", step)
+    check_whole_number("step", step)
     found = _without_none(announced)
     if local_folder is not None:
         found.setdefault("model_kind", model_kind_of_folder(local_folder))
@@ -263,11 +270,40 @@ def checkpoint(
 
 def change(registration: Registration, step: int, kind: str, body: Mapping[str, Any]) -> Delivery:
     """Return the delivery that announces a change; None values are omitted."""
-    _check_whole_number("step", step)
+    check_whole_number("step", step)
     if kind not in CHANGE_KINDS:
         raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
     path = f"/v1/runs/{{run}}/changes/{int(step)}/{kind}"
     return Delivery("change", registration, "PUT", path, ATTEMPT, body=_json(_without_none(body)))
+
+
+def weights(
+    registration: Registration,
+    step: int,
+    trainer: Holding | None,
+    engines: Mapping[str, Holding],
+    variants: Mapping[str, Tensors],
+    engines_in_all: int | None,
+) -> Delivery:
+    """Return the delivery of what trainer and engines hold; of an engine the tensors that are not the trainer's."""
+    body: dict[str, Any] = {"engines_in_all": engines_in_all or len(engines) or None}
+    if trainer is not None:
+        body["trainer"] = _holding(trainer, {})
+        body["variants"] = {name: _holding(Holding(tensors), {}) for name, tensors in variants.items()}
+    announced = {} if trainer is None else trainer.wholes
+    body["engines"] = {name: _holding(held, announced) for name, held in engines.items()}
+    path = f"/v1/runs/{{run}}/steps/{int(step)}/weights"
+    return Delivery("weights", registration, "PUT", path, ATTEMPT, body=_json(_without_none(body)))
+
+
+def _holding(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
+    is_whole = bool(announced) and announced.keys() <= holding.tensors.keys()
+    tensors = {
+        name: [[dtype, f"{digest:016x}", *place] for dtype, digest, *place in pieces]
+        for name, pieces in holding.tensors.items()
+        if not is_whole or announced.get(name) is None or holding.wholes[name] != announced[name]
+    }
+    return {"tensors": tensors, "canary": [float(each) for each in holding.canary], "others_as_announced": is_whole}
 
 
 def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
@@ -299,7 +335,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
         raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error
 
 
-def _check_whole_number(name: str, value: object) -> None:
+def check_whole_number(name: str, value: object) -> None:
     try:
         fits = int(value) == value and int(value) >= 0  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):

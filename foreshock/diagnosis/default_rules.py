@@ -12,6 +12,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE, mismatch_rules
 from foreshock.diagnosis.rule import ThresholdRule
+from foreshock.diagnosis.weights import ENGINES_OFF, WEIGHTS_DIFFER, WHAT_TO_DO
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
@@ -263,6 +264,18 @@ def _length_rules(model_kind: ModelKind | None) -> tuple[ThresholdRule, ...]:
 
 def _data_rules() -> tuple[ThresholdRule, ...]:
     return (
+        ThresholdRule(
+            name=WEIGHTS_DIFFER,
+            key=f"scalars:{ENGINES_OFF}",
+            absolute=0.5,
+            severity="critical",
+            cause="data",
+            minimum_duration=1,
+            cooldown_steps=0,
+            why="After a weight sync an engine holds other weights than the trainer announced.",
+            what_to_do=WHAT_TO_DO,
+            source="exact: equal weights have equal digests",
+        ),
         ThresholdRule(
             name="lag_high",
             key=f"{STEP_ROW}:lag_mean",

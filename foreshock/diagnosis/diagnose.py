@@ -75,7 +75,7 @@ _SAID_BY: Final[Mapping[str, Collection[str]]] = {
     "log_probs_not_finite": ("placeholder_log_probs", "non_finite_log_probs")
 }
 
-_SOURCES: Final[Sequence[CauseSource]] = ("doctor", "probe", "lint", "detector")
+_SOURCES: Final[Sequence[CauseSource]] = ("notary", "doctor", "probe", "lint", "detector")
 _MOST_EVENTS = 50
 
 

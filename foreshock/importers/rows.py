@@ -28,6 +28,7 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import LOG_PROB_ROUNDING
 
 Sample = TypeVar("Sample")
+_MAY_BE_NONE = ("group_ids", "finish_reasons", "data_sources", "engine_ids")
 _LOG_PROBS = ("rollout_log_probs", "trainer_log_probs")
 
 
@@ -61,7 +62,7 @@ def make_batch(
     for name in sorted({name for row in rows for name in row.columns}):
         values = [row.columns.get(name) for row in rows]
         if name not in _LOG_PROBS:
-            if all(value is not None for value in values) or name in ("group_ids", "finish_reasons", "data_sources"):
+            if all(value is not None for value in values) or name in _MAY_BE_NONE:
                 columns[name] = values
             elif name == "reward" and any(value is not None for value in values):
                 columns[name] = [np.nan if value is None else value for value in values]

@@ -47,6 +47,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         advice_mode: "apply" multiplies the learning rate by the advised scale; "shadow" only shows the advice.
         weights_root: the workers' name of the folder `args.output_dir`. With it, every checkpoint that TRL saves is
             announced, and a checkpoint that the service asks for is saved; so that steps can be replayed.
+        notary: compare the weights of each process's vLLM (`vllm_mode="colocate"`, no tensor parallelism) with the
+            trainer's after each sync. The parameters are gathered once more for it if they are sharded.
         client: a Client; None: one with `FORESHOCK_URL` and `FORESHOCK_API_KEY`.
         description: further arguments of `Client.start_run`, such as `hardware`.
     """
@@ -58,6 +60,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         run_key: str | None = None,
         advice_mode: Literal["shadow", "apply"] = "shadow",
         weights_root: str | None = None,
+        notary: bool = False,
         client: Client | None = None,
         **description: Any,
     ) -> None:
@@ -71,6 +74,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._applied: float | None = None
         self._generations = Generations(trainer, self._log)
         self._guarded("observe the trainer", self._observe)
+        if notary:
+            self._guarded("observe the weight sync", self._observe_sync)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the run, or a new attempt of it."""
@@ -114,6 +119,32 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             return own_rate() if self._applied is None else self._applied
 
         trainer._get_learning_rate = learning_rate
+
+    def _observe_sync(self) -> None:
+        generation = self._trainer.vllm_generation
+        if generation.mode != "colocate" or generation.tensor_parallel_size != 1:
+            raise ValueError("notary=True needs vllm_mode='colocate' without tensor parallelism; see docs/notary.md")
+        own_sync = generation.sync_weights
+
+        def sync_weights() -> None:
+            own_sync()
+            self._guarded("compare the weights", lambda: self._log_weights(generation))
+
+        generation.sync_weights = sync_weights
+
+    def _log_weights(self, generation: Any) -> None:
+        """Log what TRL sent to vLLM, and what vLLM holds now; the weights sample the step that begins."""
+        from foreshock.notary import ask_vllm, held_by_worker, tensors_of
+
+        accelerator = self._trainer.accelerator
+        sent = tensors_of(generation._iter_named_params(), generation.llm.llm_engine.model_config.dtype)
+        if self._client is not None:
+            self._client.log_weights(
+                self._trainer.state.global_step + 1,
+                trainer=sent if accelerator.is_main_process else None,
+                engines={str(accelerator.process_index): ask_vllm(generation.llm, held_by_worker)},
+                engines_in_all=accelerator.num_processes,
+            )
 
     def _start(self, args: Any, state: Any) -> None:
         import trl

@@ -29,6 +29,7 @@ def columns_of(data: Any, *, response_mask: Any = None, entropy: Any = None) -> 
         "advantage": _optional(tensors, "advantages"),
         "group_id": _strings(objects.get("uid")),
         "data_source": _strings(objects.get("data_source")),
+        "engine_id": _strings(objects.get("engine_id")),
     }
     scores = _optional(tensors, "token_level_scores")
     if scores is not None:

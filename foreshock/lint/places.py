@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
 # Stored by position: append only.
-DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source")
+DIMENSIONS = ("turn", "position", "end_of_truncated", "end_of_stopped", "lag", "rollout", "data_source", "engine")
+# Dimensions of names, which the examples keep, and the fields that have them.
+_NAMED = {"data_source": "data_sources", "engine": "engine_ids"}
 # Buckets of a dimension are 0 to 999; a key is 1000 times the dimension's number plus the bucket.
 _WIDTH = 1000
 _MOST_TOKENS = 1 << 18
 _LARGEST_D = 20.0
-_MOST_SOURCES = 64
+_MOST_NAMES = 64
 # A token is uncertain if either log-prob is below this.
 _UNCERTAIN = -0.1
 # Position and distance from the end, in powers of two: bucket b holds 2^(b − 1) to 2^b − 1.
@@ -63,7 +65,7 @@ class PlaceSums(KeyedSums):
 def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
     """Return the sums of a batch by place; empty if either log-prob was not logged.
 
-    The names of its data sources are kept as examples, by the code of each.
+    The names of its data sources and engines are kept as examples, by the code of each.
     """
     behaviour, target = batch.rollout_log_probs, batch.trainer_log_probs
     if behaviour is None or target is None or not batch.num_tokens:
@@ -89,8 +91,9 @@ def sum_places(batch: RolloutBatch, builder: EvidenceBuilder) -> PlaceSums:
         "rollout": _levels(table, of_row, rows.size)[of_row],
     }
     codes |= {name: each[starts] for name, each in (("turn", turn), ("lag", lag)) if each is not None}
-    if (sources := _sources(batch, rows, builder)) is not None:
-        codes["data_source"] = sources[of_row]
+    for name, field in _NAMED.items():
+        if (named := _codes_of_names(getattr(batch, field), rows, builder, name)) is not None:
+            codes[name] = named[of_row]
     places = np.array([np.where(code < 0, -1, _WIDTH * DIMENSIONS.index(name) + code) for name, code in codes.items()])
     return _add_up(places, table, (of_row, _groups(batch, rows)[of_row]))
 
@@ -148,24 +151,22 @@ def _groups(batch: RolloutBatch, rows: Ints) -> Ints:
     return np.array([place if name is None else numbers[name] for place, name in enumerate(names)], np.int64)
 
 
-def _sources(batch: RolloutBatch, rows: Ints, builder: EvidenceBuilder) -> Ints | None:
-    """Return a code of the data source of each row, the same in every shard; None if there are none, or too many."""
-    if batch.data_sources is None:
+def _codes_of_names(
+    named: list[str | None] | None, rows: Ints, builder: EvidenceBuilder, dimension: str
+) -> Ints | None:
+    """Return a code of the name of each row, the same in every shard; None if there are no names, or too many."""
+    if named is None:
         return None
-    names = [batch.data_sources[row] or "" for row in rows.tolist()]
+    names = [named[row] or "" for row in rows.tolist()]
     unique = sorted(set(names))
-    if len(unique) > _MOST_SOURCES:
+    if len(unique) > _MOST_NAMES:
         return None
     codes = dict(zip(unique, (keys_of_texts(unique) % _WIDTH).tolist(), strict=True))
     if len(set(codes.values())) < len(unique):
         return None
     for name, code in codes.items():
-        builder.add_example(_source_example(code), Example(name))
+        builder.add_example(f"{dimension} {code}", Example(name))
     return np.array([codes[name] for name in names], np.int64)
-
-
-def _source_example(code: int) -> str:
-    return f"data_source {code}"
 
 
 def _add_up(places: Ints, table: NDArray[np.float64], members: tuple[Ints, Ints]) -> PlaceSums:
@@ -224,7 +225,7 @@ def check_places(evidence: LintEvidence, model_kind: ModelKind | None = None) ->
     best = max(found, key=lambda part: (part.share >= 0.9, part.times * part.share), default=None)
     if best is not None and best.dimension == "rollout":
         # The same rollouts, with a name.
-        named = (part for part in found if part.dimension == "data_source" and part.share >= 0.9 * best.share)
+        named = (part for part in found if part.dimension in _NAMED and part.share >= 0.9 * best.share)
         best = max(named, key=lambda part: part.share, default=best)
     if best is None:
         return _trend(evidence, "lag", healthy) or _trend(evidence, "position", healthy) or Clean(_CHECK)
@@ -309,6 +310,7 @@ _STATE_BEFORE = (
 )
 _HINTS = {
     "turn": " Look at what the trainer sees between turns: text that is tokenised again, other templates.",
+    "engine": " Compare what this engine holds and how it was started with the others: see the notary's table.",
     "lag": " What grows with the lag is staleness and not numerics.",
     "end_of_truncated": " Look at what the engine does near its length limit, such as speculative drafts.",
 }
@@ -322,7 +324,7 @@ def _parts(evidence: LintEvidence, dimension: str) -> list[_Part]:
         # The rest includes every other response.
         cuts = [(0, stop) for stop in range(1, size) if buckets[stop - 1] < _FAR_FROM_END]
         everything = evidence.places.of_dimension("position")[1].sum(axis=0)
-    elif dimension == "data_source":
+    elif dimension in _NAMED:
         cuts = [(start, start + 1) for start in range(size)]
         everything = table.sum(axis=0)
     else:
@@ -384,9 +386,9 @@ def _words(part: _Part, evidence: LintEvidence) -> str:
         )
     if part.dimension == "rollout":
         return f"in {int(part.rollouts):,} rollouts"
-    if part.dimension == "data_source":
-        name = next((each.sample_id for each in evidence.where(_source_example(low))), "of one name")
-        return f"in the {int(part.rollouts):,} rollouts of the data source {name}"
+    if part.dimension in _NAMED:
+        name = next((each.sample_id for each in evidence.where(f"{part.dimension} {low}")), "of one name")
+        return f"in the {int(part.rollouts):,} rollouts of the {part.dimension.replace('_', ' ')} {name}"
     ends = "truncated" if part.dimension == "end_of_truncated" else "other than truncated"
     count = 2**high
     return f"at the last {count} tokens of {ends} responses" if count > 1 else f"at the last token of {ends} responses"

@@ -22,6 +22,7 @@ from foreshock.api.runs import (
     RetentionRecord,
     RunRecord,
     StepRecord,
+    WeightsRecord,
     run_record,
 )
 from foreshock.api.service import AuditRecord, ServiceRecord
@@ -82,6 +83,7 @@ __all__ = [
     "scalars",
     "service",
     "steps",
+    "weights",
 ]
 
 
@@ -121,6 +123,11 @@ def steps(run: str, *, attempt: int | None = None) -> Listing[StepRecord]:
 def changes(run: str) -> Listing[ChangeRecord]:
     """Yield the changes of a run by step: announced ones, and those of the setup."""
     return listing(ChangeRecord, run_path(run, "changes"))
+
+
+def weights(run: str) -> Listing[WeightsRecord]:
+    """Yield what each engine held after each weight sync, as the notary found it, by step and engine."""
+    return listing(WeightsRecord, run_path(run, "weights"))
 
 
 def checkpoints(run: str) -> Listing[CheckpointRecord]:

@@ -26,6 +26,7 @@ class _Methods:
     steps = listing(calls.steps)
     changes = listing(calls.changes)
     checkpoints = listing(calls.checkpoints)
+    weights = listing(calls.weights)
     deletions = listing(calls.deletions)
     retention = call(calls.retention)
     measures = listing(calls.measures)

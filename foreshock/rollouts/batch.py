@@ -52,6 +52,7 @@ class RolloutBatch:
     weights_version: NDArray[np.int32] | None = None  # [T]
     group_ids: list[str | None] | None = None  # [N]
     data_sources: list[str | None] | None = None  # [N]
+    engine_ids: list[str | None] | None = None  # [N]
     reward: NDArray[np.float32] | None = None  # [N]
     advantage: NDArray[np.float32] | None = None  # [T] if advantage_per_token, else [N]
     finish_reasons: list[str | None] | None = None  # [N]

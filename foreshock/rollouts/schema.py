@@ -169,6 +169,10 @@ ROLLOUT_COLUMNS: tuple[ColumnSpec, ...] = (
     ),
     ColumnSpec("data_source", "string", "rollout", "names the data set of the prompt", field="data_sources"),
     ColumnSpec(
+        "engine_id", "string", "rollout", "names the engine, of several replicas, that sampled the rollout",
+        field="engine_ids",
+    ),
+    ColumnSpec(
         "prompt_token_ids", "int32", "prompt token", "the prompt as token ids", required=True, valid=_AT_LEAST_0
     ),
     ColumnSpec(

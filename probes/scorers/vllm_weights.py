@@ -16,12 +16,9 @@ from typing import Any
 
 import torch
 
+from foreshock.notary.engines import is_packed, read_through_kernel
 from foreshock_probes.scorers.forward_pass import CheckpointTensors
 from foreshock_probes.scorers.request import ReloadError
-
-_ROWS_AT_ONCE = 1024
-# Where layers say how many inputs they have: parallel linear layers, gates of experts, embeddings and heads.
-_COLUMNS = ("input_size_per_partition", "input_size", "embedding_dim")
 
 
 def reload_and_verify(llm: Any, folder: Path) -> None:
@@ -53,7 +50,7 @@ def reload_and_verify(llm: Any, folder: Path) -> None:
 def _pack_heads_again(model: Any) -> None:
     """Pack heads from their present weights: a head tied to the embeddings is not part of a reload."""
     for module in model.modules():
-        if _is_packed(module) and module.weight.numel():
+        if is_packed(module) and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
 
 
@@ -95,27 +92,11 @@ def _held(module: Any, kind: str, parameter: torch.Tensor) -> Iterator[torch.Ten
     """Yield the values of a parameter from each place that the engine keeps them in."""
     if parameter.numel():
         yield parameter
-    if kind == "weight" and _is_packed(module):
-        yield _read_through_kernel(module)
-
-
-def _is_packed(module: Any) -> bool:
-    return hasattr(module, "cpu_linear") and hasattr(getattr(module, "quant_method", None), "apply")
-
-
-def _read_through_kernel(module: Any) -> torch.Tensor:
-    """Return the weights [out, in] of a linear layer as its kernel applies them."""
-    columns = next((getattr(module, name) for name in _COLUMNS if hasattr(module, name)), None)
-    if not isinstance(columns, int):
-        raise ReloadError(f"{type(module).__name__} does not say how many inputs its packed weights have")
-    dtype = module.weight.dtype
-    pieces = []
-    for start in range(0, columns, _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, columns)
-        basis = torch.zeros(stop - start, columns, dtype=dtype)
-        basis[torch.arange(stop - start), torch.arange(start, stop)] = 1
-        pieces.append(module.quant_method.apply(module, basis, None))
-    return torch.cat(pieces).t()
+    if kind == "weight" and is_packed(module):
+        try:
+            yield read_through_kernel(module)
+        except ValueError as error:
+            raise ReloadError(str(error)) from error
 
 
 def _equal(held: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -235,8 +235,8 @@ def _causes(
             DiagnosisCause(
                 name=name,
                 sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
-                source="lint",
-                title=title,
+                source="notary" if source == "notary" else "lint",
+                title=sentence.rstrip(".").replace(". ", "; ") if source == "notary" else title,
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
                 what_to_do=remedy or "",
                 evidence={"steps": steps, "first_step": first, "newest_step": newest},

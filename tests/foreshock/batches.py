@@ -54,6 +54,7 @@ def random_batch(
         "weights_version": generator.integers(3, 6, tokens).astype(np.int32),
         "group_ids": [f"prompt-{row // 4}" for row in range(rollouts)],
         "data_sources": ["sums", *[None] * (rollouts - 1)],
+        "engine_ids": [f"replica-{row % 2}" for row in range(rollouts)],
         "reward": generator.random(rollouts).astype(np.float32),
         "advantage": generator.normal(size=tokens).astype(np.float32),
         "finish_reasons": ["length" if row % 3 == 0 else "stop" for row in range(rollouts)],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from foreshock.api.leases import JobWeightsRecord
 from foreshock.digests import weights_digest
@@ -137,14 +140,54 @@ def test_checkpoint_without_config_raises(root: Path) -> None:
         WeightsLibrary({"runs": root}).find(announce(root))
 
 
-def test_adapter_is_named_as_such_with_its_base_model(root: Path) -> None:
-    folder = root / "run" / "step_1"
-    (folder / "config.json").unlink()
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-4B"}')
-    with pytest.raises(WeightsGoneError, match=r"needs_conversion: .* a LoRA adapter of 'Qwen/Qwen3-4B', .*merge_and_"):
-        WeightsLibrary({"runs": root}).find(announce(root))
-    (folder / "adapter_config.json").write_text("[]")
-    with pytest.raises(WeightsGoneError, match=r"a model that its adapter_config\.json does not name"):
+def make_adapter(root: Path, base: str = "base", **settings: object) -> torch.Tensor:
+    """Turn the announced checkpoint into an adapter of a model in `base`; return what it adds to q_proj of layer 0."""
+    folder, model = root / "run" / "step_1", root / "base"
+    for file in folder.iterdir():
+        file.unlink()
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text('{"model_type": "qwen3"}')
+    generator = torch.Generator().manual_seed(1)
+    name = "model.layers.0.self_attn.q_proj"
+    save_file({f"{name}.weight": torch.ones(6, 4).bfloat16(), "norm": torch.ones(4)}, model / "model.safetensors")
+    down, up = (torch.randn(shape, generator=generator) for shape in ((2, 4), (6, 2)))
+    parts = {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
+    save_file(parts, folder / "adapter_model.safetensors")
+    configuration = {"peft_type": "LORA", "base_model_name_or_path": base, "r": 2, "lora_alpha": 8, **settings}
+    (folder / "adapter_config.json").write_text(json.dumps(configuration))
+    return 4.0 * (up @ down)
+
+
+def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, request: pytest.FixtureRequest) -> None:
+    delta = make_adapter(root)
+    library = WeightsLibrary({"runs": root})
+    request.addfinalizer(library.close)
+    found = library.find(announce(root))
+    assert found.digest == weights_digest(root / "run" / "step_1")
+    merged = load_file(found.folder / "model.safetensors")
+    torch.testing.assert_close(merged["model.layers.0.self_attn.q_proj.weight"], 1.0 + delta)
+    assert (found.folder / "config.json").is_file()
+    assert library.find(announce(root)).folder == found.folder
+    found.check_unchanged()
+    make_adapter(root, lora_alpha=16)
+    with pytest.raises(WeightsRefusedError, match="changed during scoring"):
+        found.check_unchanged()
+    assert library.find(announce(root)).digest != found.digest
+    again = load_file(library.find(announce(root)).folder / "model.safetensors")
+    torch.testing.assert_close(again["model.layers.0.self_attn.q_proj.weight"], 1.0 + 2.0 * delta)
+
+
+def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root: Path, tmp_path: Path) -> None:
+    for base in ("Qwen/Qwen3-4B", "../outside", str(tmp_path)):
+        make_adapter(root, base)
+        with pytest.raises(WeightsGoneError, match=r"needs_conversion: the adapter 'step_1' belongs to .*merge_and_"):
+            WeightsLibrary({"runs": root}).find(announce(root))
+
+
+@pytest.mark.parametrize("settings", [{"use_dora": True}, {"bias": "all"}, {"peft_type": "IA3"}, {"r": None}])
+def test_adapter_that_is_no_plain_lora_is_skipped_with_the_reason(root: Path, settings: dict[str, object]) -> None:
+    make_adapter(root, **settings)
+    with pytest.raises(WeightsGoneError, match=r"needs_conversion: adapter_config\.json"):
         WeightsLibrary({"runs": root}).find(announce(root))
 
 

@@ -86,6 +86,7 @@ CASES = {
     "advantage_skew": Case(f"{PAIR}:advantage_skew", rise(-5e-5, 0.01), rise(5e-5, 1e-3), 5e-5),
     "length_fall": Case(LENGTH, rise(1700.0, 100.0), rise(1700.0, 800.0), 1700.0),
     "truncation_high": Case("rollout:truncated_fraction", flat(0.8), flat(0.35), 0.1),
+    "weights_differ": Case("scalars:notary/engines_off", flat(1.0), flat(0.0), 0.0),
     "lag_high": Case("rollout:lag_mean", flat(12.0), flat(4.0), 2.0),
     "log_probs_not_finite": Case("rollout:nonfinite_log_probs", flat(3.0), flat(0.0), 0.0),
 }

@@ -118,6 +118,14 @@ def test_checkpoints_are_announced_for_the_step_that_they_sample(grpo: Run) -> N
     assert steps == [3, 5]
 
 
+def test_vllm_holds_the_trainers_weights_at_each_step(grpo: Run) -> None:
+    items = grpo.get("/weights")["items"]
+    assert [(each["step"], each["engine"]) for each in items] == [(step, "0") for step in range(1, STEPS + 1)]
+    for each in items:
+        assert each["verdict"]["compared"] > 10
+        assert all(wrong["name"] == "lm_head.weight" for wrong in each["verdict"]["wrong"]), each["sentence"]
+
+
 def test_run_describes_model_trainer_and_engine(grpo: Run) -> None:
     run = grpo.get("")
     assert run["state"] == "finished"

@@ -36,7 +36,8 @@ def main() -> None:
         arguments |= {"reward": halving_reward, "lr_scheduler_type": "constant", "save_strategy": "steps",
                       "save_steps": 2, "mask_truncated_completions": True}  # fmt: skip
     trainer = new_trainer(folder, **arguments)
-    callback = ForeshockCallback(trainer, advice_mode="apply" if scenario == "apply" else "shadow", weights_root="trl")
+    mode = "apply" if scenario == "apply" else "shadow"
+    callback = ForeshockCallback(trainer, advice_mode=mode, weights_root="trl", notary=scenario == "apply")
     trainer.add_callback(callback)
     trainer.train()
     print("LOG " + json.dumps(trainer.state.log_history))

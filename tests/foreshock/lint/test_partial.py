@@ -33,22 +33,25 @@ def test_shift_in_rollouts_of_one_rank_is_a_shift_only(by: int) -> None:
     assert warning.title.endswith("in a part of the rollouts")
 
 
-def test_rollouts_apart_are_named_by_their_data_source() -> None:
+@pytest.mark.parametrize(("column", "word"), [("data_sources", "data source"), ("engine_ids", "engine")])
+def test_rollouts_apart_are_named_by_their_data_source_or_engine(column: str, word: str) -> None:
     batch = healthy_batch(1)
     rows = np.arange(batch.num_rollouts)
     noise = np.random.default_rng(1).normal(0, 0.8, batch.num_tokens).astype(np.float32)
     moved = np.minimum(np.float32(-1e-3), real_pi(batch) + noise)
     off = np.where(np.repeat(rows % 4 == 3, batch.response_lengths), moved, real_pi(batch))
     named: list[str | None] = [f"replica-{row % 4}" for row in rows]
-    whole = replace(batch, trainer_log_probs=off, data_sources=named)
+    columns: dict[str, Any] = {column: named}
+    whole = replace(batch, trainer_log_probs=off, **columns)
     shards = [whole.select(part) for part in np.array_split(rows, 4)]
     merged = functools.reduce(LintEvidence.merge, map(collect_evidence, shards))
     merged = LintEvidence.from_bytes(merged.to_bytes(), merged.examples_to_json())
     for report in (lint_batch(whole), run_checks(merged)):
         found = {warning.name: warning.title for warning in report.warnings}
-        assert "rollouts of the data source replica-3, and" in found["mismatch_by_place"]
-    unnamed = {warning.name: warning.title for warning in lint_batch(replace(whole, data_sources=None)).warnings}
-    assert "data source" not in unnamed["mismatch_by_place"]
+        assert f"rollouts of the {word} replica-3, and" in found["mismatch_by_place"]
+    columns[column] = None
+    unnamed = {warning.name: warning.title for warning in lint_batch(replace(whole, **columns)).warnings}
+    assert word not in unnamed["mismatch_by_place"]
 
 
 def test_shift_of_log_mu_is_not_padding() -> None:

@@ -19,7 +19,17 @@ from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 
 OF_TOKENS = ("rollout_log_probs", "trainer_log_probs", "entropy", "turn", "weights_version", "advantage")
-OF_ROLLOUTS = ("group_ids", "data_sources", "reward", "finish_reasons", "temperature", "top_p", "top_k", "min_p")
+OF_ROLLOUTS = (
+    "group_ids",
+    "data_sources",
+    "engine_ids",
+    "reward",
+    "finish_reasons",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+)
 
 
 def cells(batch: RolloutBatch, kind: str, seed: int) -> NDArray[np.bool_]:

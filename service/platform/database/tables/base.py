@@ -80,9 +80,13 @@ class CompressedJson(TypeDecorator[Any]):
     impl = sa.LargeBinary
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes:
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> bytes | None:
         """Compress the document."""
-        return zstd.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+        return (
+            None
+            if value is None
+            else zstd.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+        )
 
     def process_result_value(self, value: bytes | None, dialect: sa.Dialect) -> Any:
         """Return the document."""

@@ -6,7 +6,7 @@ from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from foreshock.model_kind import ModelKind, known_model_kind
-from foreshock_service.platform.database.tables.base import Base, CompressedBytes, JsonColumn
+from foreshock_service.platform.database.tables.base import Base, CompressedBytes, CompressedJson, JsonColumn
 
 
 class Run(Base):
@@ -147,6 +147,26 @@ class Checkpoint(Base):
     weights_version: Mapped[int | None]
     expires_at_us: Mapped[int | None]
     announced_at_us: Mapped[int]
+
+
+class WeightsReport(Base):
+    """What the trainer announced (`holder` "trainer", "variant:…") or an engine holds ("engine:…") after a weight sync.
+
+    `report` has digests by tensor, NULL once it is no longer kept; `verdict` is the notary's, of an engine. `engines`
+    is how many there are, as far as the report says.
+    """
+
+    __tablename__ = "weights_reports"
+    __table_args__ = (ForeignKeyConstraint(["run_id", "attempt"], ["attempts.run_id", "attempts.attempt"]),)
+
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    holder: Mapped[str] = mapped_column(primary_key=True)
+    report: Mapped[dict[str, Any] | None] = mapped_column(CompressedJson)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(CompressedJson)
+    engines: Mapped[int | None]
+    received_at_us: Mapped[int]
 
 
 _UNFOLDED = text("folded_shards < received_shards")

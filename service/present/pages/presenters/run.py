@@ -1,12 +1,12 @@
 """The page of a run: its diagnosis and alerts as they are stored, the advice, and places for its figures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from foreshock import interval_names, page_addresses
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.probes import ProbeRecord
-from foreshock.api.runs import IncompleteStep, RunRecord
+from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
 from foreshock.api.watch import AlertRecord
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
@@ -19,7 +19,7 @@ from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.present.pages.step_models import DoctorPanel
 from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.service import list_probes
-from foreshock_service.runs import events, measurements, runs, scalars, steps
+from foreshock_service.runs import events, measurements, runs, scalars, steps, weights
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.diagnosis import diagnosis_of_run
 
@@ -35,6 +35,20 @@ def pooled_in_words(pooled: measurements.PooledMeasure | None) -> str | None:
 
 
 MOST_PROBES = 20
+
+
+WEIGHTS_STEPS = 12
+"""Newest weight syncs of the table of engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginesTable:
+    """What the engines held after the newest weight syncs: a row an engine, a column a step; None: no report."""
+
+    steps: Sequence[int]
+    engines: Mapping[str, Sequence[WeightsRecord | None]]
+    sentences: Sequence[str]
+    """of the engines that held other weights at the newest step"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,7 @@ class RunPage:
     incomplete: str | None
     coverage: str | None
     changes: Sequence[str]
+    engines: EnginesTable | None
     out_of_date: str | None
     grafana_address: str | None
     figures: Sequence[view_models.Plot]
@@ -96,12 +111,26 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         incomplete=_incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         coverage=statistics,
         changes=changes_in_words(viewing, run_id),
+        engines=_engines_table(weights.weights_of_newest_steps(session, run_id, WEIGHTS_STEPS)),
         out_of_date=rendering.OUT_OF_DATE if measurements.is_run_out_of_date(session, run_id) else None,
         grafana_address=run_dashboard(viewing.context.settings, run_id),
         figures=[
             view_models.Plot(name, plot.title, f"/pages/runs/{run_id}/figures/{name}.json", over_steps=plot.over_steps)
             for name, plot in RUN_PLOTS.items()
         ],
+    )
+
+
+def _engines_table(records: Sequence[WeightsRecord]) -> EnginesTable | None:
+    if not records:
+        return None
+    steps = sorted({each.step for each in records})
+    found = {(each.engine, each.step): each for each in records}
+    names = sorted({each.engine for each in records}, key=lambda name: (len(name), name))
+    return EnginesTable(
+        steps,
+        {name: [found.get((name, step)) for step in steps] for name in names},
+        [each.sentence for each in records if each.step == steps[-1] and not each.is_right],
     )
 
 

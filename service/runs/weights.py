@@ -1,0 +1,244 @@
+"""The notary: what the trainer announced and what each engine holds after a weight sync, with a verdict on each engine.
+
+An engine's report is judged as soon as the trainer's announcement of the step is there too, in either order. The number
+of engines that hold other weights is a scalar of the step, which a rule watches; the sentences are a finding. Reports
+have no job of a worker, as the results of probes have.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import status
+from pydantic import BaseModel, Field, StringConstraints
+from sqlalchemy import select, tuple_, update
+from sqlalchemy.orm import Session
+
+from foreshock.api.records import parse, to_json
+from foreshock.api.runs import WeightsRecord
+from foreshock.clock import now_us
+from foreshock.diagnosis.weights import ENGINES_OFF, TITLE, WEIGHTS_DIFFER, WHAT_TO_DO, verdict_in_words
+from foreshock.notary.compare import Holding, Verdict, judge
+from foreshock.notary.pieces import Piece, Tensors
+from foreshock_service.platform import parameters, security
+from foreshock_service.platform.context import Context, EventBus
+from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database.tables import WeightsReport
+from foreshock_service.platform.parameters import api_router
+from foreshock_service.runs import findings, run_endpoints, runs, scalars
+from foreshock_service.runs.attempts import attempts_of_run, check_attempt, is_active
+from foreshock_service.runs.events import FindingsChanged, StepKey
+
+router = api_router(prefix="/v1/runs/{run}", tags=["weights"])
+
+KEPT_STEPS = 64
+"""Steps whose digests are kept, beside the run's first: a tensor of one between them is found by what it was before."""
+MOST_ENGINES = 1000
+MOST_TENSORS = 100_000
+MOST_CANARY_TOKENS = 4096
+FINDING_STEPS = 200
+
+_TRAINER, _VARIANT, _ENGINE = "trainer", "variant:", "engine:"
+
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+Size = Annotated[int, Field(ge=0, lt=2**48)]
+PiecePut = tuple[parameters.Name, Digest, Size, Size, Size, Size, Size]
+
+
+class HoldingPut(BaseModel):
+    """Digests of tensors by name, log-probs of a canary prompt, or both."""
+
+    tensors: Annotated[
+        dict[parameters.Name, Annotated[list[PiecePut], Field(min_length=1, max_length=4096)]],
+        parameters.at_most(MOST_TENSORS),
+    ] = Field(
+        default_factory=dict,
+        description="of each tensor its pieces: dtype, digest (`foreshock.notary.digests`), rows, 32-bit words of a "
+        "row, first row, first word, rank",
+    )
+    canary: list[float] = Field(default_factory=list, max_length=MOST_CANARY_TOKENS, description="log-probs, in nats")
+    others_as_announced: bool = Field(
+        default=False,
+        description="of an engine: tensors that are not listed are what the trainer announces, bit by bit",
+    )
+
+
+class WeightsPut(BaseModel):
+    """What the trainer announces, other weights that an engine must not hold, and what engines hold; each optional."""
+
+    trainer: HoldingPut | None = None
+    variants: Annotated[dict[parameters.Name, HoldingPut], parameters.at_most(10)] = Field(
+        default_factory=dict, description='by what they are, such as "without the adapter"'
+    )
+    engines: Annotated[dict[parameters.Name, HoldingPut], parameters.at_most(MOST_ENGINES)] = Field(
+        default_factory=dict, description="by the engine's id, as in the column `engine_id` of the rollouts"
+    )
+    engines_in_all: int | None = Field(default=None, ge=1, le=MOST_ENGINES)
+
+
+@router.put("/steps/{step}/weights", status_code=status.HTTP_204_NO_CONTENT)
+def put_weights(
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    body: WeightsPut,
+    context: Context,
+    principal: security.Ingester,
+    attempt: parameters.AttemptQuery = 1,
+) -> None:
+    """Store what trainer and engines hold after the sync of the weights that sample a step. Idempotent."""
+    key = StepKey(run, attempt, step)
+    context.database.write(lambda session: store_weights(session, context.events, principal, key, body))
+
+
+@router.get("/weights")
+def list_weights(
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 200,
+) -> parameters.Page[WeightsRecord]:
+    """List what each engine held after each weight sync, as the notary found it, by step and engine."""
+    with context.database.read() as session:
+        runs.get_run(session, principal, run)
+        after = parameters.decode_cursor(cursor, (int, int, str)) if cursor is not None else (-1, -1, "")
+        table = WeightsReport
+        position = (table.step, table.attempt, table.holder)
+        judged = (table.run_id == run, table.verdict.is_not(None), tuple_(*position) > after)
+        rows = session.scalars(select(table).where(*judged).order_by(*position).limit(limit + 1))
+        found = [_record(row) for row in rows]
+    return parameters.page_of(found, limit, lambda row: (row.step, row.attempt, f"{_ENGINE}{row.engine}"))
+
+
+def store_weights(
+    session: Session, events: EventBus, principal: security.Principal, key: StepKey, body: WeightsPut
+) -> None:
+    """Store reports of a step and judge the engines that have one."""
+    runs.lock_run(session, principal, key.run_id)
+    check_attempt(session, key.run_id, key.attempt)
+    holders = {f"{_ENGINE}{name}": each for name, each in body.engines.items()}
+    holders |= {f"{_VARIANT}{name}": each for name, each in body.variants.items()}
+    if body.trainer is not None:
+        holders[_TRAINER] = body.trainer
+    common = {**key._asdict(), "engines": body.engines_in_all, "verdict": None, "received_at_us": now_us()}
+    rows = [common | {"holder": holder, "report": each.model_dump()} for holder, each in holders.items()]
+    of_step = _rows_of_step(session, key)
+    was_wrong = {row.holder for row in of_step if row.verdict is not None and not _verdict(row).is_right}
+    upsert(session, WeightsReport, rows, ("run_id", "step", "attempt", "holder"))
+    session.expire_all()
+    _judge_step(session, events, principal, key, bool(was_wrong))
+
+
+def weights_of_newest_steps(session: Session, run_id: str, steps: int) -> list[WeightsRecord]:
+    """Return what the engines held after the newest syncs of active steps, by step and engine."""
+    table = WeightsReport
+    active = is_active(attempts_of_run(session, run_id), table.attempt, table.step, 0)
+    judged = (table.run_id == run_id, active, table.verdict.is_not(None))
+    newest = select(table.step).where(*judged).distinct().order_by(table.step.desc()).limit(steps)
+    rows = session.scalars(select(table).where(*judged, table.step.in_(newest)).order_by(table.step, table.holder))
+    return [_record(row) for row in rows]
+
+
+def findings_of_run(session: Session, run_id: str) -> Sequence[findings.FindingOfSteps]:
+    """Return the finding of engines that hold other weights, over the newest active steps."""
+    by_step: dict[int, list[WeightsRecord]] = {}
+    for record in weights_of_newest_steps(session, run_id, FINDING_STEPS):
+        by_step.setdefault(record.step, []).append(record)
+    return findings.newest_of_steps((step, _findings(by_step[step])) for step in sorted(by_step, reverse=True))
+
+
+def _judge_step(
+    session: Session, events: EventBus, principal: security.Principal, key: StepKey, was_wrong: bool
+) -> None:
+    rows = _rows_of_step(session, key)
+    trainer = next((row for row in rows if row.holder == _TRAINER), None)
+    engines = [row for row in rows if row.holder.startswith(_ENGINE)]
+    if trainer is None or trainer.report is None or not engines:
+        return
+    variants = {
+        row.holder.removeprefix(_VARIANT): _holding(row.report).tensors
+        for row in rows
+        if row.holder.startswith(_VARIANT) and row.report is not None
+    }
+    announced = _holding(trainer.report)
+    history: dict[int, Holding] = {}
+    for row in engines:
+        if row.report is None:
+            continue
+        held = _holding(row.report)
+        if row.report["others_as_announced"]:
+            held = Holding({**announced.tensors, **held.tensors}, held.canary)
+        verdict = judge(key.step, {key.step: announced}, held)
+        if verdict is not None and (held.canary or not verdict.is_right):
+            history = history or dict(_announcements(session, key))
+            verdict = judge(key.step, history, held, _verdict_before(session, row), variants)
+        row.verdict = None if verdict is None else to_json(verdict)
+    session.flush()
+    records = [_record(row) for row in engines if row.verdict is not None]
+    off = [each for each in records if not each.verdict.is_right]
+    values: dict[str, float | None] = {ENGINES_OFF: float(len(off)), "notary/engines": float(len(records))}
+    scalars.store_scalars(session, events, principal, key, scalars.ScalarsPut(source="notary", values=values))
+    before = {WEIGHTS_DIFFER: "critical"} if was_wrong else {}
+    findings.add_step(session, key, "notary", before, _findings(records))
+    if off or was_wrong:
+        events.publish(session, FindingsChanged(key.run_id))
+    _forget_old_reports(session, key)
+
+
+def _findings(records: Sequence[WeightsRecord]) -> list[findings.FindingOfStep]:
+    sentences = [each.sentence for each in records if not each.verdict.is_right]
+    if not sentences:
+        return []
+    return [findings.FindingOfStep(WEIGHTS_DIFFER, "critical", TITLE, " ".join(sentences), WHAT_TO_DO)]
+
+
+def _rows_of_step(session: Session, key: StepKey) -> list[WeightsReport]:
+    query = select(WeightsReport).filter_by(**key._asdict()).order_by(WeightsReport.holder)
+    return list(session.scalars(query))
+
+
+def _announcements(session: Session, key: StepKey) -> Iterator[tuple[int, Holding]]:
+    """Yield the active announcements up to a step that are kept."""
+    table = WeightsReport
+    active = is_active(attempts_of_run(session, key.run_id), table.attempt, table.step, 0)
+    kept = (table.run_id == key.run_id, table.holder == _TRAINER, table.report.is_not(None), table.step <= key.step)
+    for row in session.scalars(select(table).where(active, *kept).order_by(table.step.desc()).limit(KEPT_STEPS + 2)):
+        yield row.step, _holding(row.report or {})
+
+
+def _verdict_before(session: Session, row: WeightsReport) -> Verdict | None:
+    table = WeightsReport
+    of_engine = (table.run_id == row.run_id, table.holder == row.holder, table.verdict.is_not(None))
+    query = select(table).where(*of_engine, table.step < row.step).order_by(table.step.desc(), table.attempt.desc())
+    before = session.scalars(query.limit(1)).first()
+    return None if before is None else _verdict(before)
+
+
+def _forget_old_reports(session: Session, key: StepKey) -> None:
+    table = WeightsReport
+    first = select(table.step).where(table.run_id == key.run_id).order_by(table.step).limit(1).scalar_subquery()
+    old = (table.run_id == key.run_id, table.step < key.step - KEPT_STEPS, table.step > first)
+    session.execute(update(table).where(*old, table.report.is_not(None)).values(report=None))
+
+
+def _holding(report: Mapping[str, Any]) -> Holding:
+    tensors: Tensors = {
+        name: [Piece(dtype, int(digest, 16), *place) for dtype, digest, *place in pieces]
+        for name, pieces in report["tensors"].items()
+    }
+    return Holding(tensors, report["canary"])
+
+
+def _verdict(row: WeightsReport) -> Verdict:
+    return parse(Verdict, row.verdict or {})
+
+
+def _record(row: WeightsReport) -> WeightsRecord:
+    engine, verdict = row.holder.removeprefix(_ENGINE), _verdict(row)
+    return WeightsRecord(
+        step=row.step,
+        attempt=row.attempt,
+        engine=engine,
+        is_right=verdict.is_right,
+        sentence=verdict_in_words(engine, row.engines or 1, verdict),
+        verdict=verdict,
+    )
