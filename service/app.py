@@ -73,9 +73,8 @@ from foreshock_service.watch import alert_endpoints, alerts, delivery, diagnosis
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.detection import background, derivation
-from foreshock_service.watch.notifications.service import Notifier
-from foreshock_service.watch.rules import endpoints as rules
-from foreshock_service.watch.rules.service import RulesChanged
+from foreshock_service.watch.notifications.service import notifiers
+from foreshock_service.watch.rules import service as rules
 
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 _NOUNS: tuple[Any, ...] = (
@@ -126,9 +125,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         lifespan=_lifespan,
     )
     app.state.context = context = _make_context(settings, decoders)
-    context.events.subscribe_after_commit(
-        publishing.ScoresPublished, partial(attribution.attribute_published_scores, context)
-    )
+    context.events.subscribe(publishing.ScoresPublished, partial(attribution.attribute_after_commit, context))
     app.state.owns_decoders = decoders is None
     app.state.long_polls = long_polls.LongPolls(app.state.context.database)
     problem.install_problem_handlers(app)
@@ -191,7 +188,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     bus.subscribe(derivation.DetectionDerived, decide_after_detection)
     bus.subscribe(events.AdviceModeChanged, record_mode)
     bus.subscribe(events.StepClosed, attribution.mark_stale_after_late_rollouts)
-    for reread in (events.ModelKindChanged, events.ScalarNamesChanged, RulesChanged):
+    for reread in (events.ModelKindChanged, events.ScalarNamesChanged, rules.RulesChanged):
         bus.subscribe(reread, partial(derivation.derive_all, bus))
     bus.subscribe(publishing.ScoresPublished, attribution.mark_attribution_stale)
     bus.subscribe(events.ShardAwaitsOthers, diagnosis.note_awaiting)
@@ -222,7 +219,7 @@ def _long_jobs(context: ServiceContext) -> list[Job]:
     settings, store, database = context.settings, context.store, context.database
 
     def go_on() -> bool:
-        return not context.stopping.has_begun
+        return not context.stopping.is_set()
 
     return [
         Job("delete_rows_of_deleted_runs", lambda: delete_runs.delete_rows_of_deleted_runs(context, go_on=go_on)),
@@ -250,29 +247,30 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.decoders.warm_up_in_background()
     # Apart from the other jobs, which must not wait for them: these may take long.
     cleaning = JobRunner("cleaning", context.database, _long_jobs(context), context.settings.sweep_interval_seconds)
-    notifier, derivations = Notifier(context), background.DerivationThread(context)
-    jobs.start()
-    cleaning.start()
-    notifier.start()
-    derivations.start()
+    runners = [jobs, cleaning, background.derivations(context), *notifiers(context)]
+    for runner in runners:
+        runner.start()
     polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
-    figures = ServiceFigures(context, (jobs, cleaning), polls, app.version)
+    figures = ServiceFigures(context, (jobs, cleaning), polls.count, app.version)
     app.state.figures = figures
     watching = asyncio.create_task(figures.loop_delays.watch())
-    context.stopping.on_begin(polls.release)
-    process.handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, context.stopping.begin))
+
+    def begin_to_stop() -> None:
+        context.stopping.set()
+        polls.release()
+
+    app.state.begin_to_stop = begin_to_stop
+    process.handle_signals(partial(asyncio.get_running_loop().call_soon_threadsafe, begin_to_stop))
     try:
         yield
     finally:
-        context.stopping.begin()
+        begin_to_stop()
         watching.cancel()
         await polls.stop()
-        await run_in_threadpool(jobs.stop)
+        for runner in runners:
+            await run_in_threadpool(runner.stop)
         await run_in_threadpool(context.key_uses.write, context.database)
-        await run_in_threadpool(cleaning.stop)
-        await run_in_threadpool(notifier.stop)
-        await run_in_threadpool(derivations.stop)
         if app.state.owns_decoders:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)

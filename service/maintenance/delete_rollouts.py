@@ -25,6 +25,7 @@ from foreshock.clock import now_us
 from foreshock_service.maintenance import stored_files
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import tables
+from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.store.removal import check_not_taken, give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
@@ -53,9 +54,7 @@ class StepRows:
     def read(cls, session: Session, key: events.StepKey) -> StepRows:
         """Read the rows of a step."""
         jobs = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-        jobs = jobs.where(
-            tables.Probe.run_id == key.run_id, tables.Probe.attempt == key.attempt, tables.Probe.step == key.step
-        )
+        jobs = jobs.where(of_step(tables.Probe, key))
         scores: list[ScoreRow] = []
         scores += session.scalars(
             select(tables.ScoreShard).where(tables.ScoreShard.job_id.in_(jobs)).order_by(tables.ScoreShard.file)
@@ -63,11 +62,12 @@ class StepRows:
         scores += session.scalars(
             select(tables.ExactShard).where(tables.ExactShard.job_id.in_(jobs)).order_by(tables.ExactShard.file)
         )
-        of_step = key._asdict()
         return cls(
-            list(session.scalars(select(tables.Shard).filter_by(**of_step).order_by(tables.Shard.shard))),
-            list(session.scalars(select(tables.ShardStatistics).filter_by(**of_step))),
-            list(session.scalars(select(tables.MeasurementStatistics).filter_by(**of_step))),
+            list(session.scalars(select(tables.Shard).where(of_step(tables.Shard, key)).order_by(tables.Shard.shard))),
+            list(session.scalars(select(tables.ShardStatistics).where(of_step(tables.ShardStatistics, key)))),
+            list(
+                session.scalars(select(tables.MeasurementStatistics).where(of_step(tables.MeasurementStatistics, key)))
+            ),
             scores,
         )
 

@@ -26,6 +26,7 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import problem, settings
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.tables import (
     MeasurementStatistics,
     Run,
@@ -202,12 +203,7 @@ def steps_to_measure(session: Session, run_id: str | None, request: Request) -> 
 def old_comparisons(session: Session, key: events.StepKey) -> Sequence[str]:
     """Return the comparisons of a step whose measurement is of another version."""
     table = MeasurementStatistics
-    query = select(table.comparison).where(
-        table.run_id == key.run_id,
-        table.attempt == key.attempt,
-        table.step == key.step,
-        table.statistics_version != STATISTICS_VERSION,
-    )
+    query = select(table.comparison).where(of_step(table, key), table.statistics_version != STATISTICS_VERSION)
     return session.scalars(query.order_by(table.comparison)).all()
 
 
@@ -218,21 +214,14 @@ def _without_newest_measures() -> ColumnElement[bool]:
     """
     columns = measurements.c
     return exists().where(
-        columns.run_id == Step.run_id,
-        columns.attempt == Step.attempt,
-        columns.step == Step.step,
+        of_step(columns, Step),
         columns.tokens.is_not(None),
         or_(*(columns[name].is_(None) for name in _COUNTS)),
     )
 
 
 def _of_another_version(table: type[ShardStatistics] | type[MeasurementStatistics]) -> ColumnElement[bool]:
-    return exists().where(
-        table.run_id == Step.run_id,
-        table.attempt == Step.attempt,
-        table.step == Step.step,
-        table.statistics_version != STATISTICS_VERSION,
-    )
+    return exists().where(of_step(table, Step), table.statistics_version != STATISTICS_VERSION)
 
 
 def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
@@ -294,8 +283,7 @@ def _extent(context: ServiceContext, keys: Sequence[events.StepKey]) -> str:
     totals = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
     with context.database.read() as session:
         for key in keys:
-            of_step = totals.where(Shard.run_id == key.run_id, Shard.attempt == key.attempt, Shard.step == key.step)
-            count, file_bytes = session.execute(of_step).one()
+            count, file_bytes = session.execute(totals.where(of_step(Shard, key))).one()
             files, size = files + count, size + int(file_bytes)  # PostgreSQL: a Decimal
     runs = len({key.run_id for key in keys})
     return f"{len(keys)} steps of {runs} runs, {files} token files of {size / 1e6:,.1f} MB together"

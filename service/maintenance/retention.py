@@ -21,6 +21,7 @@ from foreshock_service.maintenance.stored_files import maintenance_context, run_
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
+from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.parameters import LARGEST_STEP, api_router
 from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
@@ -196,18 +197,11 @@ def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, 
     Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out.
     """
     probed = exists().where(
-        tables.Probe.run_id == tables.Step.run_id,
-        tables.Probe.attempt == tables.Step.attempt,
-        tables.Probe.step == tables.Step.step,
+        of_step(tables.Probe, tables.Step),
         tables.ProbeJob.probe_id == tables.Probe.id,
         tables.ProbeJob.state.not_in(sorted(ENDED)),
     )
-    attributed = exists().where(
-        tables.Attribution.run_id == tables.Step.run_id,
-        tables.Attribution.attempt == tables.Step.attempt,
-        tables.Attribution.step == tables.Step.step,
-        tables.Attribution.stale,
-    )
+    attributed = exists().where(of_step(tables.Attribution, tables.Step), tables.Attribution.stale)
     query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
         tables.Step.run_id == run_id,
         tables.Step.step <= up_to,
@@ -231,10 +225,7 @@ def _alert_steps(session: Session, run_id: str) -> set[int]:
 def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
     """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
-        tables.Shard.run_id == key.run_id,
-        tables.Shard.attempt == key.attempt,
-        tables.Shard.step == key.step,
-        tables.Shard.tokens_removed.is_(None),
+        of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None)
     )
     found = [(name, size) for name, size in session.execute(own)]
     for table in (tables.ScoreShard, tables.ExactShard):
@@ -250,17 +241,16 @@ def _is_settled(session: Session, key: StepKey) -> bool:
 
 def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:
     """Mark the tokens of a step as purged: its shards keep their rows, its scores and exact divergences theirs."""
-    of_step = (tables.Shard.run_id == key.run_id, tables.Shard.attempt == key.attempt, tables.Shard.step == key.step)
     session.execute(
         update(tables.Shard)
-        .where(*of_step, tables.Shard.tokens_removed.is_(None))
+        .where(of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
         .values(
             tokens_removed="retention", tokens_changed_at_us=at_us, full_rollouts=0, full_tokens=0, sampled_rollouts=0
         )
     )
     session.execute(
         update(tables.Step)
-        .where(tables.Step.run_id == key.run_id, tables.Step.attempt == key.attempt, tables.Step.step == key.step)
+        .where(of_step(tables.Step, key))
         .values(tokens_purged_at_us=at_us, full_rollouts=0, full_tokens=0)
     )
     for table in (tables.ScoreShard, tables.ExactShard):
@@ -269,9 +259,7 @@ def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:
 
 def _jobs_of(key: StepKey) -> Select[str]:
     query = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-    return query.where(
-        tables.Probe.run_id == key.run_id, tables.Probe.attempt == key.attempt, tables.Probe.step == key.step
-    )
+    return query.where(of_step(tables.Probe, key))
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

@@ -3,12 +3,12 @@
 Callers pass names and states, never secrets or rollouts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import Query
-from sqlalchemy import select, tuple_
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -59,36 +59,6 @@ def record(
     insert_rows(session, AuditEntry, [row])
 
 
-def list_entries(
-    session: Session, project: str | None, filters: Mapping[str, str | None], cursor: str | None, limit: int
-) -> parameters.Page[AuditRecord]:
-    """Return one page of entries, newest first; `project`: those of one project alone."""
-    after = cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else None
-    rows = _newest_first(session, project, filters, after, limit + 1)
-    return parameters.page_of([from_attributes(AuditRecord, row) for row in rows], limit, _key_of)
-
-
-def _key_of(entry: AuditRecord) -> parameters.CursorKey:
-    return (entry.at_us, entry.id)
-
-
-def _newest_first(
-    session: Session,
-    project: str | None,
-    filters: Mapping[str, str | None],
-    after: tuple[int, str] | None,
-    limit: int,
-) -> Sequence[AuditEntry]:
-    """Return up to `limit` entries older than `after`; `filters` by column, None: any."""
-    query = select(AuditEntry)
-    if project is not None:
-        query = query.where(AuditEntry.project == project)
-    query = query.filter_by(**{name: value for name, value in filters.items() if value is not None})
-    if after is not None:
-        query = query.where(tuple_(AuditEntry.at_us, AuditEntry.id) < after)
-    return session.scalars(query.order_by(AuditEntry.at_us.desc(), AuditEntry.id.desc()).limit(limit)).all()
-
-
 router = api_router(prefix="/v1/audit", tags=["audit"])
 
 
@@ -103,6 +73,10 @@ def list_audit(
     limit: parameters.Limit = 100,
 ) -> parameters.Page[AuditRecord]:
     """List who changed advice, alerts, runs and keys, newest first; for a key of one project, of that project."""
-    filters = {"actor": actor, "action": action, "run_id": run}
+    chosen = {"actor": actor, "action": action, "run_id": run, "project": principal.project}
+    query = select(AuditEntry).filter_by(**{name: value for name, value in chosen.items() if value is not None})
     with context.database.read() as session:
-        return list_entries(session, principal.project, filters, cursor, limit)
+        return parameters.page_of_query(
+            session, query, (AuditEntry.at_us, AuditEntry.id), cursor, limit,
+            lambda rows: [from_attributes(AuditRecord, row) for (row,) in rows],
+        )  # fmt: skip

@@ -2,13 +2,13 @@
 
 `app.py` subscribes the handlers of events. A handler runs inside the transaction of the publisher, in the order of
 subscription; what it writes is committed with the publisher's work, and an error rolls both back. Work that takes long
-is done by a handler of the second kind, which runs after the commit (`after_commit` in `database/session.py`).
+is done after the commit: a handler asks for it (`after_commit` in `database/session.py`).
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.platform import keys, process
-from foreshock_service.platform.database.session import Database, after_commit
+from foreshock_service.platform import keys
+from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
@@ -33,7 +33,6 @@ class EventBus:
 
     def __init__(self) -> None:
         self._handlers: defaultdict[type, list[Callable[[Session, Any], object]]] = defaultdict(list)
-        self._after_commit: defaultdict[type, list[Callable[[Any], object]]] = defaultdict(list)
 
     def subscribe(self, event_type: type[EventType], handler: Callable[[Session, EventType], object]) -> None:
         """Call `handler(session, event)` for each published event of exactly this type."""
@@ -43,12 +42,6 @@ class EventBus:
         """Call the handlers of this event's type, one after the other; raises what a handler raises."""
         for handler in self._handlers.get(type(event), ()):
             handler(session, event)
-        for later in self._after_commit.get(type(event), ()):
-            after_commit(session, partial(later, event))
-
-    def subscribe_after_commit(self, event_type: type[EventType], handler: Callable[[EventType], object]) -> None:
-        """Call `handler(event)` for each event of exactly this type, once its transaction has committed."""
-        self._after_commit[event_type].append(handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +72,8 @@ class ServiceContext:
     key_uses: keys.KeyUses = field(default_factory=keys.KeyUses)
     # Checks that hang keep their thread; beyond these, later checks fail without one.
     check_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(12))
-    stopping: process.Stopping = field(default_factory=process.Stopping)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the service is asked to stop, before it waits for the requests in flight: waits end then."""
     ingest_rate: IngestRate = field(default_factory=IngestRate)
     events: EventBus = field(default_factory=EventBus)
     score_readers: tuple[ScoreReader, ...] = ()

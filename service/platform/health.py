@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Protocol, TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 import numpy as np
 from anyio import fail_after, to_thread
@@ -37,15 +37,6 @@ _LOOK_SECONDS = 0.5
 _LOOKS = 120
 
 
-class Polls(Protocol):
-    """The long polls of the process, of which this part of the service knows only the figures."""
-
-    @property
-    def count(self) -> int:
-        """Return how many wait."""
-        ...
-
-
 @dataclass
 class LoopDelays:
     """How late the event loop is: every request waits so long for its turn."""
@@ -66,7 +57,7 @@ class ServiceFigures:
 
     context: ServiceContext
     runners: tuple[JobRunner, ...]
-    polls: Polls
+    count_polls: Callable[[], int]
     version: str
     loop_delays: LoopDelays = field(default_factory=LoopDelays)
     started_at_us: int = field(default_factory=now_us)
@@ -100,7 +91,7 @@ GAUGES: tuple[Gauge, ...] = (
         lambda own: own.context.uploads.taken,
     ),
     Gauge("upload_places", "Uploads that may be under way at a time", lambda own: own.context.uploads.most),
-    Gauge("long_polls_waiting", "Requests that wait for a change of advice or alerts", lambda own: own.polls.count),
+    Gauge("long_polls_waiting", "Requests that wait for a change of advice or alerts", lambda own: own.count_polls()),
     Gauge(
         "decoders_ready",
         "1 if the processes that decode uploads have started",
@@ -145,10 +136,6 @@ class ServiceCollector:
 
     def __init__(self, figures: ServiceFigures) -> None:
         self._figures = figures
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the registry must not collect to learn the names."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
@@ -300,7 +287,7 @@ async def service_state(context: ServiceContext, figures: ServiceFigures) -> ser
             write_p50_seconds=percentile(writes, 50),
             write_p99_seconds=percentile(writes, 99),
         ),
-        long_polls=service.LongPollsRecord(waiting=figures.polls.count),
+        long_polls=service.LongPollsRecord(waiting=figures.count_polls()),
         storage=storage,
         backlog=backlog,
         jobs=_jobs(figures),

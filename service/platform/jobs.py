@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -75,10 +76,11 @@ class JobRunner:
 
     def run_round(self) -> None:
         """Do the jobs, the shared ones unless another process does them at this moment."""
-        with self._database.exclusive(self._name) as is_alone:
-            for job in self._jobs:
-                is_due = time.monotonic() >= self._due[job.name]
-                if is_due and not self._stopping.is_set() and (is_alone or not job.shared):
+        due = [job for job in self._jobs if time.monotonic() >= self._due[job.name]]
+        is_shared = any(job.shared for job in due)
+        with self._database.exclusive(self._name) if is_shared else nullcontext(False) as is_alone:
+            for job in due:
+                if not self._stopping.is_set() and (is_alone or not job.shared):
                     self._due[job.name] = time.monotonic() + job.every_seconds
                     self._run(job)
 
@@ -90,6 +92,7 @@ class JobRunner:
         except Exception as error:
             record.error = type(error).__name__
             record.failures += 1
+            self._due[job.name] = 0.0
             _logger.exception("the job %s failed; it runs again in %s s", job.name, self._interval)
         record.finished_at_us = now_us()
         record.runs += 1

@@ -73,11 +73,6 @@ def create_key(
     return key
 
 
-def find_key(session: Session, key_id: str) -> ApiKey | None:
-    """Return the key with this id, revoked or not."""
-    return session.get(ApiKey, key_id)
-
-
 def find_key_by_secret(session: Session, secret: str) -> ApiKey | None:
     """Return the key with this secret, revoked or not; also by a secret that a rotation still keeps valid.
 
@@ -149,11 +144,6 @@ def end_session(session: Session, session_hash: str, lifetime_seconds: float) ->
     """End a page session for good; the note of it is kept for the lifetime of a session."""
     row = {"session_hash": session_hash, "expires_at_us": now_us() + int(lifetime_seconds * 1e6)}
     insert_if_absent(session, EndedSession, row)
-
-
-def has_session_ended(session: Session, session_hash: str) -> bool:
-    """Return whether a page session was ended by logging out."""
-    return session.get(EndedSession, session_hash) is not None
 
 
 def _find_by_hash(session: Session, secret_hash: str) -> ApiKey | None:

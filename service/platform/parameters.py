@@ -14,6 +14,8 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints
+from sqlalchemy import Select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from starlette.types import Scope
 
 from foreshock.errors import did_you_mean
@@ -203,6 +205,34 @@ def page_of(rows: Sequence[Item], limit: int, key_of: Callable[[Item], CursorKey
     more = len(rows) > limit
     kept = list(rows[:limit])
     return Page(items=kept, next_cursor=encode_cursor(key_of(kept[-1])) if more else None)
+
+
+def page_of_query(
+    session: Session,
+    query: Select[*tuple[Any, ...]],
+    columns: Sequence[InstrumentedAttribute[Any]],
+    cursor: str | None,
+    limit: int,
+    read: Callable[[Sequence[Any]], Sequence[Item]],
+    *,
+    rising: bool = False,
+) -> Page[Item]:
+    """Return a page of the query's rows beyond a cursor, by `columns` of the first entity, which tell rows apart.
+
+    The largest come first unless `rising`. `read` makes the items of rows.
+    """
+    key = columns[0] if len(columns) == 1 else tuple_(*columns)
+    if cursor is not None:
+        after = decode_cursor(cursor, tuple(column.type.python_type for column in columns))
+        beyond = after[0] if len(columns) == 1 else after
+        query = query.where(key > beyond if rising else key < beyond)
+    order = columns if rising else [column.desc() for column in columns]
+    rows = session.execute(query.order_by(*order).limit(limit + 1)).all()
+    items = list(read(rows[:limit]))
+    if len(rows) <= limit:
+        return Page(items=items)
+    last = rows[limit - 1][0]
+    return Page(items=items, next_cursor=encode_cursor(tuple(getattr(last, column.key) for column in columns)))
 
 
 def etag_of(version: str, body: bytes) -> str:

@@ -14,30 +14,6 @@ from typing import Any
 _SAME_WISH_SECONDS = 1.0
 
 
-class Stopping:
-    """Set when the service is asked to stop, before it waits for the requests in flight."""
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[], None]] = []
-        self._begun = False
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether the service stops: waits end now."""
-        return self._begun
-
-    def on_begin(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the event loop's thread when the service begins to stop."""
-        self._callbacks.append(callback)
-
-    def begin(self) -> None:
-        """Begin to stop; only the first call does something."""
-        if not self._begun:
-            self._begun = True
-            for callback in self._callbacks:
-                callback()
-
-
 def handle_signals(begin: Callable[[], object]) -> None:
     """Call `begin` at the first SIGTERM or SIGINT, and make a second one end the process at once.
 

@@ -17,7 +17,7 @@ from itsdangerous import BadSignature, Signer, URLSafeTimedSerializer
 from foreshock.clock import now_us
 from foreshock_service.platform import keys, logs, problem, request_guards
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.tables import ApiKey
+from foreshock_service.platform.database.tables import ApiKey, EndedSession
 
 # The salts keep a token of one purpose from being accepted for the other.
 _SESSION, _FORM = "foreshock.session", "foreshock.form"
@@ -203,8 +203,8 @@ def principal_of_secret(context: ServiceContext, secret: str | None) -> Principa
 
 def _principal_of_session(context: ServiceContext, signed: SignedSession, cookie: str) -> Principal:
     with context.database.read() as session:
-        key = keys.find_key(session, signed.key_id)
-        ended = keys.has_session_ended(session, session_hash(cookie))
+        key = session.get(ApiKey, signed.key_id)
+        ended = session.get(EndedSession, session_hash(cookie)) is not None
     if key is None or ended or not keys.is_valid(key) or signed.signed_at_us < key.sessions_from_us:
         raise AuthenticationRequired("this session has ended: log in again")
     return _principal(key)

@@ -13,18 +13,22 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
+from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform import keys, problem, request_guards
+from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.turns import decoding_key
 from foreshock_service.platform.disk_room import check_room
-from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
+
+if TYPE_CHECKING:
+    from foreshock_service.platform.context import ServiceContext
 
 RATE_SECONDS = 60
 
@@ -150,22 +154,9 @@ class Upload:
     path: Path
 
 
-class ReceivesUploads(Protocol):
-    """What receiving an upload needs of the service's context."""
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def store(self) -> TokenStore: ...
-
-    @property
-    def uploads(self) -> UploadPlaces: ...
-
-
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: ReceivesUploads, expected: str = request_guards.PARQUET_MEDIA_TYPE
+    request: Request, context: "ServiceContext", expected: str = request_guards.PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -184,7 +175,7 @@ async def received_upload(
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Upload:
+async def _receive(request: Request, context: "ServiceContext", path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
     digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 
@@ -208,3 +199,34 @@ async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Up
             raise UploadIncomplete("the connection ended before the body did") from error
         await context.uploads.run(write, file, bytes(block))
     return Upload("sha256:" + digest.hexdigest(), size, path)
+
+
+class Committed(Protocol):
+    """What a transaction that names a file returns."""
+
+    @property
+    def status(self) -> str: ...
+
+
+Outcome = TypeVar("Outcome", bound=Committed | None)
+
+
+def commit_file(database: Database, store: TokenStore, file: str, commit: Callable[[Session], Outcome]) -> Outcome:
+    """Run the transaction that names a published file; the file is removed unless its status is `stored`.
+
+    An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
+    """
+    may_be_committed = False
+
+    def work(session: Session) -> Outcome:
+        nonlocal may_be_committed
+        may_be_committed = False
+        outcome = commit(session)
+        may_be_committed = outcome is not None and outcome.status == "stored"
+        return outcome
+
+    try:
+        return database.write(work)
+    finally:
+        if not may_be_committed:
+            store.remove(file)

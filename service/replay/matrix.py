@@ -13,7 +13,7 @@ from foreshock.api.records import from_attributes
 from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord, MismatchRecord
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.engine import database_now_us
+from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, ScoreShard
 from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath, api_router
 from foreshock_service.platform.problem import ProblemError, present_file
@@ -241,7 +241,7 @@ def _is(reference: _Cell | None, cell: str) -> bool:
 def newest_cells(session: Session, key: events.StepKey, most: int) -> list[tuple[Probe, ProbeJob]]:
     """Return up to `most` cells of a step with their jobs, the newest first."""
     query = select(Probe, ProbeJob).join(ProbeJob, ProbeJob.probe_id == Probe.id)
-    query = query.where(Probe.run_id == key.run_id, Probe.attempt == key.attempt, Probe.step == key.step)
+    query = query.where(of_step(Probe, key))
     query = query.where(Probe.kind == probe_kinds.MATRIX.name)
     rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(most))
     return [(probe, job) for probe, job in rows]

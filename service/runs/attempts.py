@@ -205,10 +205,10 @@ def list_attempts(
     """List the attempts of a run, in order."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        after = parameters.decode_cursor(cursor, (int,))[0] if cursor is not None else 0
-        query = select(Attempt).where(Attempt.run_id == run, Attempt.attempt > after).order_by(Attempt.attempt)
-        rows = [from_attributes(AttemptRecord, row) for row in session.scalars(query.limit(limit + 1))]
-    return parameters.page_of(rows, limit, lambda row: (row.attempt,))
+        return parameters.page_of_query(
+            session, select(Attempt).where(Attempt.run_id == run), (Attempt.attempt,), cursor, limit,
+            lambda rows: [from_attributes(AttemptRecord, row) for (row,) in rows], rising=True,
+        )  # fmt: skip
 
 
 def get_or_create_attempt(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Response, status
 from pydantic import BaseModel, Field, StringConstraints
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
@@ -27,7 +27,6 @@ from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.attempts import (
     ActiveRange,
     AttemptStart,
-    active_attempt_of,
     active_ranges,
     attempts_of_run,
     check_attempt,
@@ -146,18 +145,11 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
-# Built once: it is executed at each step.
-_ANNOUNCED = (
-    select(AnnouncedChange.step, AnnouncedChange.attempt)
-    .where(AnnouncedChange.run_id == bindparam("run_id"))
-    .distinct()
-)
-
-
 def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[int]:
     """Return the active steps at which baselines begin anew, in order."""
-    found = session.execute(_ANNOUNCED, {"run_id": run_id})
-    return sorted(step for step, attempt in found if active_attempt_of(attempts, step) == attempt)
+    active = is_active(attempts, AnnouncedChange.attempt, AnnouncedChange.step)
+    query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == run_id, active)
+    return list(session.scalars(query.distinct().order_by(AnnouncedChange.step)))
 
 
 def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:

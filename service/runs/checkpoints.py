@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Response, status
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
-from sqlalchemy import select, tuple_
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, parse
@@ -85,11 +85,11 @@ def list_checkpoints(
     """List announced checkpoints, by step."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        after = parameters.decode_cursor(cursor, (int, int)) if cursor is not None else (-1, -1)
-        position = (Checkpoint.step, Checkpoint.attempt)
-        query = select(Checkpoint).where(Checkpoint.run_id == run, tuple_(*position) > after).order_by(*position)
-        rows = [from_attributes(CheckpointRecord, row) for row in session.scalars(query.limit(limit + 1))]
-    return parameters.page_of(rows, limit, lambda row: (row.step, row.attempt))
+        query = select(Checkpoint).where(Checkpoint.run_id == run)
+        return parameters.page_of_query(
+            session, query, (Checkpoint.step, Checkpoint.attempt), cursor, limit,
+            lambda rows: [from_attributes(CheckpointRecord, row) for (row,) in rows], rising=True,
+        )  # fmt: skip
 
 
 def announce_checkpoint(

@@ -35,8 +35,6 @@ TOKEN_COLUMNS = (
     "sample_id", "prompt_token_ids", "response_token_ids", "response_mask", "rollout_log_probs", "trainer_log_probs"
 )  # fmt: skip
 """What is read of rollouts to show their tokens."""
-# Kept tokens are cut to the worst ones when there are this many times as many as are asked for.
-_CUT_AT = 4
 
 
 class ChosenTokens:
@@ -44,8 +42,6 @@ class ChosenTokens:
 
     def __init__(self, target: str, behaviour: str) -> None:
         self._target, self._behaviour = target, behaviour
-        self._kept = 0
-        self._worst: NDArray[np.float64] = np.zeros(0)
         self.scorers: set[str] = set()
         self.compared = False
         self.parts: list[tuple[tuple[int, int], dict[str, Any]]] = []
@@ -69,13 +65,11 @@ class ChosenTokens:
         positions = largest(sizes, most)
         positions = positions[sizes[positions] >= self.least]
         self._add(place, batch, scores, d, positions)
-        self._kept += positions.size
-        worst = np.concatenate([self._worst, sizes[positions]])
-        self._worst = worst[largest(worst, most)]
-        if self._worst.size == most:
-            self.least = float(self._worst[-1])
-        if self._kept > _CUT_AT * most:
-            self._cut()
+        kept = np.sort(np.concatenate([np.abs(part["d"]) for _, part in self.parts]))
+        if kept.size >= most:
+            self.least = float(kept[-most])
+            parts = [(place, _rows(part, np.abs(part["d"]) >= self.least)) for place, part in self.parts]
+            self.parts = [each for each in parts if each[1]["sample_id"]]
 
     def table(self, scorers: Sequence[str]) -> columnar.ColumnTable:
         """Return the tokens of all parts in the order of their places, with a column for each of `scorers`."""
@@ -109,12 +103,6 @@ class ChosenTokens:
             **{LOG_PROB + name: values[positions] for name, values in scores.items()},
         }
         self.parts.append((place, part))
-
-    def _cut(self) -> None:
-        """Drop the tokens below `least`, and the parts that have no others."""
-        self.parts = [(place, _rows(part, np.abs(part["d"]) >= self.least)) for place, part in self.parts]
-        self.parts = [each for each in self.parts if each[1]["sample_id"]]
-        self._kept = sum(len(part["sample_id"]) for _, part in self.parts)
 
     def _difference(self, scores: Scores, tokens: int) -> NDArray[np.float64]:
         if self._target not in scores or self._behaviour not in scores:

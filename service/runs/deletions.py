@@ -13,7 +13,7 @@ from typing import Annotated
 
 from fastapi import status
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from sqlalchemy import ColumnElement, case, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, case, or_, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -22,7 +22,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import audit, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion, new_identifier
-from foreshock_service.platform.parameters import Cursor, Limit, Page, api_router, decode_cursor, page_of
+from foreshock_service.platform.parameters import Cursor, Limit, Page, api_router, page_of_query
 from foreshock_service.runs import events, runs
 from foreshock_service.runs.run_endpoints import RunIdentifier
 
@@ -57,12 +57,10 @@ def list_deletions(
     """List the deletions of the run, newest first, and how far they are."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
-        keys = (Deletion.requested_at_us, Deletion.id)
-        query = select(Deletion).where(Deletion.run_id == run).order_by(*(key.desc() for key in keys))
-        if cursor is not None:
-            query = query.where(tuple_(*keys) < tuple_(*decode_cursor(cursor, (int, str))))
-        found = [deletion_record(row) for row in session.scalars(query.limit(limit + 1))]
-    return page_of(found, limit, lambda each: (each.requested_at_us, each.id))
+        keys, query = (Deletion.requested_at_us, Deletion.id), select(Deletion).where(Deletion.run_id == run)
+        return page_of_query(
+            session, query, keys, cursor, limit, lambda rows: [deletion_record(row) for (row,) in rows]
+        )
 
 
 @dataclass(frozen=True, slots=True)

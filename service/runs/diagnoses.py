@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import ColumnElement, bindparam, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock.api import diagnosis, records
@@ -11,18 +11,13 @@ from foreshock.diagnosis.diagnose import JUDGE_VERSION, History, diagnose
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, StoredDiagnosis
 
-_STORED = select(
-    StoredDiagnosis.revision, StoredDiagnosis.document, StoredDiagnosis.awaits_shards, StoredDiagnosis.judged_by,
-    StoredDiagnosis.changed_at_us,
-).where(StoredDiagnosis.run_id == bindparam("run_id"))  # fmt: skip
-
 NOTHING_YET = diagnose(History())
 """The diagnosis of a run without data."""
 
 
 def find_diagnosis(session: Session, run_id: str) -> diagnosis.Diagnosis | None:
     """Return the stored diagnosis; None if none is stored yet."""
-    stored = session.execute(_STORED, {"run_id": run_id}).first()
+    stored = session.get(StoredDiagnosis, run_id, populate_existing=True)
     return None if stored is None else diagnosis.diagnosis_of(stored.document)
 
 
@@ -41,7 +36,7 @@ def verdicts_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, di
 def store_diagnosis(session: Session, run_id: str, found: diagnosis.Diagnosis, *, awaits_shards: bool) -> bool:
     """Store a diagnosis and return True; False if the stored one says the same. The run is locked."""
     document = records.to_json(found)
-    before = session.execute(_STORED, {"run_id": run_id}).first()
+    before = session.get(StoredDiagnosis, run_id, populate_existing=True)
     revision = 1
     if before is not None:
         unchanged = {**document, "revision": before.revision, "computed_at_us": before.changed_at_us}

@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, cast
 
 from fastapi import Query
-from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, tuple_, update
+from sqlalchemy import ColumnElement, CursorResult, bindparam, case, delete, select, update
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes, to_json
@@ -131,13 +131,11 @@ def findings_of_runs(
     ):
         if values:
             query = query.where(column.in_(values))
-    if cursor is not None:
-        query = query.where(tuple_(*_ORDER) < parameters.decode_cursor(cursor, (int, str, str, str)))
-    rows = session.execute(query.order_by(*(column.desc() for column in _ORDER)).limit(limit + 1))
-    found = [
-        from_attributes(FindingRecord, row, run=row.run_id, run_key=key, project=project) for row, key, project in rows
-    ]
-    return parameters.page_of(found, limit, lambda each: (each.changed_at_us, each.run, each.source, each.name))
+
+    def read(rows: Sequence[Any]) -> list[FindingRecord]:
+        return [from_attributes(FindingRecord, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
+
+    return parameters.page_of_query(session, query, _ORDER, cursor, limit, read)
 
 
 # Built once: it is executed at each step.

@@ -25,7 +25,7 @@ from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.security import Ingester, Principal
 from foreshock_service.platform.store.removal import check_not_taken
 from foreshock_service.platform.store.tokens import shard_file_name
-from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, received_upload
+from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, commit_file, received_upload
 from foreshock_service.runs import attempts, changes, deletions, events, run_endpoints, runs, shard_decoding, steps
 from foreshock_service.runs.closing import is_waiting, mark_closed, store_fold, try_to_close
 from foreshock_service.runs.shards import add_shard, find_shard, set_file_bytes
@@ -212,25 +212,11 @@ def _store_shard(
             context.key_limits.charge(principal.key_id, decoding_seconds=decoding_seconds.get())
     if principal.key_id is not None:
         context.key_limits.charge(principal.key_id, tokens=decoded.measured.tokens)
-    may_be_committed = False
-
-    def commit(session: Session) -> _Stored:
-        nonlocal may_be_committed
-        may_be_committed = False
-        stored = commit_shard(session, context, principal, address, upload, decoded, name)
-        may_be_committed = True
-        return stored
-
-    try:
-        stored = context.database.write(commit)
-    except Exception:
-        # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
-        if not may_be_committed:
-            context.store.remove(name)
-        raise
-    if stored.status == "duplicate":
-        context.store.remove(name)
-    else:
+    stored = commit_file(
+        context.database, context.store, name,
+        lambda session: commit_shard(session, context, principal, address, upload, decoded, name),
+    )  # fmt: skip
+    if stored.status == "stored":
         context.ingest_rate.note(stored.shard.tokens)
     return stored
 

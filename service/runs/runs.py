@@ -1,10 +1,10 @@
 """Runs: get or create, list, change, delete (a tombstone stays)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
-from sqlalchemy import bindparam, func, or_, select, tuple_, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import errors, page_addresses
@@ -234,7 +234,6 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
 
 def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: int) -> parameters.Page[RunRecord]:
     """Return one page of the chosen runs that are not deleted, newest first."""
-    after = cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else None
     query = select(Run).where(Run.deleted_at_us.is_(None), *(Run.project == project for project in chosen.projects))
     for column, value in ((Run.key, chosen.key), (Run.model, chosen.model)):
         if value is not None:
@@ -248,10 +247,10 @@ def list_runs(session: Session, chosen: RunFilter, cursor: str | None, limit: in
     if chosen.search is not None:
         found_in = (Run.name, Run.key)
         query = query.where(or_(*(each.icontains(chosen.search, autoescape=True) for each in found_in)))
-    if after is not None:
-        query = query.where(tuple_(Run.created_at_us, Run.id) < after)
-    runs = session.scalars(query.order_by(Run.created_at_us.desc(), Run.id.desc()).limit(limit + 1)).all()
-    return parameters.page_of(run_records(session, runs), limit, lambda run: (run.created_at_us, run.id))
+    return parameters.page_of_query(
+        session, query, (Run.created_at_us, Run.id), cursor, limit,
+        lambda rows: run_records(session, [run for (run,) in rows]),
+    )  # fmt: skip
 
 
 def every_run(session: Session, projects: Sequence[str]) -> Sequence[Run]:
@@ -371,21 +370,10 @@ def _set_model_kind(
         events.publish(session, ModelKindChanged(run.id, run.model_kind))
 
 
-# Built once: it is executed at each step.
-_LOCKED = (
-    select(Run)
-    .where(Run.id == bindparam("run_id"))
-    .with_for_update(key_share=True)
-    .execution_options(populate_existing=True)
-)
-
-
 def _find_and_lock(session: Session, run_id: str) -> Run | None:
     """Return the current run and lock it until this transaction ends."""
-    run = session.scalar(_LOCKED, {"run_id": run_id})
-    # Kept, since a session forgets what nothing refers to: whoever looks for the run later need not read it again.
-    session.info[run_id] = run
-    return run
+    query = select(Run).where(Run.id == run_id).with_for_update(key_share=True)
+    return session.scalar(query.execution_options(populate_existing=True))
 
 
 def _find_by_key(session: Session, project: str, key: str) -> Run | None:

@@ -17,7 +17,7 @@ from foreshock import comparisons, errors
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.engine import insert_rows
+from foreshock_service.platform.database.engine import insert_rows, of_step
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
@@ -88,7 +88,7 @@ def statistics_of_step(session: Session, key: events.StepKey) -> list[StoredPart
             own.shard,
         )
         .outerjoin(whole, and_(*(getattr(whole, name) == getattr(own, name) for name in watch.MEASUREMENT_KEY)))
-        .where(own.run_id == key.run_id, own.attempt == key.attempt, own.step == key.step)
+        .where(of_step(own, key))
         .order_by(own.comparison, own.shard)
     )
     parts = [StoredPart(*row) for row in session.execute(query)]
@@ -108,9 +108,7 @@ def _of_whole_step(key: events.StepKey, *columns: Any) -> Select[Any]:
     """Return the query for the statistics of a step's only shard, which the step holds; none of other steps."""
     whole = MeasurementStatistics
     query = select(*columns).filter_by(**key._asdict())
-    query = query.join(
-        Step, (Step.run_id == whole.run_id) & (Step.attempt == whole.attempt) & (Step.step == whole.step)
-    )
+    query = query.join(Step, of_step(Step, whole))
     return query.where(Step.expected_shards == 1, whole.comparison.in_(_OF_SHARDS)).order_by(whole.comparison)
 
 

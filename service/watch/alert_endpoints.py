@@ -7,9 +7,9 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.api import records, watch
 from foreshock.severity import Severity
-from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page, api_router
-from foreshock_service.platform.security import Ingester, Principal, Reader
+from foreshock_service.platform.security import Ingester, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import alerts as service
 from foreshock_service.watch.alerts import AlertFilter
@@ -41,14 +41,15 @@ async def list_alerts(
     With `wait` and If-None-Match the answer comes when an alert of the run has changed since that answer.
     """
     await polls.until_changed(principal, run, lambda version: version.of_alerts, if_none_match, wait)
-    page = service.PageKey(run, tuple(state or ()), cursor, limit)
-    return await run_in_threadpool(_page, context, principal, page, if_none_match)
 
-
-def _page(context: ServiceContext, principal: Principal, page: service.PageKey, if_none_match: str | None) -> Response:
-    with context.database.read() as session:
-        version, found = service.read_page(session, principal, page)
+    def answer() -> Response:
+        with context.database.read() as session:
+            # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
+            version = service.version(session, run)
+            found = service.list_alerts(session, principal, run, state or (), cursor, limit)
         return tagged_response(str(version), found, if_none_match)
+
+    return await run_in_threadpool(answer)
 
 
 @router.get("/alerts")

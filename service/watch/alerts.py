@@ -2,11 +2,10 @@
 
 New ones open, cleared ones resolve, those that no longer fire are retracted."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, func, select, tuple_, union_all
+from sqlalchemy import bindparam, func, select, union_all
 from sqlalchemy.orm import Session
 
 from foreshock.api.records import from_attributes
@@ -15,9 +14,8 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
 from foreshock.severity import Severity
 from foreshock_service.platform.audit import record
-from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
-from foreshock_service.platform.parameters import CursorKey, Page, decode_cursor, page_of
+from foreshock_service.platform.parameters import Page, page_of_query
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.security import Principal
 from foreshock_service.runs import events, runs
@@ -53,52 +51,37 @@ class AlertConflict(ProblemError):
     problem_type = "alert-conflict"
 
 
-class PageKey(NamedTuple):
-    """A page of a run's alerts; no states: all of them."""
-
-    run_id: str
-    states: tuple[AlertState, ...]
-    cursor: str | None
-    limit: int
-
-
-def read_page(session: Session, principal: Principal, key: PageKey) -> tuple[int, Page[AlertRecord]]:
-    """Return the version of a run's alerts and a page of them. Raises RunNotFound and RunDeleted."""
-    runs.get_run(session, principal, key.run_id)
-    # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
-    current = version(session, key.run_id)
-    return current, _page(session, key)
-
-
 def list_alerts(
     session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
 ) -> Page[AlertRecord]:
-    """Return one page of a run's alerts, newest step first."""
+    """Return one page of a run's alerts, newest step first; no states: all of them. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
-    return _page(session, PageKey(run_id, tuple(states), cursor, limit))
+    query = select(Alert).where(Alert.run_id == run_id)
+    if states:
+        query = query.where(Alert.state.in_(states))
+    return page_of_query(
+        session, query, (Alert.step, Alert.id), cursor, limit,
+        lambda rows: [from_attributes(AlertRecord, row) for (row,) in rows],
+    )  # fmt: skip
 
 
 def list_alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, limit: int) -> Page[AlertOfRun]:
-    """Return one page of the alerts of all chosen runs, the last changed first."""
-    after = cast("tuple[int, str]", decode_cursor(cursor, (int, str))) if cursor is not None else None
-    rows = newest_of_runs(session, chosen, after, limit + 1)
-    found = [from_attributes(AlertOfRun, alert, run=alert.run_id, run_key=key, project=of) for alert, key, of in rows]
-    return page_of(found, limit, lambda alert: (alert.changed_at_us, alert.id))
+    """Return one page of the alerts of all chosen runs that are not deleted, the last changed first."""
+    query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
+    query = query.where(*(Run.project == project for project in chosen.projects))
+    of_column = ((Alert.state, chosen.states), (Alert.severity, chosen.severities), (Alert.rule, chosen.rules))
+    query = query.where(*(column.in_(values) for column, values in of_column if values))
+
+    def read(rows: Sequence[Any]) -> list[AlertOfRun]:
+        return [from_attributes(AlertOfRun, row, run=row.run_id, run_key=key, project=of) for row, key, of in rows]
+
+    return page_of_query(session, query, (Alert.changed_at_us, Alert.id), cursor, limit, read)
 
 
 def open_alerts(session: Session, run_id: str) -> Sequence[Alert]:
     """Return the run's open alerts, newest step first."""
     query = select(Alert).where(Alert.run_id == run_id, Alert.state == "open")
     return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc())).all()
-
-
-def open_counts(session: Session, run_ids: Collection[str]) -> dict[str, Counter[str]]:
-    """Return the number of open alerts of each run by severity, in one query."""
-    counts: dict[str, Counter[str]] = {run_id: Counter() for run_id in run_ids}
-    query = select(Alert.run_id, Alert.severity, func.count()).where(Alert.run_id.in_(run_ids), Alert.state == "open")
-    for run_id, severity, count in session.execute(query.group_by(Alert.run_id, Alert.severity)):
-        counts[run_id][severity] = count
-    return counts
 
 
 def acknowledge(session: Session, principal: Principal, run_id: str, alert_id: str) -> Alert:
@@ -119,7 +102,7 @@ def resolve(session: Session, principal: Principal, run_id: str, alert_id: str, 
 
 def _locked(session: Session, principal: Principal, run_id: str, alert_id: str) -> tuple[Run, Alert]:
     run = runs.lock_run(session, principal, run_id)
-    alert = _find(session, run_id, alert_id)
+    alert = session.scalar(select(Alert).where(Alert.run_id == run_id, Alert.id == alert_id))
     if alert is None:
         raise AlertNotFound(f"the run has no alert {alert_id}")
     return run, alert
@@ -142,16 +125,6 @@ def _change(
         session.flush()
         compute_before_commit(session, run.id)
     return alert
-
-
-def _page(session: Session, key: PageKey) -> Page[AlertRecord]:
-    after = cast("tuple[int, str]", decode_cursor(key.cursor, (int, str))) if key.cursor is not None else None
-    rows = newest_first(session, key.run_id, key.states, after, key.limit + 1)
-    return page_of([from_attributes(AlertRecord, row) for row in rows], key.limit, _key_of)
-
-
-def _key_of(alert: AlertRecord) -> CursorKey:
-    return (alert.step, alert.id)
 
 
 def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
@@ -247,63 +220,19 @@ def _add(session: Session, run_id: str, values: dict[str, Any]) -> None:
 
 # Each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
-_alerts = table_of(Alert).c
-_OF_RUN = _alerts.run_id == bindparam("run_id")
-_FIRED = select(_alerts.id).where(_OF_RUN, _alerts.step >= bindparam("from_step"))
-_CLEARED = select(_alerts.id).where(
-    _OF_RUN, _alerts.cleared_step >= bindparam("from_step"), _alerts.step + 0 < bindparam("from_step")
+# Built once: they are executed at each step, and building one takes longer than executing it.
+_OF_RUN = select(Alert.id).where(Alert.run_id == bindparam("run_id"))
+_TOUCHED = union_all(
+    _OF_RUN.where(Alert.step >= bindparam("from_step")),
+    _OF_RUN.where(Alert.cleared_step >= bindparam("from_step"), Alert.step + 0 < bindparam("from_step")),
 )
-_TOUCHED = union_all(_FIRED, _CLEARED)
 _STANDING_OF_RULE = (
     select(Alert)
-    .where(
-        Alert.run_id == bindparam("run_id"),
-        Alert.attempt == bindparam("attempt"),
-        Alert.rule == bindparam("rule"),
-        Alert.state.in_(("open", "acknowledged")),
-    )
+    .filter_by(run_id=bindparam("run_id"), attempt=bindparam("attempt"), rule=bindparam("rule"))
+    .where(Alert.state.in_(("open", "acknowledged")))
     .order_by(Alert.step)
     .limit(1)
 )
-
-
-def _find(session: Session, run_id: str, alert_id: str) -> Alert | None:
-    """Return the alert of this run with this id."""
-    return session.scalar(select(Alert).where(Alert.run_id == run_id, Alert.id == alert_id))
-
-
-def newest_first(
-    session: Session, run_id: str, states: Sequence[str], after: tuple[int, str] | None, limit: int
-) -> Sequence[Alert]:
-    """Return up to `limit` alerts by falling (step, id), before `after`; no states: all of them."""
-    query = select(Alert).where(Alert.run_id == run_id)
-    if states:
-        query = query.where(Alert.state.in_(states))
-    if after is not None:
-        query = query.where(tuple_(Alert.step, Alert.id) < after)
-    return session.scalars(query.order_by(Alert.step.desc(), Alert.id.desc()).limit(limit)).all()
-
-
-def newest_of_runs(
-    session: Session, chosen: AlertFilter, after: tuple[int, str] | None, limit: int
-) -> Sequence[tuple[Alert, str, str]]:
-    """Return up to `limit` alerts of runs that are not deleted, each with its run's key and project.
-
-    They come by falling (changed_at_us, id), before `after`.
-    """
-    query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
-    query = query.where(*(Run.project == project for project in chosen.projects))
-    for column, values in (
-        (Alert.state, chosen.states),
-        (Alert.severity, chosen.severities),
-        (Alert.rule, chosen.rules),
-    ):
-        if values:
-            query = query.where(column.in_(values))
-    if after is not None:
-        query = query.where(tuple_(Alert.changed_at_us, Alert.id) < after)
-    found = session.execute(query.order_by(Alert.changed_at_us.desc(), Alert.id.desc()).limit(limit))
-    return [(alert, key, project) for alert, key, project in found]
 
 
 def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptStart], from_step: int) -> list[Alert]:
@@ -349,5 +278,5 @@ def superseded(session: Session, run_id: str, attempts: Sequence[AttemptStart]) 
 
 
 def version(session: Session, run_id: str) -> int:
-    """Return the run's alert version_repository: 0 before any alert, and higher with every change."""
+    """Return the version of the run's alerts: 0 before any alert, and higher with every change."""
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0

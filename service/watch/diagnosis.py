@@ -7,8 +7,9 @@ waits for shards, a run of a database without diagnoses, and another judge; a pe
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from sqlalchemy import bindparam, case, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
@@ -30,15 +31,22 @@ from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
 from foreshock.severity import severity_rank
 from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import before_commit
-from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables import (
+    Alert,
+    DetectorSnapshot,
+    Run,
+    Step,
+    StoredDiagnosis,
+    StoredFinding,
+)
 from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.security import Reader
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
 from foreshock_service.runs.steps import missing_shards_of
-from foreshock_service.watch import diagnosis_repository as queries
 
 WAIT_SECONDS: Final = 30.0
 """A step whose shards do not come for so long is named; before the first complete step, at once."""
@@ -52,6 +60,7 @@ _NO_LAGS = StepLags.of({})
 _MOST_AWAITED = 3
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _AT_ONCE = 100
+_MOST_ALERTS = 100
 
 _logger = logging.getLogger(__name__)
 
@@ -120,7 +129,7 @@ def diagnose_due_runs(context: ServiceContext) -> int:
     """Compute the diagnoses that no transaction does; return how many. For the sweeper."""
     before_us = now_us() - int(WAIT_SECONDS * 1e6)
     with context.database.read() as session:
-        due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *queries.runs_waiting(session, before_us, _AT_ONCE)}
+        due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
     for run_id in sorted(due):
         context.database.write(partial(_compute_locked, run_id))
     return len(due)
@@ -134,7 +143,7 @@ def _compute_locked(run_id: str, session: Session) -> None:
 def history_of(session: Session, run_id: str) -> History:
     """Return what the diagnosis reads of a run."""
     attempts = attempts_of_run(session, run_id)
-    run, observed = runs.find_run(session, run_id), queries.observed_step(session, run_id)
+    run, observed = runs.find_run(session, run_id), _observed_step(session, run_id)
     rows = measurements.newest_rows(session, run_id, attempts, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
     first = 2 + len(_OF_STEP)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == STEP_ROW]
@@ -189,10 +198,9 @@ def _reported(
 
 def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
     """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
-    found = queries.alerts(session, run_id)
     return tuple(
         PastAlert(row[0], row[1], row[2], bool(row[3]), *row[4:9])
-        for row in found
+        for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
         if active_attempt_of(attempts, row[2]) == row[9]
     )
 
@@ -208,11 +216,13 @@ def _causes(
     undeclared: list[MissingData] = []
     catalogue = {name: place for place, name in enumerate(CHECKS)}
     found = sorted(
-        queries.findings(session, run_id), key=lambda row: (severity_rank(row[5]), catalogue.get(row[1], 0), row[1])
+        _findings(session, run_id), key=lambda row: (severity_rank(row.severity), catalogue.get(row.name, 0), row.name)
     )
-    for source, name, title, sentence, remedy, severity, steps, first, newest in found:
-        if source in ("attribution", "doctor"):
-            by: CauseSource = "doctor" if source == "doctor" else "probe"
+    for row in found:
+        name, title, sentence, remedy = row.name, row.title, row.sentence, row.remedy
+        steps, first, newest = row.steps, row.first_step, row.newest_step
+        if row.source in ("attribution", "doctor"):
+            by: CauseSource = "doctor" if row.source == "doctor" else "probe"
             causes.append(
                 DiagnosisCause(
                     name=name, sentence=f"{title}: {sentence}", source=by, title=title, what_to_do=remedy or ""
@@ -224,7 +234,7 @@ def _causes(
         whole = (
             len(newest_steps) * (newest - first + 1) / max(1, newest_steps[-1] - newest_steps[0]) if newest_steps else 0
         )
-        if is_over or (severity == "info" and steps < max(_LEAST_INFO_STEPS, _LEAST_INFO_SHARE * whole)):
+        if is_over or (row.severity == "info" and steps < max(_LEAST_INFO_STEPS, _LEAST_INFO_SHARE * whole)):
             continue
         if name == "sampling_not_declared":
             undeclared.append(MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or ""))
@@ -250,11 +260,64 @@ def _awaited(
 ) -> tuple[AwaitedShards, ...]:
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
     before_us = now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
-    waiting = queries.waiting_steps(session, run_id, before_us + 1)
-    active = [row for row in waiting if active_attempt_of(attempts, row[1]) == row[0]]
+    waiting = session.scalars(_WAITING, {"run_id": run_id, "before_us": before_us + 1})
+    active = [each for each in waiting if active_attempt_of(attempts, each.step) == each.attempt]
     return tuple(
         AwaitedShards(
-            step, missing_shards_of(session, events.StepKey(run_id, attempt, step), expected), expected, since_us
+            each.step,
+            missing_shards_of(session, events.StepKey(run_id, each.attempt, each.step), each.expected_shards),
+            each.expected_shards,
+            each.last_shard_at_us,
         )
-        for attempt, step, expected, since_us in active[:_MOST_AWAITED]
+        for each in active[:_MOST_AWAITED]
     )
+
+
+# Built once: they are executed at each step, and building one takes longer than executing it.
+_STANDING = Alert.state.in_(("open", "acknowledged"))
+_PAST_ALERTS = (
+    select(
+        Alert.rule, Alert.severity, Alert.step, _STANDING, Alert.why, Alert.what_to_do, Alert.value, Alert.threshold,
+        Alert.evidence, Alert.attempt,
+    )
+    .where(Alert.run_id == bindparam("run_id"), Alert.state != "retracted")
+    .order_by(case((_STANDING, 0), else_=1), Alert.step.desc(), Alert.rule)
+    .limit(_MOST_ALERTS)
+)  # fmt: skip
+_WAITING = (
+    select(Step)
+    .where(
+        # As an expression, so that the few rows of the index `ix_steps_unfolded`, whose condition is the next one, are
+        # read and not all steps of the run.
+        Step.run_id + "" == bindparam("run_id"),
+        Step.folded_shards < Step.received_shards,
+        Step.closed_at_us.is_(None),
+        Step.received_shards < Step.expected_shards,
+        Step.last_shard_at_us < bindparam("before_us"),
+    )
+    .order_by(Step.step)
+)
+
+
+def _observed_step(session: Session, run_id: str) -> int | None:
+    """Return the newest step that the detectors have seen."""
+    return session.scalar(select(func.max(DetectorSnapshot.step)).where(DetectorSnapshot.run_id == run_id))
+
+
+def _findings(session: Session, run_id: str) -> Sequence[Any]:
+    """Return the rows of what the lint and the attributions have found."""
+    table = table_of(StoredFinding)
+    return session.execute(select(table).where(table.c.run_id == run_id)).all()
+
+
+def _runs_waiting(session: Session, before_us: int, limit: int) -> Sequence[str]:
+    """Return runs with a step that waits since before then for shards which their diagnosis does not name yet."""
+    query = (
+        select(Step.run_id)
+        .join(Run, Run.id == Step.run_id)
+        .join(StoredDiagnosis, StoredDiagnosis.run_id == Step.run_id)
+        .where(Step.folded_shards < Step.received_shards, Step.closed_at_us.is_(None))
+        .where(Step.received_shards < Step.expected_shards, Step.last_shard_at_us < before_us)
+        .where(Run.deleted_at_us.is_(None), StoredDiagnosis.awaits_shards.is_(False))
+    )
+    return session.scalars(query.distinct().limit(limit)).all()

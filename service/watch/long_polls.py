@@ -77,9 +77,8 @@ class LongPolls:
         # A thread of its own: it waits for no other request.
         self._thread = CapacityLimiter(1)
 
-    @property
     def count(self) -> int:
-        """Number of polls that wait."""
+        """Return the number of polls that wait."""
         return sum(map(len, self._waiting.values()))
 
     def start(self) -> None:

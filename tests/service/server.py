@@ -74,7 +74,7 @@ class RunningServer:
         context = app.state.context
         options = http_options(context.settings)
         self._server = _Server(
-            uvicorn.Config(app, log_level="warning", lifespan="on", **options), context.stopping.begin
+            uvicorn.Config(app, log_level="warning", lifespan="on", **options), lambda: app.state.begin_to_stop()
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.types.numeric import Int8BinaryDumper
-from sqlalchemy import Connection, CursorResult, Engine, Table, create_engine, event, text
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, Table, and_, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
@@ -162,6 +162,11 @@ def upsert(session: Session, target: type[Base] | Table, rows: Sequence[Row], ke
     if rows:
         dialect = session.get_bind().dialect.name
         session.execute(_upsert(dialect, table_of(target), tuple(rows[0]), tuple(key)), list(rows))
+
+
+def of_step(table: Any, step: Any) -> ColumnElement[bool]:
+    """Return the condition that rows of a table are of a step, which is a key, a row, or a row of another table."""
+    return and_(table.run_id == step.run_id, table.attempt == step.attempt, table.step == step.step)
 
 
 def database_now_us(session: Session) -> int:

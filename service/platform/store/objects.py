@@ -118,7 +118,6 @@ class ObjectFile:
     location: ObjectLocation
 
     def read_bytes(self) -> bytes:
-        """Return the whole object."""
         with _as_os_errors(self.name):
             return bytes(obstore.get(_client(self.location), self.name).bytes())
 
@@ -132,7 +131,6 @@ class ObjectFile:
         return cast(BinaryIO, io.BufferedReader(_Ranges(self, size), 1 << 16))
 
     def exists(self) -> bool:
-        """Return whether the object is there."""
         try:
             with _as_os_errors(self.name):
                 obstore.head(_client(self.location), self.name)
@@ -141,7 +139,6 @@ class ObjectFile:
         return True
 
     def read_range(self, start: int, end: int) -> bytes:
-        """Return the bytes from `start` to before `end`."""
         with _as_os_errors(self.name):
             return bytes(obstore.get_range(_client(self.location), self.name, start=start, end=end))
 
@@ -199,7 +196,6 @@ class ObjectTokenStore(TokenStore):
         return ObjectFile(name, self.location)
 
     def remove(self, name: str) -> None:
-        """Delete an object if it exists."""
         self.file(name)
         try:
             with _as_os_errors(name):
@@ -229,14 +225,12 @@ class ObjectTokenStore(TokenStore):
         return found
 
     def check_exists(self) -> None:
-        """Raise ConfigurationError unless the bucket answers."""
         try:
             next(iter(self._list(None, None)), None)
         except OSError as error:
             raise ConfigurationError(f"the token store s3://{self.location.bucket} cannot be read: {error}") from None
 
     def check_writable(self) -> None:
-        """Raise OSError unless an object can be written."""
         with _as_os_errors(_TEMPORARY):
             obstore.put(_client(self.location), f"{_TEMPORARY}readiness-{socket.gethostname()}", b"foreshock")
 

@@ -197,15 +197,12 @@ class LocalFile:
     path: Path
 
     def read_bytes(self) -> bytes:
-        """Return the whole file."""
         return self.path.read_bytes()
 
     def open(self) -> BinaryIO:
-        """Open the file."""
         return self.path.open("rb")
 
     def exists(self) -> bool:
-        """Return whether the file is there."""
         return self.path.exists()
 
 
@@ -242,7 +239,6 @@ class LocalTokenStore(TokenStore):
         return self.root / name
 
     def file(self, name: str) -> LocalFile:
-        """Return the file of a name; raises ValueError for a name outside the store."""
         return LocalFile(name, self.path_of(name))
 
     def remove(self, name: str) -> None:
@@ -254,11 +250,9 @@ class LocalTokenStore(TokenStore):
                 (self.root / folder).rmdir()
 
     def list_files(self) -> Iterator[ListedFile]:
-        """Yield every file below the folder but temporary ones."""
         yield from self._list("", time.time())
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the size in bytes of each of these files that exists, by name."""
         found = {}
         for name in names:
             with suppress(FileNotFoundError):
@@ -266,12 +260,10 @@ class LocalTokenStore(TokenStore):
         return found
 
     def check_exists(self) -> None:
-        """Raise ConfigurationError unless the folder is there."""
         if not self.root.is_dir():
             raise ConfigurationError(f"there is no token store {self.root}: FORESHOCK_STORE_URL must be the service's")
 
     def check_writable(self) -> None:
-        """Raise OSError unless a file can be written."""
         probe = self.temporary_file()
         try:
             probe.write_bytes(b"foreshock")

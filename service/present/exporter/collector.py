@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from fastapi import Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from sqlalchemy import ColumnElement, and_, func, select, true
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
@@ -23,24 +23,21 @@ from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import columnar, health, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import database_now_us
+from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.parameters import api_router
 from foreshock_service.present.exporter import families
-from foreshock_service.present.exporter.families import Scrape, label_text
+from foreshock_service.present.exporter.families import Scrape
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
-from foreshock_service.replay.probes.workers import count_live_workers
+from foreshock_service.replay.probes.workers import ANY_ACCELERATOR, count_live_workers, is_visible, jobs_by_state
 from foreshock_service.runs.diagnoses import verdicts_of_runs
 from foreshock_service.runs.scalars import FIRST_SOURCE
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import observed_steps
 
-# Shown for jobs that any worker may do.
-ANY_ACCELERATOR = "any"
-
 
 def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
     """Return the number of runs in each state."""
-    query = select(tables.Run.state, func.count()).where(_visible(project)).group_by(tables.Run.state)
+    query = select(tables.Run.state, func.count()).where(is_visible(project)).group_by(tables.Run.state)
     return dict(session.execute(query).all())
 
 
@@ -49,7 +46,7 @@ def active_runs(session: Session, project: str | None, limit: int) -> Sequence[t
     newest = func.coalesce(tables.Run.last_shard_at_us, tables.Run.created_at_us)
     query = (
         select(tables.Run)
-        .where(_visible(project), tables.Run.state == "running")
+        .where(is_visible(project), tables.Run.state == "running")
         .order_by(newest.desc(), tables.Run.id)
     )
     return session.scalars(query.limit(limit)).all()
@@ -58,14 +55,13 @@ def active_runs(session: Session, project: str | None, limit: int) -> Sequence[t
 def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, int, int, int]]:
     """Return (run_id, step, received_shards, expected_shards) of the newest closed step of each run."""
     newest = tables.NewestMeasurement
-    same = and_(
-        tables.Step.run_id == newest.run_id, tables.Step.attempt == newest.attempt, tables.Step.step == newest.step
-    )
     query = select(
         tables.Step.run_id, tables.Step.step, tables.Step.received_shards, tables.Step.expected_shards
     ).select_from(newest)
     return session.execute(
-        query.join(tables.Step, same).where(newest.run_id.in_(run_ids), newest.comparison == STEP_ROW)
+        query.join(tables.Step, of_step(tables.Step, newest)).where(
+            newest.run_id.in_(run_ids), newest.comparison == STEP_ROW
+        )
     ).all()
 
 
@@ -75,12 +71,7 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
     Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
     """
     table, newest = tables.measurements.c, tables.NewestMeasurement
-    same = and_(
-        table.run_id == newest.run_id,
-        table.attempt == newest.attempt,
-        table.step == newest.step,
-        table.comparison == newest.comparison,
-    )
+    same = and_(of_step(table, newest), table.comparison == newest.comparison)
     query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
     query = query.select_from(newest).join(tables.measurements, same).where(newest.run_id.in_(run_ids))
     return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
@@ -93,14 +84,11 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
         observed.where(tables.DetectorSnapshot.run_id.in_(run_ids)).group_by(tables.DetectorSnapshot.run_id).subquery()
     )
     state = and_(tables.DetectorSnapshot.run_id == newest.c.run_id, tables.DetectorSnapshot.step == newest.c.step)
-    same = and_(
-        tables.Scalar.run_id == tables.DetectorSnapshot.run_id,
-        tables.Scalar.attempt == tables.DetectorSnapshot.attempt,
-        tables.Scalar.step == tables.DetectorSnapshot.step,
-    )
     query = select(tables.Scalar.run_id, tables.Scalar.source, tables.Scalar.name, tables.Scalar.value)
     rows = session.execute(
-        query.select_from(newest).join(tables.DetectorSnapshot, state).join(tables.Scalar, same)
+        query.select_from(newest)
+        .join(tables.DetectorSnapshot, state)
+        .join(tables.Scalar, of_step(tables.Scalar, tables.DetectorSnapshot))
     ).all()
     found: dict[str, dict[str, float]] = {}
     for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
@@ -118,12 +106,11 @@ def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str,
         .group_by(tables.Attribution.run_id, tables.Attribution.attempt)
         .subquery()
     )
-    same = and_(
-        tables.Attribution.run_id == newest.c.run_id,
-        tables.Attribution.attempt == newest.c.attempt,
-        tables.Attribution.step == newest.c.step,
+    query = (
+        select(tables.Attribution)
+        .join(newest, of_step(tables.Attribution, newest.c))
+        .order_by(tables.Attribution.attempt)
     )
-    query = select(tables.Attribution).join(newest, same).order_by(tables.Attribution.attempt)
     return {each.run_id: each for each in session.scalars(query)}
 
 
@@ -158,19 +145,6 @@ def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[
     return {each.run_id: each for each in session.scalars(query.order_by(tables.Attempt.attempt))}
 
 
-def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
-    """Return (accelerator, state, number, when the oldest was queued) of probe jobs; deleted runs are left out."""
-    accelerator = func.coalesce(tables.ProbeJob.accelerator, ANY_ACCELERATOR)
-    query = (
-        select(accelerator, tables.ProbeJob.state, func.count(), func.min(tables.ProbeJob.queued_at_us))
-        .join(tables.Probe)
-        .join(tables.Run, tables.Run.id == tables.Probe.run_id)
-        .where(_visible(project))
-        .group_by(accelerator, tables.ProbeJob.state)
-    )
-    return session.execute(query).all()
-
-
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
     """Return the number of tries that failed or whose lease expired, by the accelerator of the worker.
 
@@ -197,17 +171,7 @@ def failures_by_accelerator(session: Session, project: str | None) -> Mapping[st
     return total
 
 
-def is_waiting(state: str) -> bool:
-    """Return whether a job in this state waits for a worker."""
-    return state == JobState.QUEUED
-
-
-def _visible(project: str | None) -> ColumnElement[bool]:
-    return tables.Run.deleted_at_us.is_(None) & (true() if project is None else tables.Run.project == project)
-
-
-_BUCKETS = [label_text(("bucket",), (f"{low:.3g}-{high:.3g}",)) for low, high in pairwise(BUCKET_EDGES)]
-_MODES = {mode: label_text(("mode",), (mode,)) for mode in ("shadow", "apply")}
+_BUCKETS = [f"{low:.3g}-{high:.3g}" for low, high in pairwise(BUCKET_EDGES)]
 # What a scalar may stand for in a run without rollouts: its metric, and the labels beside the run.
 _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
     **{f"{STEP_ROW}:{column}": (family,) for column, family in families.OF_STEPS.items()},
@@ -261,74 +225,66 @@ class Accelerators:
         return len(self._others)
 
 
-class Collector:
-    """Reads the service's database for one scrape; `project` None: the runs of every project."""
+def scrape(context: ServiceContext, version: str, project: str | None) -> Scrape:
+    """Read the service's database once and return every sample; `project` None: of the runs of every project."""
+    found, settings = Scrape(), context.settings
+    with context.database.read() as session:
+        found.add(families.BUILD_INFO, (version, settings.page_root), 1)
+        runs = _runs(session, found, project, settings.exporter_max_runs)
+        run_ids = [run.id for run in runs]
+        if run_ids:
+            _measurements(session, found, run_ids)
+            _attributions(found, newest_attributions(session, run_ids).values())
+            for run_id, rule, severity, count in open_alerts(session, run_ids):
+                found.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
+            fallen = runs_with_open_rule(session, run_ids, "reward_collapse")
+            for run_id, said in verdicts_of_runs(session, run_ids).items():
+                for verdict in VERDICTS:
+                    found.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
+                found.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
+            _advice(session, found, runs)
+        _probes(session, found, project, Accelerators(settings.exporter_accelerators))
+    return found
 
-    def __init__(self, context: ServiceContext, version: str, project: str | None) -> None:
-        self._context = context
-        self._version = version
-        self._project = project
 
-    def collect(self) -> Scrape:
-        """Read the database once and return every sample."""
-        scrape = Scrape()
-        with self._context.database.read() as session:
-            scrape.add(families.BUILD_INFO, (self._version, self._context.settings.page_root), 1)
-            runs = self._runs(session, scrape)
-            run_ids = [run.id for run in runs]
-            if run_ids:
-                _measurements(session, scrape, run_ids)
-                _attributions(scrape, newest_attributions(session, run_ids).values())
-                for run_id, rule, severity, count in open_alerts(session, run_ids):
-                    scrape.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
-                fallen = runs_with_open_rule(session, run_ids, "reward_collapse")
-                for run_id, said in verdicts_of_runs(session, run_ids).items():
-                    for verdict in VERDICTS:
-                        scrape.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
-                    scrape.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
-                _advice(session, scrape, runs)
-            self._probes(session, scrape)
-        return scrape
+def _runs(session: Session, scrape: Scrape, project: str | None, limit: int) -> Sequence[tables.Run]:
+    states = runs_by_state(session, project)
+    for state, count in states.items():
+        scrape.add(families.RUNS, (state,), count)
+    runs = active_runs(session, project, limit)
+    scrape.add(families.RUNS_EXPORTED, (), len(runs))
+    scrape.add(families.RUNS_CUT, (), max(0, states.get("running", 0) - len(runs)))
+    for run in runs:
+        described = (run.project, run.key, run.name or "", run.model or "", run.model_kind or "")
+        scrape.add(families.RUN_INFO, (run.id, *described), 1)
+        received, seen = run.last_shard_at_us, run.seen_at_us
+        times = [None if time_us is None else time_us / 1e6 for time_us in (received, seen)]
+        scrape.add_row(_OF_RUN, (run.id,), [run.rollouts, run.tokens, *times])
+    for run_id, *counts in newest_closed_steps(session, [run.id for run in runs]):
+        scrape.add_row(_OF_NEWEST_STEP, (run_id,), counts)
+    _scalars(session, scrape, {run.id: run for run in runs if run.last_step is None})
+    return runs
 
-    def _runs(self, session: Session, scrape: Scrape) -> Sequence[tables.Run]:
-        limit = self._context.settings.exporter_max_runs
-        states = runs_by_state(session, self._project)
-        for state, count in states.items():
-            scrape.add(families.RUNS, (state,), count)
-        runs = active_runs(session, self._project, limit)
-        scrape.add(families.RUNS_EXPORTED, (), len(runs))
-        scrape.add(families.RUNS_CUT, (), max(0, states.get("running", 0) - len(runs)))
-        for run in runs:
-            described = (run.project, run.key, run.name or "", run.model or "", run.model_kind or "")
-            scrape.add(families.RUN_INFO, (run.id, *described), 1)
-            received, seen = run.last_shard_at_us, run.seen_at_us
-            times = [None if time_us is None else time_us / 1e6 for time_us in (received, seen)]
-            scrape.add_row(_OF_RUN, label_text(("run",), (run.id,)), [run.rollouts, run.tokens, *times])
-        for run_id, *counts in newest_closed_steps(session, [run.id for run in runs]):
-            scrape.add_row(_OF_NEWEST_STEP, label_text(("run",), (run_id,)), counts)
-        _scalars(session, scrape, {run.id: run for run in runs if run.last_step is None})
-        return runs
 
-    def _probes(self, session: Session, scrape: Scrape) -> None:
-        now = database_now_us(session)
-        known = Accelerators(self._context.settings.exporter_accelerators)
-        jobs: Counter[tuple[str, str]] = Counter()
-        oldest: dict[str, int] = {}
-        for accelerator, state, count, oldest_us in jobs_by_state(session, self._project):
-            label = known.label(accelerator)
-            jobs[label, state] += count
-            if is_waiting(state):
-                oldest[label] = min(oldest_us, oldest.get(label, oldest_us))
-        for labels, count in jobs.items():
-            scrape.add(families.JOBS, labels, count)
-        for label, oldest_us in oldest.items():
-            scrape.add(families.OLDEST_WAITING, (label,), max(0, now - oldest_us) / 1e6)
-        failures = known.added(failures_by_accelerator(session, self._project))
-        for label, count in failures.items():
-            scrape.add(families.JOB_FAILURES, (label,), count)
-        for label, count in known.added(count_live_workers(session, self._project, now)).items():
-            scrape.add(families.WORKERS, (label,), count)
-        scrape.add(families.OTHER_ACCELERATORS, (), known.others)
+def _probes(session: Session, scrape: Scrape, project: str | None, known: Accelerators) -> None:
+    now = database_now_us(session)
+    jobs: Counter[tuple[str, str]] = Counter()
+    oldest: dict[str, int] = {}
+    for accelerator, state, count, oldest_us in jobs_by_state(session, project):
+        label = known.label(accelerator)
+        jobs[label, state] += count
+        if state == JobState.QUEUED:
+            oldest[label] = min(oldest_us, oldest.get(label, oldest_us))
+    for labels, count in jobs.items():
+        scrape.add(families.JOBS, labels, count)
+    for label, oldest_us in oldest.items():
+        scrape.add(families.OLDEST_WAITING, (label,), max(0, now - oldest_us) / 1e6)
+    failures = known.added(failures_by_accelerator(session, project))
+    for label, count in failures.items():
+        scrape.add(families.JOB_FAILURES, (label,), count)
+    for label, count in known.added(count_live_workers(session, project, now)).items():
+        scrape.add(families.WORKERS, (label,), count)
+    scrape.add(families.OTHER_ACCELERATORS, (), known.others)
 
 
 def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> None:
@@ -338,12 +294,11 @@ def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> N
     for row in newest_measurements(session, run_ids, columns):
         run_id, comparison, buckets = row[0], row[1], row[2]
         if comparison == STEP_ROW:
-            scrape.add_row(of_steps, label_text(("run",), (run_id,)), row[first_of_steps:])
+            scrape.add_row(of_steps, (run_id,), row[first_of_steps:])
             continue
-        labels = label_text(("run", "comparison"), (run_id, comparison))
-        scrape.add_row(of_comparisons, labels, row[3:first_of_steps])
+        scrape.add_row(of_comparisons, (run_id, comparison), row[3:first_of_steps])
         if comparison == TRAINER_ROLLOUT and buckets is not None:
-            _bucket_samples(scrape, labels, buckets)
+            _bucket_samples(scrape, run_id, comparison, buckets)
 
 
 def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, tables.Run]) -> None:
@@ -356,14 +311,14 @@ def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, tables.Run]) -
             scrape.add(family, (run_id, *further), found.get(quantity))
 
 
-def _bucket_samples(scrape: Scrape, labels: str, buckets: bytes) -> None:
+def _bucket_samples(scrape: Scrape, run_id: str, comparison: str, buckets: bytes) -> None:
     values = np.frombuffer(buckets, dtype=np.float64)
     if values.size != 2 * len(_BUCKETS):
         # Of another release, with other edges; the next step replaces them.
         return
-    labelled = [f"{labels},{bucket}" for bucket in _BUCKETS]
     for family, column in zip((families.BUCKET_TOKENS, families.BUCKET_K3), values.reshape(2, -1), strict=True):
-        scrape.add_column(family, labelled, column.tolist())
+        for bucket, value in zip(_BUCKETS, column.tolist(), strict=True):
+            scrape.add(family, (run_id, comparison, bucket), value)
 
 
 def _attributions(scrape: Scrape, attributions: Iterable[tables.probes.Attribution]) -> None:
@@ -384,20 +339,18 @@ def _advice(session: Session, scrape: Scrape, runs: Sequence[tables.Run]) -> Non
     acknowledged = newest_acknowledgements(session, run_ids)
     for run in runs:
         state = states[run.id]
-        of_run = label_text(("run",), (run.id,))
-        for mode, of_mode in _MODES.items():
-            value = 1 if run.advice_mode == mode else 0
-            scrape.add_row((families.ADVICE_MODE,), f"{of_run},{of_mode}", (value,))
+        for mode in ("shadow", "apply"):
+            scrape.add(families.ADVICE_MODE, (run.id, mode), run.advice_mode == mode)
         newest_step = run.last_step if run.last_step is not None else observed.get(run.id, -1)
         advised = state.scale(newest_step + 1)
-        scrape.add_row(_OF_ADVICE, of_run, (state.revision, advised))
+        scrape.add_row(_OF_ADVICE, (run.id,), (state.revision, advised))
         newest = acknowledged.get(run.id)
         if newest is None:
             continue
         scale = newest.applied_scale
         if scale is None and run.initial_learning_rate:
             scale = newest.applied_learning_rate / run.initial_learning_rate
-        scrape.add_row(_OF_ACKNOWLEDGEMENT, of_run, (newest.revision, scale))
+        scrape.add_row(_OF_ACKNOWLEDGEMENT, (run.id,), (newest.revision, scale))
 
 
 router = api_router(tags=["metrics"])
@@ -410,13 +363,11 @@ _FORMATS = {
 @router.get("/metrics", response_class=Response, responses={200: {"content": _FORMATS}})
 def metrics(request: Request, context: Context, principal: security.Reader) -> Response:
     """Return the newest measures of running runs, their advice and alerts, and the probes, for Prometheus."""
-    media_type = families.choose_media_type(request.headers.get("accept", ""))
-    body = Collector(context, request.app.version, principal.project).collect().render(media_type)
+    # A registry for this scrape: no metrics of the process or of another application.
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(scrape(context, request.app.version, principal.project))
     if principal.project is None:
-        # A registry for this scrape: no metrics of the process or of another application.
-        registry = CollectorRegistry(auto_describe=False)
         registry.register(health.ServiceCollector(request.app.state.figures))
-        generate = generate_latest if media_type == families.TEXT else generate_openmetrics
-        body = body.removesuffix(families.END) + generate(registry)
-    body, encoding = columnar.compressed(body, request.headers.get("accept-encoding"))
+    write, media_type = choose_encoder(request.headers.get("accept", ""))
+    body, encoding = columnar.compressed(write(registry), request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers={"Vary": "Accept, Accept-Encoding"} | encoding)

@@ -2,25 +2,26 @@
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import StringConstraints
 from starlette.exceptions import HTTPException
 
+from foreshock.diagnosis.rule import Effect
+from foreshock.diagnosis.rule_files import LARGEST_TEXT
 from foreshock.page_addresses import run_page_path
 from foreshock.probe_kinds import DOCTOR
+from foreshock.severity import Severity
 from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.present.pages import rendering, rules_endpoints, sessions, view_models
+from foreshock_service.present.pages import rendering, sessions, view_models
 from foreshock_service.present.pages.presenters import alerts, attribution, rollout, run_list
+from foreshock_service.present.pages.presenters.advice import rules_page
 from foreshock_service.present.pages.presenters.figures import Asked as AskedFigure
 from foreshock_service.present.pages.presenters.figures import run_plot, step_plot
-from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_names, semantics_part
-from foreshock_service.present.pages.presenters.service import service_page
+from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
-from foreshock_service.present.pages.presenters.viewing import open_viewing
 from foreshock_service.replay.probes.requests import request_probe
 from foreshock_service.replay.probes.schemas import ProbeCreate
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
@@ -29,22 +30,23 @@ from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
 from foreshock_service.watch.alert_endpoints import AlertIdentifier
 from foreshock_service.watch.alerts import acknowledge, resolve
+from foreshock_service.watch.rules.service import change_rule, store_rules
 
 # Pages are for people, so the description of the API leaves them out.
 pages = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
+rules = APIRouter(route_class=sessions.PageRoute, include_in_schema=False)
 parts = APIRouter(prefix="/pages", include_in_schema=False)
 static = APIRouter(include_in_schema=False)
 # The page of rules first: a run may be called `steps`.
-ROUTERS = (static, parts, rules_endpoints.router, pages)
+ROUTERS = (static, parts, rules, pages)
 LONGEST_SAMPLE_ID = 1024
 Asked = Annotated[str, Query(max_length=200, pattern=parameters.NO_NUL)]
+Number = Annotated[float | None, Form()]
 ComparedRuns = Annotated[Sequence[Annotated[str, StringConstraints(pattern=parameters.NO_NUL)]], Query(max_length=100)]
 
 
 @pages.get("/")
 def show_runs(
-    request: Request,
-    context: Context,
     visitor: sessions.ReaderSession,
     search: Asked = "",
     project: Asked = "",
@@ -58,82 +60,60 @@ def show_runs(
 ) -> Response:
     """Return the page of runs."""
     query = run_list.RunsQuery(search.strip(), project, model, tag, state, verdict, sort, group, page)
-    with open_viewing(context, visitor.principal) as viewing:
-        found = run_list.runs_page(viewing, query)
-    return rendering.page_response(request, "runs.html", found, visitor.view)
+    return visitor.page("runs.html", run_list.runs_page, query)
 
 
 @pages.get("/alerts")
 def show_alerts(
-    request: Request,
-    context: Context,
     visitor: sessions.ReaderSession,
     cursor: parameters.Cursor = None,
     state: Asked = "open",
     severity: Asked = "",
 ) -> Response:
     """Return the page of the alerts of all runs: the open ones, unless another state or none is asked for."""
-    with open_viewing(context, visitor.principal) as viewing:
-        page = alerts.alerts_page(viewing, state, severity, cursor)
-    return rendering.page_response(request, "alerts.html", page, visitor.view)
+    return visitor.page("alerts.html", alerts.alerts_page, state, severity, cursor)
 
 
 @pages.get("/hardware")
-def show_hardware(request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
+def show_hardware(visitor: sessions.ReaderSession) -> Response:
     """Return the page of hardware × configuration."""
-    with open_viewing(context, visitor.principal) as viewing:
-        page = run_list.hardware_page(viewing)
-    return rendering.page_response(request, "hardware.html", page, visitor.view)
+    return visitor.page("hardware.html", run_list.hardware_page)
 
 
 @pages.get("/compare")
-def show_comparison(
-    request: Request, context: Context, visitor: sessions.ReaderSession, run: ComparedRuns = ()
-) -> Response:
+def show_comparison(visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return several runs side by side."""
-    with open_viewing(context, visitor.principal) as viewing:
-        page = run_list.compare_page(viewing, run)
-    return rendering.page_response(request, "compare.html", page, visitor.view)
+    return visitor.page("compare.html", run_list.compare_page, run)
 
 
 @parts.get("/compare/{name}.json")
-def comparison_figure(
-    name: str, request: Request, context: Context, visitor: sessions.ReaderSession, run: ComparedRuns = ()
-) -> Response:
+def comparison_figure(name: str, visitor: sessions.ReaderSession, run: ComparedRuns = ()) -> Response:
     """Return the curves of one quantity of several runs."""
-    with open_viewing(context, visitor.principal) as viewing:
-        figure = run_list.compared_figure(viewing, name, run)
-    return rendering.figure_response(request, figure)
+    return rendering.json_response(visitor.request, visitor.look(run_list.compared_figure, name, run).to_json())
 
 
 @pages.get("/runs/{run}")
-def show_run(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
+def show_run(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
     """Return the page of a run, by id, or by a key that only one project has."""
-    return _run(request, context, visitor, run)
+    return visitor.page("run.html", run_page, run)
 
 
 @pages.get("/runs/{project}/{key}")
-def show_run_of_project(
-    run: RunOfPage, request: Request, context: Context, visitor: sessions.ReaderSession
-) -> Response:
+def show_run_of_project(run: RunOfPage, visitor: sessions.ReaderSession) -> Response:
     """Return the page of a run, at the address that pages link to."""
-    return _run(request, context, visitor, run)
+    return visitor.page("run.html", run_page, run)
 
 
 @pages.get("/runs/{run}/steps/{step}")
-def show_step(
-    run: RunIdentifier, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
-) -> Response:
+def show_step(run: RunIdentifier, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
     """Return the page of a step."""
-    return _step(request, context, visitor, run, step)
+    return visitor.page("step.html", step_page, run, step)
 
 
 @pages.get("/runs/{project}/{key}/steps/{step}")
-def show_step_of_project(
-    run: RunOfPage, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
-) -> Response:
+def show_step_of_project(run: RunOfPage, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
     """Return the page of a step, at the address that pages link to."""
-    return _step(request, context, visitor, run, step)
+    return visitor.page("step.html", step_page, run, step)
 
 
 @pages.get("/runs/{project}/{key}/steps/{step}/rollouts/{sample_id}")
@@ -141,36 +121,18 @@ def show_rollout(
     run: RunOfPage,
     step: parameters.StepPath,
     sample_id: Annotated[str, Path(max_length=LONGEST_SAMPLE_ID, pattern=parameters.SEGMENT_PATTERN)],
-    request: Request,
-    context: Context,
     visitor: sessions.ReaderSession,
 ) -> Response:
     """Return the page of a rollout."""
-    with open_viewing(context, visitor.principal) as viewing:
-        page = rollout.rollout_page(viewing, run, step, parameters.decoded_segment(sample_id))
-    return rendering.page_response(request, "rollout.html", page, visitor.view)
+    return visitor.page("rollout.html", rollout.rollout_page, run, step, parameters.decoded_segment(sample_id))
 
 
 @pages.get("/service")
-async def show_service(
-    request: Request, context: Context, visitor: sessions.ReaderSession, figures: health.FiguresOfApp
-) -> Response:
+async def show_service(context: Context, visitor: sessions.ReaderSession, figures: health.FiguresOfApp) -> Response:
     """Return the page of the service's own health; for those who may read `GET /v1/service`."""
     security.check_scope(visitor.principal, keys.Scope.ADMIN)
-    page = service_page(await health.service_state(context, figures))
-    return rendering.page_response(request, "service.html", page, visitor.view)
-
-
-def _run(request: Request, context: ServiceContext, visitor: sessions.PageSession, run: str) -> Response:
-    with open_viewing(context, visitor.principal) as viewing:
-        page = run_page(viewing, run)
-    return rendering.page_response(request, "run.html", page, visitor.view)
-
-
-def _step(request: Request, context: ServiceContext, visitor: sessions.PageSession, run: str, step: int) -> Response:
-    with open_viewing(context, visitor.principal) as viewing:
-        page = step_page(viewing, run, step)
-    return rendering.page_response(request, "step.html", page, visitor.view)
+    state = await health.service_state(context, figures)
+    return rendering.page_response(visitor.request, "service.html", state, visitor.view)
 
 
 @pages.post("/runs/{run}/advice")
@@ -244,11 +206,11 @@ def examine_step(
     return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
 
-def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str) -> Response:
-    """Redirect to the page of the run, which can be loaded again."""
+def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: str, part: str = "") -> Response:
+    """Redirect to the page of the run, or to that of its rules, which can be loaded again."""
     with context.database.read() as session:
         run = get_run(session, visitor.principal, run_id)
-        address = run_page_path(run.project, run.key)
+        address = f"{run_page_path(run.project, run.key)}{part}"
     return RedirectResponse(address, status_code=303, headers=rendering.PAGE_HEADERS)
 
 
@@ -256,8 +218,6 @@ def back_to_run(context: ServiceContext, visitor: sessions.PageSession, run_id: 
 def run_figure(
     run: RunIdentifier,
     name: str,
-    request: Request,
-    context: Context,
     visitor: sessions.ReaderSession,
     from_step: parameters.FromStep = 0,
     to_step: parameters.ToStep = parameters.LARGEST_STEP,
@@ -265,43 +225,33 @@ def run_figure(
 ) -> Response:
     """Return a figure of a run, as `static/figures.js` draws it."""
     plot = run_plot(name)
-    with open_viewing(context, visitor.principal) as viewing:
-        asked = AskedFigure(from_step, to_step, scalar)
-        figure = plot.draw(viewing, get_run(viewing.session, viewing.principal, run), asked)
-    return rendering.figure_response(request, figure)
+    asked = AskedFigure(from_step, to_step, scalar)
+    figure = visitor.look(lambda viewing: plot.draw(viewing, get_run(viewing.session, viewing.principal, run), asked))
+    return rendering.json_response(visitor.request, figure.to_json())
 
 
 @parts.get("/runs/{run}/probes")
-def run_probes(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
+def run_probes(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
     """Return the replays of a run, as an HTML fragment."""
-    with open_viewing(context, visitor.principal) as viewing:
-        part = probes_part(viewing, run)
-    return rendering.page_response(request, "probes.html", part, visitor.view)
+    return visitor.page("probes.html", probes_part, run)
 
 
 @parts.get("/runs/{run}/semantics")
-def run_semantics(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
+def run_semantics(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
     """Return the lint of a run, as an HTML fragment."""
-    with open_viewing(context, visitor.principal) as viewing:
-        part = semantics_part(viewing, run)
-    return rendering.page_response(request, "semantics.html", part, visitor.view)
+    return visitor.page("semantics.html", semantics_part, run)
 
 
 @parts.get("/runs/{run}/scalars")
-def run_scalars(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
+def run_scalars(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
     """Return a chooser of the run's scalars, as an HTML fragment."""
-    with open_viewing(context, visitor.principal) as viewing:
-        names = scalar_names(viewing, run)
-    addresses = {name: f"/pages/runs/{run}/figures/scalar.json?{urlencode({'scalar': name})}" for name in names}
-    return rendering.page_response(request, "scalars.html", addresses, visitor.view)
+    return visitor.page("scalars.html", scalar_addresses, run)
 
 
 @parts.get("/runs/{run}/axes.json")
-def run_axes(run: RunIdentifier, request: Request, context: Context, visitor: sessions.ReaderSession) -> Response:
+def run_axes(run: RunIdentifier, visitor: sessions.ReaderSession) -> Response:
     """Return what a run's curves can be drawn over besides the step: cumulative learning rate, and time."""
-    with open_viewing(context, visitor.principal) as viewing:
-        axes = alerts.axes_of_run(viewing, get_run(viewing.session, viewing.principal, run))
-    return rendering.json_response(request, axes)
+    return rendering.json_response(visitor.request, visitor.look(alerts.axes_of_run, run))
 
 
 @parts.get("/runs/{run}/steps/{step}/figures/{name}.json")
@@ -309,25 +259,20 @@ def step_figure(
     run: RunIdentifier,
     step: parameters.StepPath,
     name: str,
-    request: Request,
-    context: Context,
     visitor: sessions.ReaderSession,
 ) -> Response:
     """Return a figure of a step."""
     plot = step_plot(name)
-    with open_viewing(context, visitor.principal) as viewing:
-        figure = plot.make(viewing, get_run(viewing.session, viewing.principal, run), step, None)
-    return rendering.figure_response(request, figure)
+    figure = visitor.look(
+        lambda viewing: plot.make(viewing, get_run(viewing.session, viewing.principal, run), step, None)
+    )
+    return rendering.json_response(visitor.request, figure.to_json())
 
 
 @parts.get("/runs/{run}/steps/{step}/tokens")
-def step_tokens(
-    run: RunIdentifier, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
-) -> Response:
+def step_tokens(run: RunIdentifier, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
     """Return the worst tokens of a step, as an HTML fragment."""
-    with open_viewing(context, visitor.principal) as viewing:
-        part = worst_tokens(viewing, run, step)
-    return rendering.page_response(request, "tokens.html", part, visitor.view)
+    return visitor.page("tokens.html", worst_tokens, run, step)
 
 
 @parts.get("/runs/{run}/steps/{step}/rollout")
@@ -335,24 +280,16 @@ def rollout_tokens(
     run: RunIdentifier,
     step: parameters.StepPath,
     sample_id: Annotated[str, Query(max_length=LONGEST_SAMPLE_ID)],
-    request: Request,
-    context: Context,
     visitor: sessions.ReaderSession,
 ) -> Response:
     """Return the tokens of a rollout as columns, as `static/rollout.js` draws them."""
-    with open_viewing(context, visitor.principal) as viewing:
-        columns = rollout.rollout_columns(viewing, run, step, sample_id)
-    return rendering.json_response(request, columns)
+    return rendering.json_response(visitor.request, visitor.look(rollout.rollout_columns, run, step, sample_id))
 
 
 @parts.get("/runs/{run}/steps/{step}/corrections")
-def step_corrections(
-    run: RunIdentifier, step: parameters.StepPath, request: Request, context: Context, visitor: sessions.ReaderSession
-) -> Response:
+def step_corrections(run: RunIdentifier, step: parameters.StepPath, visitor: sessions.ReaderSession) -> Response:
     """Return the corrections and the theory of a step, as an HTML fragment."""
-    with open_viewing(context, visitor.principal) as viewing:
-        part = attribution.corrections_part(viewing, run, step)
-    return rendering.page_response(request, "corrections.html", part, visitor.view)
+    return visitor.page("corrections.html", attribution.corrections_part, run, step)
 
 
 @pages.get("/login")
@@ -395,3 +332,52 @@ def static_file(request: Request, name: str, v: str = "") -> Response:
         return Response(found.read_bytes(), media_type=rendering.media_type_of(name), headers=headers)
     headers["Content-Encoding"] = "gzip"
     return Response(rendering.compressed(name), media_type=rendering.media_type_of(name), headers=headers)
+
+
+@rules.get("/runs/{project}/{key}/rules")
+def show_rules(run: RunOfPage, visitor: sessions.ReaderSession) -> Response:
+    """Return the page of the rules that watch a run."""
+    return visitor.page("rules.html", rules_page, run)
+
+
+@rules.post("/runs/{run}/rules/{rule}")
+def change_one_rule(
+    run: RunIdentifier,
+    rule: str,
+    context: Context,
+    visitor: sessions.OperatorSession,
+    action: Annotated[Literal["change", "disable", "default"], Form()],
+    first_step: Annotated[int, Form(ge=0, le=parameters.LARGEST_STEP)],
+    reason: Annotated[parameters.Name, Form()],
+    absolute: Number = None,
+    relative: Number = None,
+    minimum_duration: Annotated[int | None, Form()] = None,
+    severity: Annotated[Severity | None, Form()] = None,
+    effect: Annotated[Effect | None, Form()] = None,
+) -> Response:
+    """Change, disable or reset one rule from a step on, then redirect to the run's rules."""
+    entered = {
+        "absolute": absolute, "relative": relative, "minimum_duration": minimum_duration,
+        "severity": severity, "effect": effect,
+    }  # fmt: skip
+    given = {name: value for name, value in entered.items() if value is not None}
+    values = {"change": given, "disable": None, "default": {}}[action]
+    context.database.write(
+        lambda session: change_rule(session, context.events, visitor.principal, run, rule, values, first_step, reason)
+    )
+    return back_to_run(context, visitor, run, "/rules")
+
+
+@rules.post("/runs/{run}/rules")
+def change_rules(
+    run: RunIdentifier,
+    context: Context,
+    visitor: sessions.OperatorSession,
+    toml: Annotated[str, Form(max_length=2 * LARGEST_TEXT)],
+    reason: Annotated[parameters.Name, Form()],
+) -> Response:
+    """Set a file of rules, then redirect to the run's rules."""
+    # A form sends its lines with carriage returns.
+    text = toml.replace("\r\n", "\n")
+    context.database.write(lambda session: store_rules(session, context.events, visitor.principal, run, text, reason))
+    return back_to_run(context, visitor, run, "/rules")

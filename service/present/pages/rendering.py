@@ -19,19 +19,24 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
+from foreshock.api.attribution import LinkRecord
 from foreshock.api.runs import RunRecord
+from foreshock.corrections import Threshold
+from foreshock.diagnosis.wording import as_sentence
+from foreshock.doctor.findings import explained, fix_of
+from foreshock.json_values import finite_or_none
+from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock.page_addresses import run_page_path
 from foreshock.ranges import Verdict, verdict_of
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import matches
-from foreshock_service.present.pages.figures import Figure, Missing
 from foreshock_service.present.pages.figures.attribution import percent
 from foreshock_service.present.pages.figures.drawing import scientific
-from foreshock_service.present.pages.step_models import Value
-from foreshock_service.present.pages.view_models import Label, Moment, Tone, Visitor
+from foreshock_service.present.pages.view_models import Label, Moment, Tone, Value, Visitor
 
 DASH = "–"
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 OUT_OF_DATE = (
     "Some steps were measured by another release, whose statistics this one cannot read. The curves are complete; "
@@ -73,6 +78,35 @@ def share_in_words(share: float | None, low: float | None, high: float | None) -
     if low is None or high is None:
         return percent(share)
     return f"{percent(share)} ({percent(low)} to {percent(high)})"
+
+
+def shares_of(link: LinkRecord) -> tuple[float | None, float | None, float | None]:
+    """Return the share of a link and the ends of its interval; None if not estimable."""
+    return finite_or_none(link.share), finite_or_none(link.share_low), finite_or_none(link.share_high)
+
+
+def precise_percent(share: float) -> str:
+    """Return a share with enough digits: only exactly 0 and 1 are shown as 0 % and 100 %."""
+    if math.isnan(share):
+        return DASH
+    if share in (0.0, 1.0):
+        return f"{100 * share:.0f} %"
+    digits = next((digits for digits in range(1, 6) if 0.0 < round(100 * share, digits) < 100.0), 6)
+    return f"{100 * share:.{digits}f} %"
+
+
+def threshold_in_words(threshold: Threshold) -> str:
+    """Return the bounds of a correction's threshold; empty without one."""
+    bounds = [bound for bound in (threshold.lower, threshold.upper) if bound is not None]
+    return " to ".join(f"{bound:.4g}" if bound >= 1e-3 else number(bound) for bound in bounds)
+
+
+def bytes_in_words(value: int) -> str:
+    """Return a number of bytes with three digits and its decimal unit."""
+    size, unit = float(value), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{value} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
 def count(value: int | None) -> str:
@@ -243,9 +277,16 @@ def templates() -> Environment:
         "count": count,
         "moment": moment,
         "address": run_address,
+        "bytes": bytes_in_words,
+        "percent": precise_percent,
+        "share": lambda link: share_in_words(*shares_of(link)),
+        "threshold": threshold_in_words,
+        "sentence": as_sentence,
+        "explained": explained,
+        "fix": fix_of,
     }
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
-    environment.globals.update(state_tones=STATE_TONES, tones=TONES, run_page_path=run_page_path)
+    environment.globals.update(state_tones=STATE_TONES, tones=TONES, run_page_path=run_page_path, lint_checks=CHECKS)
     return environment
 
 
@@ -263,7 +304,7 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:] if first else text
 
 
-def run_address(run: RunRecord) -> str:
+def run_address(run: Run | RunRecord) -> str:
     """Return the path of a run's page."""
     return run_page_path(run.project, run.key)
 
@@ -279,11 +320,6 @@ def page_response(
     """Return the page as HTML; 304 if the browser already has it."""
     text = templates().get_template(template).render(page=page, visitor=visitor)
     return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
-
-
-def figure_response(request: Request, figure: Figure | Missing) -> Response:
-    """Return a figure's specification as JSON; 304 if the browser has drawn it already."""
-    return json_response(request, figure.to_json())
 
 
 def json_response(request: Request, value: object) -> Response:

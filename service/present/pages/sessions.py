@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 from fastapi import Depends, Form, Request, Response
@@ -14,18 +14,31 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from foreshock_service.platform import keys, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, view_models
+from foreshock_service.present.pages.presenters.viewing import open_viewing
 
 LONGEST_KEY = 200
 _MOST_FAULTS = 3
+Result = TypeVar("Result")
 _bearer = HTTPBearer(auto_error=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PageSession:
-    """A principal that may read, and its view model for the templates."""
+    """A request of a principal that may read, and its view model for the templates."""
 
+    request: Request
+    context: ServiceContext
     principal: security.Principal
     view: view_models.Visitor
+
+    def look(self, read: Callable[..., Result], *arguments: object) -> Result:
+        """Return `read(viewing, *arguments)`; the session of the viewing is closed before anything is sent."""
+        with open_viewing(self.context, self.principal) as viewing:
+            return read(viewing, *arguments)
+
+    def page(self, template: str, present: Callable[..., object], *arguments: object) -> Response:
+        """Return the page, or part of one, that the presenter makes with these arguments."""
+        return rendering.page_response(self.request, template, self.look(present, *arguments), self.view)
 
 
 def page_session(
@@ -43,7 +56,7 @@ def page_session(
         may_operate=principal.may(keys.Scope.ADMIN),
         csrf_token=csrf_token(context, request),
     )
-    return PageSession(principal, visitor)
+    return PageSession(request, context, principal, visitor)
 
 
 ReaderSession = Annotated[PageSession, Depends(page_session)]

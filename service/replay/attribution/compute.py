@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock import errors, fingerprint, scorers
+from foreshock.api.attribution import NoiseFloorRecord
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name, split_comparison
 from foreshock.environment import Environment, differences
 from foreshock.measures.comparison import compare
@@ -36,14 +37,6 @@ from foreshock_service.replay.results import files
 from foreshock_service.runs.shard_decoding import FoldedStatistics
 
 Values = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredComparison:
-    """A comparison; `from_sample`: it is not over all rollouts of the step."""
-
-    folded: FoldedStatistics
-    from_sample: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +62,8 @@ class AttributionResult:
     """
 
     attribution: Attribution | None
-    comparisons: tuple[MeasuredComparison, ...]
-    floors: tuple[Floor, ...]
+    comparisons: tuple[FoldedStatistics, ...]
+    floors: tuple[NoiseFloorRecord, ...]
     of_rollouts: int
     used: tuple[files.ScoreFiles, ...]
     run_fingerprints: Mapping[str, fingerprint.Fingerprint | None]
@@ -104,7 +97,7 @@ def attribute_step(
     return AttributionResult(
         attribution=attribution,
         comparisons=tuple(compared.values()),
-        floors=tuple(_floor(pair, compared[pair].folded) for pair in floors),
+        floors=tuple(_floor(pair, compared[pair]) for pair in floors),
         of_rollouts=of_rollouts,
         used=tuple(scores),
         run_fingerprints=run,
@@ -185,20 +178,20 @@ def _compare(
     target: str,
     behaviour: str,
     together: tuple[str, ...],
-) -> MeasuredComparison:
+) -> FoldedStatistics:
     rows = np.flatnonzero(np.logical_and.reduce([_scored_rollouts(batch, scores[name]) for name in together]))
     shared = batch.select(rows)
     tokens = np.repeat(np.isin(np.arange(batch.num_rollouts), rows), batch.response_lengths)
     compared = compare(shared, scores[target][tokens], scores[behaviour][tokens])
     statistics = compared.statistics
-    folded = FoldedStatistics(
+    return FoldedStatistics(
         comparison=comparison_name(target, behaviour),
         measures=compared.measures(),
         statistics_version=statistics.statistics_version,
         statistics=statistics.to_bytes(),
         summaries=compared.summaries.to_bytes(),
+        from_sample=rows.size < of_rollouts,
     )
-    return MeasuredComparison(folded, from_sample=rows.size < of_rollouts)
 
 
 def _scored_rollouts(batch: RolloutBatch, values: Values) -> NDArray[np.bool_]:
@@ -207,9 +200,9 @@ def _scored_rollouts(batch: RolloutBatch, values: Values) -> NDArray[np.bool_]:
     return np.diff(running[batch.response_offsets]) > 0
 
 
-def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> Floor:
+def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> NoiseFloorRecord:
     measures = folded.measures
-    return Floor(
+    return NoiseFloorRecord(
         scorer=pair[1],
         comparison=folded.comparison,
         k3_kl=measures["k3_kl"],
@@ -218,19 +211,6 @@ def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> Floor:
         rollouts=int(measures["rollouts"]),
         tokens=int(measures["tokens"]),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The noise floor of a scorer: its rebatched variant compared with itself, in nats per token."""
-
-    scorer: str
-    comparison: str
-    k3_kl: float
-    mean_abs_d: float
-    max_abs_d: float
-    rollouts: int
-    tokens: int
 
 
 def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float]) -> float | None:

@@ -10,10 +10,8 @@ from foreshock.api import records, runs
 from foreshock.diagnosis import attribution, conclusion
 from foreshock.json_values import finite_or_none
 from foreshock.model_kind import ModelKind
-from foreshock_service.replay.attribution.document import (
-    environment_in,
-    newest_documents,
-)
+from foreshock_service.platform.database.tables import Attribution as StoredAttribution
+from foreshock_service.replay.attribution.document import environment_in, newest_documents
 from foreshock_service.runs import attempts, findings
 
 DRIFT_STEPS = 20
@@ -28,7 +26,8 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
-    rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS)
+    computed = StoredAttribution.computed_at_us.is_not(None)
+    rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS, computed)
     read = [
         (key, records.parse(answers.AttributionDocument, stored) if stored is not None else None)
         for key, stored in rows

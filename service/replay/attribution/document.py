@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock.api import attribution as records
@@ -41,7 +41,7 @@ def document_of(
         links=tuple(_link(link, of_scorer) for link in attribution.links),
         whole=_link(attribution.whole, of_scorer),
         side_branch=_side_branch(branch, of_scorer) if branch is not None else None,
-        floors=tuple(from_attributes(records.NoiseFloorRecord, floor) for floor in result.floors),
+        floors=result.floors,
         of_rollouts=result.of_rollouts,
         from_sample=attribution.rollouts < result.of_rollouts,
         scores=tuple(scores),
@@ -109,84 +109,24 @@ def _environment(environment: Environment) -> records.EnvironmentRecord:
     return from_attributes(records.EnvironmentRecord, environment, words=environment.describe())
 
 
-_KEY = StepKey._fields
-
-
-def find_attribution(session: Session, key: StepKey) -> StoredAttribution | None:
-    """Return the attribution of a step; its document is None until one was computed."""
-    return session.get(StoredAttribution, tuple(key))
-
-
-# Built once: it is executed at each step.
-_OF_STEP = select(StoredAttribution.step).where(
-    *(getattr(StoredAttribution, name) == bindparam(name) for name in StepKey._fields)
-)
-
-
-def has_attribution(session: Session, key: StepKey) -> bool:
-    """Return whether the step has an attribution, computed or not."""
-    return session.scalar(_OF_STEP, key._asdict()) is not None
-
-
-def lock_attribution(session: Session, key: StepKey) -> None:
-    """Lock the attribution of a step until the transaction ends, so that none is marked as stale meanwhile."""
-    session.execute(select(StoredAttribution.step).filter_by(**key._asdict()).with_for_update())
-
-
 def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
     """Mark the step's attribution as stale; adds a row without a document if there is none."""
-    engine.upsert(session, StoredAttribution, [{**key._asdict(), "stale": True, "changed_at_us": now_us}], _KEY)
-
-
-def settle_attribution(session: Session, key: StepKey) -> None:
-    """Take the mark off an attribution that cannot be computed again; its document stays."""
-    session.execute(update(StoredAttribution).filter_by(**key._asdict()).values(stale=False))
-
-
-def put_attribution(session: Session, key: StepKey, document: dict[str, Any] | None, now_us: int) -> None:
-    """Store the step's attribution as current."""
-    row = {"stale": False, "changed_at_us": now_us, "document": document, "computed_at_us": now_us}
-    engine.upsert(session, StoredAttribution, [{**key._asdict(), **row}], _KEY)
-
-
-def newest_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int) -> Sequence[int]:
-    """Return up to `limit` active steps that have replayed scores, the newest first."""
-    chosen = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
-    query = select(StoredAttribution.step).where(StoredAttribution.run_id == run_id, chosen)
-    return session.scalars(query.order_by(StoredAttribution.step.desc()).limit(limit)).all()
-
-
-def other_documents(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], step: int, limit: int
-) -> list[dict[str, Any]]:
-    """Return the documents of up to `limit` active steps other than `step`, the newest ones, in step order."""
-    chosen = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
-    query = (
-        select(StoredAttribution.document)
-        .where(
-            StoredAttribution.run_id == run_id,
-            StoredAttribution.step != step,
-            chosen,
-            StoredAttribution.computed_at_us.is_not(None),
-        )
-        .order_by(StoredAttribution.step.desc())
-        .limit(limit)
-    )
-    return [document for document in reversed(session.scalars(query).all()) if document is not None]
+    row = {**key._asdict(), "stale": True, "changed_at_us": now_us}
+    engine.upsert(session, StoredAttribution, [row], StepKey._fields)
 
 
 def newest_documents(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], limit: int, *chosen: ColumnElement[bool]
 ) -> list[tuple[StepKey, dict[str, Any] | None]]:
-    """Return the documents of up to `limit` active steps that have been computed, the newest first."""
-    chosen = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
-    query = (
-        select(StoredAttribution.attempt, StoredAttribution.step, StoredAttribution.document)
-        .where(StoredAttribution.run_id == run_id, chosen, StoredAttribution.computed_at_us.is_not(None))
-        .order_by(StoredAttribution.step.desc())
-        .limit(limit)
-    )
-    return [(StepKey(run_id, attempt, step), document) for attempt, step, document in session.execute(query)]
+    """Return the documents of up to `limit` active steps that have replayed scores, the newest first.
+
+    A document is None before it is computed, and if the scores give no attribution.
+    """
+    active = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
+    query = select(StoredAttribution.attempt, StoredAttribution.step, StoredAttribution.document)
+    query = query.where(StoredAttribution.run_id == run_id, active, *chosen)
+    found = session.execute(query.order_by(StoredAttribution.step.desc()).limit(limit))
+    return [(StepKey(run_id, attempt, step), document) for attempt, step, document in found]
 
 
 def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:

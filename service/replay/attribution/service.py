@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from foreshock import digests, scorers
@@ -21,6 +22,9 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database.session import after_commit
+from foreshock_service.platform.database.tables import Attribution as StoredAttribution
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import api_router
 from foreshock_service.replay.attribution import document as documents
@@ -109,7 +113,7 @@ def attribution_of_step(
     """
     run = runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    found = documents.find_attribution(session, key)
+    found = session.get(StoredAttribution, tuple(key))
     if found is None:
         raise AttributionNotFound(
             f"no scores of step {step} of attempt {key.attempt} are published: "
@@ -132,12 +136,15 @@ def attribution_of_step(
 def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
-    others = documents.other_documents(session, run.id, attempts, document.step, DRIFT_STEPS)
+    others = documents.newest_documents(
+        session, run.id, attempts, DRIFT_STEPS,
+        StoredAttribution.step != document.step, StoredAttribution.computed_at_us.is_not(None),
+    )  # fmt: skip
     found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
     exact = tuple(documents.exact_of_link(each, document.scores) for each in found)
     evidence = evidence_of(
         document,
-        earlier=[parse(AttributionDocument, each) for each in others],
+        earlier=[parse(AttributionDocument, each) for _, each in reversed(others) if each is not None],
         model_kind=run.model_kind,
         exact=exact,
     )
@@ -155,7 +162,8 @@ def _read(session: Session, run: Run, document: AttributionDocument, stale: bool
 def newest_replayed_steps(session: Session, principal: security.Principal, run_id: str, limit: int) -> Sequence[int]:
     """Return up to `limit` active steps that have replayed scores, the newest first."""
     runs.get_run(session, principal, run_id)
-    return documents.newest_steps(session, run_id, attempts_of_run(session, run_id), limit)
+    found = documents.newest_documents(session, run_id, attempts_of_run(session, run_id), limit)
+    return [key.step for key, _ in found]
 
 
 def mark_attribution_stale(session: Session, published: publishing.ScoresPublished) -> None:
@@ -165,13 +173,13 @@ def mark_attribution_stale(session: Session, published: publishing.ScoresPublish
 
 def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
-    if documents.has_attribution(session, closed.key):
+    if session.get(StoredAttribution, tuple(closed.key)) is not None:
         documents.mark_stale(session, closed.key, now_us())
 
 
-def attribute_published_scores(context: ServiceContext, published: publishing.ScoresPublished) -> None:
-    """Compute the attribution of a step whose scores have just been committed; a failure is left to the sweeper."""
-    try_to_compute(context, published.key)
+def attribute_after_commit(context: ServiceContext, session: Session, published: publishing.ScoresPublished) -> None:
+    """Compute the attribution once the step's scores are committed; a failure is left to the sweeper."""
+    after_commit(session, partial(try_to_compute, context, published.key))
 
 
 def compute_stale_attributions(context: ServiceContext) -> int:
@@ -202,11 +210,16 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
         with context.database.read() as session:
             inputs = _inputs_if_stored(context, session, key)
         if inputs is None:
-            context.database.write(lambda session: documents.settle_attribution(session, key))
+            context.database.write(partial(_settle, key))
             return
         result = context.decoders.run(attribute_step, inputs.rollouts, inputs.scores, inputs.attempt_fingerprint)
         if context.database.write(partial(_store_and_publish, context, key, inputs.version, result)):
             return
+
+
+def _settle(key: events.StepKey, session: Session) -> None:
+    """Take the mark off an attribution that cannot be computed again; its document stays."""
+    session.execute(update(StoredAttribution).filter_by(**key._asdict()).values(stale=False))
 
 
 def _inputs_if_stored(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs | None:
@@ -237,7 +250,8 @@ def store_attribution(
     context: ServiceContext, session: Session, key: events.StepKey, version: str, result: AttributionResult
 ) -> bool:
     """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
-    documents.lock_attribution(session, key)
+    # Until the transaction ends, so that nothing marks it as stale meanwhile.
+    session.execute(select(StoredAttribution.step).filter_by(**key._asdict()).with_for_update())
     if attribution_inputs(context, session, key).version != version:
         return False
     now = now_us()
@@ -250,11 +264,11 @@ def store_attribution(
             if (score.scorer, score.variant, digests.digest_of_json(score.fingerprint)) in used
         ]
         document = documents.document_of(key, result.attribution, result, sources, now)
-    documents.put_attribution(session, key, None if document is None else to_json(document), now)
+    found = None if document is None else to_json(document)
+    row = {**key._asdict(), "stale": False, "changed_at_us": now, "document": found, "computed_at_us": now}
+    upsert(session, StoredAttribution, [row], events.StepKey._fields)
     findings.mark_due(session, key.run_id, "attribution")
-    measurements.store_measurements(
-        session, key, [replace(each.folded, from_sample=each.from_sample) for each in result.comparisons]
-    )
+    measurements.store_measurements(session, key, result.comparisons)
     session.flush()
     return True
 

@@ -5,6 +5,7 @@
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import Header, Path, Request, Response, status
@@ -97,14 +98,15 @@ async def request_lease(
 ) -> LeaseRecord | Response:
     """Lease the longest-queued job that this worker can do; waits up to `wait` seconds for one."""
     deadline = time.monotonic() + body.wait
+    claim = partial(service.claim, context=context, principal=principal, request=body)
     while True:
-        lease = await run_in_threadpool(service.claim, context, principal, body)
+        lease = await run_in_threadpool(context.database.write, claim)
         if lease is not None:
             return lease
         # Between looks neither a thread nor a connection is held.
         while not await run_in_threadpool(service.is_work_waiting, context, principal, body):
             left = deadline - time.monotonic()
-            if left <= 0 or context.stopping.has_begun or await request.is_disconnected():
+            if left <= 0 or context.stopping.is_set() or await request.is_disconnected():
                 return Response(status_code=status.HTTP_204_NO_CONTENT)
             await asyncio.sleep(min(_POLL_SECONDS, left))
         if time.monotonic() >= deadline or await request.is_disconnected():
@@ -114,7 +116,8 @@ async def request_lease(
 @router.post("/{lease}/heartbeat")
 def heartbeat(lease: LeaseIdentifier, body: HeartbeatBody, context: Context, principal: Worker) -> HeartbeatRead:
     """Extend the lease; 409 `lease-lost` means that another try has the job or the job has ended."""
-    return HeartbeatRead(expires_at_us=service.heartbeat(context, principal, lease, body))
+    ends = context.database.write(lambda session: service.heartbeat(session, context, principal, lease, body))
+    return HeartbeatRead(expires_at_us=ends)
 
 
 @router.get(
@@ -132,4 +135,4 @@ def read_rollouts(lease: LeaseIdentifier, token: LeaseToken, context: Context, p
 @router.post("/{lease}/fail", status_code=status.HTTP_204_NO_CONTENT)
 def fail(lease: LeaseIdentifier, body: FailBody, context: Context, principal: Worker) -> None:
     """Report that the try failed. retry: the job is queued again or given up; final, skipped: the probe ends."""
-    service.fail(context, principal, lease, body)
+    context.database.write(lambda session: service.fail(session, context, principal, lease, body))

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, or_, select, true
+from sqlalchemy import ColumnElement, and_, or_, select, true, update
 from sqlalchemy.orm import Session
 
 from foreshock.api.leases import DOCTOR_SECONDS, JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
@@ -47,11 +47,6 @@ class LeaseLost(ProblemError):
     problem_type = "lease-lost"
 
 
-def claim(context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRecord | None:
-    """Lease the first job, by priority and age, that the worker can do; None if there is none."""
-    return context.database.write(lambda session: _claim(session, context, principal, request))
-
-
 def is_work_waiting(context: ServiceContext, principal: Principal, request: LeaseRequest) -> bool:
     """Return whether a claim may succeed: a job that fits is queued, or a lease is past its end."""
     with context.database.read() as session:
@@ -60,16 +55,14 @@ def is_work_waiting(context: ServiceContext, principal: Principal, request: Leas
         return bool(_fitting_jobs(session, principal, request, database_now_us(session)))
 
 
-def heartbeat(context: ServiceContext, principal: Principal, lease_id: str, body: HeartbeatBody) -> int:
+def heartbeat(
+    session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: HeartbeatBody
+) -> int:
     """Extend the lease and return its new end in microseconds. Raises LeaseNotFound, LeaseLost."""
-
-    def work(session: Session) -> int:
-        lease, job, _ = hold(session, principal, lease_id, body.token)
-        now, job.doing = database_now_us(session), body.doing
-        workers.touch_worker(session, lease.project, lease.worker, now)
-        return transitions.extend(job, now, _duration_us(context))
-
-    return context.database.write(work)
+    lease, job, _ = hold(session, principal, lease_id, body.token)
+    now, job.doing = database_now_us(session), body.doing
+    session.execute(update(Worker).filter_by(project=lease.project, name=lease.worker).values(last_seen_at_us=now))
+    return transitions.extend(job, now, _duration_us(context))
 
 
 def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: str, token: int) -> Path:
@@ -88,11 +81,6 @@ def write_job_rollouts(context: ServiceContext, principal: Principal, lease_id: 
     return target
 
 
-def fail(context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
-    """Record why the worker did not do the job. Raises LeaseNotFound, LeaseLost."""
-    context.database.write(lambda session: _fail(session, context, principal, lease_id, body))
-
-
 def hold(session: Session, principal: Principal, lease_id: str, token: int) -> tuple[Lease, ProbeJob, Probe]:
     """Return the lease with its job, locked, and its probe. Raises LeaseNotFound, RunDeleted, LeaseLost."""
     lease, job, probe = lock_lease(session, principal, lease_id)
@@ -103,7 +91,7 @@ def hold(session: Session, principal: Principal, lease_id: str, token: int) -> t
 def lock_lease(session: Session, principal: Principal, lease_id: str) -> tuple[Lease, ProbeJob, Probe]:
     """Return the lease with its job, locked and as they now are, and its probe. Raises LeaseNotFound, RunDeleted."""
     lease, job, probe = find_lease(session, principal, lease_id)
-    lock_job(session, job.id)
+    session.refresh(job, with_for_update=True)
     # It may have ended while this transaction waited for the job.
     session.refresh(lease)
     return lease, job, probe
@@ -142,9 +130,8 @@ def sweep(context: ServiceContext) -> int:
     return changed + sum(context.database.write(partial(_skip, probe_id=probe_id)) for probe_id in gone)
 
 
-def _claim(
-    session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest
-) -> LeaseRecord | None:
+def claim(session: Session, context: ServiceContext, principal: Principal, request: LeaseRequest) -> LeaseRecord | None:
+    """Lease the first job, by priority and age, that the worker can do; None if there is none."""
     now = database_now_us(session)
     workers.record_worker(session, _worker(principal, request, now))
     _expire_overdue(session, context)
@@ -164,8 +151,9 @@ def _claim(
         granted_at_us=now,
     )
     lease.token = transitions.claim(job, lease.id, request.worker, now, _duration_us(context), environment)
-    add_lease(session, lease)
-    probe = probe_of(session, job)
+    session.add(lease)
+    session.flush()
+    probe = session.get_one(Probe, job.probe_id)
     return _read(context, lease, job, probe, get_run(session, principal, probe.run_id))
 
 
@@ -191,13 +179,13 @@ def _expire_overdue(session: Session, context: ServiceContext) -> int:
     now, settings = database_now_us(session), context.settings
     overdue = lock_overdue(session, now, _duration_us(context), _EXPIRED_AT_ONCE)
     for job in overdue:
-        lease = lease_of(session, job)
-        transitions.expire(job, lease, now, settings.lease_seconds, settings.probe_tries)
+        transitions.expire(job, session.get_one(Lease, job.lease_id), now, settings.lease_seconds, settings.probe_tries)
     session.flush()
     return len(overdue)
 
 
-def _fail(session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
+def fail(session: Session, context: ServiceContext, principal: Principal, lease_id: str, body: FailBody) -> None:
+    """Record why the worker did not do the job. Raises LeaseNotFound, LeaseLost."""
     lease, job, probe = find_lease(session, principal, lease_id)
     jobs = lock_jobs(session, probe.id)
     session.refresh(lease)
@@ -287,17 +275,6 @@ def _find(session: Session, lease_id: str) -> tuple[Lease, ProbeJob, Probe, Run]
     return None if row is None else (row[0], row[1], row[2], row[3])
 
 
-def probe_of(session: Session, job: ProbeJob) -> Probe:
-    """Return the probe of a job."""
-    return session.scalars(select(Probe).where(Probe.id == job.probe_id)).one()
-
-
-def lock_job(session: Session, job_id: str) -> ProbeJob:
-    """Return the current job, locked until the transaction ends."""
-    query = select(ProbeJob).where(ProbeJob.id == job_id).with_for_update()
-    return session.scalars(query.execution_options(populate_existing=True)).one()
-
-
 def kinds_of_waiting_jobs(session: Session, project: str | None, accelerator: str) -> list[JobKind]:
     """Return the distinct kinds of the queued jobs for this accelerator: few, however many jobs there are."""
     query = select(*_KIND).join(Probe).join(Run, Run.id == Probe.run_id)
@@ -323,17 +300,6 @@ def lock_next_job(
         .with_for_update(skip_locked=True, of=ProbeJob)
     )
     return session.scalar(query.execution_options(populate_existing=True))
-
-
-def add_lease(session: Session, lease: Lease) -> None:
-    """Add a new lease."""
-    session.add(lease)
-    session.flush()
-
-
-def lease_of(session: Session, job: ProbeJob) -> Lease:
-    """Return the lease of a running job."""
-    return session.scalars(select(Lease).where(Lease.id == job.lease_id)).one()
 
 
 def any_overdue(session: Session, now_us: int, duration_us: int) -> bool:

@@ -2,15 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, tuple_
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
 from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.engine import database_now_us
+from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
 from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
@@ -76,8 +77,8 @@ def list_probes(
 ) -> parameters.Page[ProbeRecord]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
-    of_step = (Probe.step == step,) if step is not None else ()
-    return _page(session, (Probe.run_id == run_id, *of_step), cursor, limit)
+    at_step = (Probe.step == step,) if step is not None else ()
+    return _page(session, (Probe.run_id == run_id, *at_step), cursor, limit)
 
 
 def list_probes_of_runs(
@@ -93,10 +94,8 @@ def _page(
     session: Session, conditions: Iterable[ColumnElement[bool]], cursor: str | None, limit: int
 ) -> parameters.Page[ProbeRecord]:
     query = select(Probe, Run.project).join(Run, Run.id == Probe.run_id).where(*conditions)
-    if cursor is not None:
-        query = query.where(tuple_(Probe.created_at_us, Probe.id) < parameters.decode_cursor(cursor, (int, str)))
-    rows = session.execute(query.order_by(Probe.created_at_us.desc(), Probe.id.desc()).limit(limit + 1))
-    return parameters.page_of(_read(session, [(probe, project) for probe, project in rows]), limit, _key_of)
+    keys = (Probe.created_at_us, Probe.id)
+    return parameters.page_of_query(session, query, keys, cursor, limit, partial(_read, session))
 
 
 def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
@@ -174,7 +173,7 @@ def pinned_rollouts(context: ServiceContext, shards: Sequence[Shard], max_rollou
     )
 
 
-def _read(session: Session, probes: Sequence[tuple[Probe, str]]) -> list[ProbeRecord]:
+def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
     """Return the probes, each with the project of its run, as they are shown."""
     jobs = jobs_of(session, [probe.id for probe, _ in probes])
     live: dict[str, Sequence[Worker]] = {}
@@ -186,10 +185,6 @@ def _read(session: Session, probes: Sequence[tuple[Probe, str]]) -> list[ProbeRe
                     live[project] = live_workers(session, project, database_now_us(session))
                 waiting[job.id] = transitions.waiting_reason(job, live[project])
     return [probe_record(probe, jobs[probe.id], waiting) for probe, _ in probes]
-
-
-def _key_of(probe: ProbeRecord) -> parameters.CursorKey:
-    return (probe.created_at_us, probe.id)
 
 
 def change_priority(
@@ -254,8 +249,7 @@ def cancel_jobs_of_run(session: Session, removed: events.RunRemoved) -> None:
 
 def cancel_jobs_of_step(session: Session, key: events.StepKey, reason: str) -> None:
     """Skip the unfinished jobs of a step whose tokens are no longer all there."""
-    of_step = (Probe.run_id == key.run_id) & (Probe.attempt == key.attempt) & (Probe.step == key.step)
-    _cancel(session, of_step, reason)
+    _cancel(session, of_step(Probe, key), reason)
 
 
 def _cancel(session: Session, of_probes: ColumnElement[bool], reason: str) -> None:

@@ -6,7 +6,7 @@ Times are the database's, in microseconds.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, func, select, true, update
+from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.api import probes, records
@@ -20,6 +20,7 @@ from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 router = api_router(prefix="/v1", tags=["hardware"])
 
 ANY_ACCELERATOR = "any"
+"""Stands for jobs that any worker may do."""
 _MOST_WORKERS = 500
 # Workers and probes name accelerators and devices freely.
 _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
@@ -44,8 +45,9 @@ def hardware_of(session: Session, principal: Principal) -> probes.HardwareRecord
         devices[accelerator].add(device)
         made[accelerator] += count
     jobs: Counter[tuple[str, str]] = Counter()
-    for accelerator, state, count in _waiting_and_running(session, principal.project):
-        jobs[accelerator, state] += count
+    for accelerator, state, count, _ in jobs_by_state(session, principal.project):
+        if state in (JobState.QUEUED, JobState.RUNNING):
+            jobs[accelerator, state] += count
     names = {*devices, *(accelerator for accelerator, _ in jobs)}
 
     def in_use(name: str) -> tuple[int, int, int]:
@@ -81,12 +83,6 @@ def record_worker(session: Session, worker: Worker) -> None:
         setattr(known, name, getattr(worker, name))
 
 
-def touch_worker(session: Session, project: str, name: str, now_us: int) -> None:
-    """Record that the worker was just seen."""
-    same = (Worker.project == project, Worker.name == name)
-    session.execute(update(Worker).where(*same).values(last_seen_at_us=now_us))
-
-
 def newest_workers(session: Session, project: str | None, limit: int) -> Sequence[Worker]:
     """Return up to `limit` workers that may work for the project, the one seen last first; None: of all projects."""
     query = select(Worker).where(_works_for(project)).order_by(Worker.last_seen_at_us.desc(), Worker.name)
@@ -114,14 +110,14 @@ def _is_live(now_us: int) -> ColumnElement[bool]:
     return Worker.last_seen_at_us >= now_us - LIVE_MINUTES * 60_000_000
 
 
-def _waiting_and_running(session: Session, project: str | None) -> Sequence[tuple[str, str, int]]:
-    """Return (accelerator, state, count) of the queued and running jobs."""
+def jobs_by_state(session: Session, project: str | None) -> Sequence[tuple[str, str, int, int]]:
+    """Return (accelerator, state, number, when the oldest was queued) of probe jobs; deleted runs are left out."""
     accelerator = func.coalesce(ProbeJob.accelerator, ANY_ACCELERATOR)
     query = (
-        select(accelerator, ProbeJob.state, func.count())
+        select(accelerator, ProbeJob.state, func.count(), func.min(ProbeJob.queued_at_us))
         .join(Probe)
         .join(Run, Run.id == Probe.run_id)
-        .where(_visible(project), ProbeJob.state.in_((JobState.QUEUED, JobState.RUNNING)))
+        .where(is_visible(project))
         .group_by(accelerator, ProbeJob.state)
     )
     return session.execute(query).all()
@@ -130,9 +126,10 @@ def _waiting_and_running(session: Session, project: str | None) -> Sequence[tupl
 def _published_scores(session: Session, project: str | None) -> Sequence[tuple[str, str, int]]:
     """Return (accelerator, device name, number of published scores)."""
     device = (Score.accelerator, Score.device_name)
-    query = select(*device, func.count()).join(Run, Run.id == Score.run_id).where(_visible(project)).group_by(*device)
+    query = select(*device, func.count()).join(Run, Run.id == Score.run_id).where(is_visible(project)).group_by(*device)
     return session.execute(query).all()
 
 
-def _visible(project: str | None) -> ColumnElement[bool]:
+def is_visible(project: str | None) -> ColumnElement[bool]:
+    """Return the condition for runs that are not deleted, of a project or (None) of all."""
     return Run.deleted_at_us.is_(None) & (true() if project is None else Run.project == project)

@@ -103,7 +103,7 @@ def read_replayed_scores(session: Session, store: TokenStore, shard: ScoredShard
 class ScoresPublished(events.StepEvent):
     """A job is complete and its scores of the step count; `at_us` is the database's time.
 
-    Published without a lock of the run, in the transaction that publishes the scores and again after its commit.
+    Published without a lock of the run, in the transaction that publishes the scores.
     """
 
     at_us: int

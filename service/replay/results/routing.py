@@ -1,7 +1,7 @@
 """Comparisons of the routed experts of two scorers of a mixture of experts."""
 
 import itertools
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Generic, Self, TypeVar
 
 from fastapi import APIRouter, status
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -21,26 +21,28 @@ Nats = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 ScoreName = Annotated[str, StringConstraints(max_length=201, pattern=r"^[a-z0-9_]+\.[a-z0-9_]+(@[a-z0-9_.-]+)?$")]
 
 
+Number = TypeVar("Number")
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ShareInterval(_Strict):
-    """A share of tokens, 0 to 1, with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+class IntervalBody(_Strict, Generic[Number]):
+    """A mean with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
 
-    mean: Share | None
-    low: Share | None = Field(description=f"of a {interval_names.RANGE}. {interval_names.RANGE_NOTE}")
-    high: Share | None
+    mean: Number | None
+    low: Number | None = Field(description=f"of a {interval_names.RANGE}. {interval_names.RANGE_NOTE}")
+    high: Number | None
     clusters: Count = Field(description="prompt groups with such tokens")
 
 
-class NatsInterval(_Strict):
-    """A token mean in nats with its bootstrap-t interval by prompt group; null if it cannot be estimated."""
+class ShareInterval(IntervalBody[Share]):
+    """A share of tokens, 0 to 1."""
 
-    mean: Nats | None
-    low: Nats | None = Field(description=f"of a {interval_names.RANGE}. {interval_names.RANGE_NOTE}")
-    high: Nats | None
-    clusters: Count = Field(description="prompt groups with such tokens")
+
+class NatsInterval(IntervalBody[Nats]):
+    """A token mean in nats."""
 
 
 class LayerRoutingBody(_Strict):

@@ -25,7 +25,7 @@ from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
 from foreshock_service.platform.store.removal import check_not_taken
 from foreshock_service.platform.store.tokens import StoredFile
-from foreshock_service.platform.uploads import Upload, received_upload
+from foreshock_service.platform.uploads import Upload, commit_file, received_upload
 from foreshock_service.replay.leases.endpoints import UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
@@ -235,7 +235,7 @@ def store_shard(context: ServiceContext, principal: Principal, address: ShardAdd
             return prepared
         checked = _check(context, address, upload, prepared)
         commit = partial(_commit, principal, address, upload, prepared, checked)
-        receipt = _write(context, prepared.file, commit)
+        receipt = commit_file(context.database, context.store, prepared.file, commit)
         if receipt is not None:
             return receipt
     raise ShardsBusy("other shards of this result arrived with this one: send it again", headers={"Retry-After": "1"})
@@ -278,27 +278,6 @@ def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepa
     finally:
         temporary.unlink(missing_ok=True)
     return checked
-
-
-def _write(
-    context: ServiceContext, file: str, commit: Callable[[Session], UploadReceipt | None]
-) -> UploadReceipt | None:
-    """Run the commit; its file is removed unless it was committed."""
-    may_be_committed = False
-
-    def work(session: Session) -> UploadReceipt | None:
-        nonlocal may_be_committed
-        may_be_committed = False
-        receipt = commit(session)
-        may_be_committed = receipt is not None and receipt.status == "stored"
-        return receipt
-
-    try:
-        return context.database.write(work)
-    finally:
-        # An error of the commit itself does not tell whether it happened: the file stays, at worst as an orphan.
-        if not may_be_committed:
-            context.store.remove(file)
 
 
 def _commit(

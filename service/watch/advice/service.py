@@ -7,8 +7,10 @@ revisions are consecutive.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from foreshock.api.records import from_attributes
 from foreshock.api.watch import DecisionRecord
 from foreshock.clock import now_us
 from foreshock.comparisons import TRAINER_ROLLOUT
@@ -16,6 +18,7 @@ from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, ho
 from foreshock.learning_rate.decisions import (
     AdviceConflictError,
     AdviceState,
+    Decision,
     Mode,
     Observation,
     OperatorKind,
@@ -30,13 +33,20 @@ from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
 from foreshock.learning_rate.schedule import halvings_for_older_clients, newest_points
 from foreshock_service.platform import audit, parameters, problem, security
-from foreshock_service.platform.database.tables import Alert, Run
+from foreshock_service.platform.database.engine import insert_rows, upsert
+from foreshock_service.platform.database.tables import (
+    AdviceAcknowledgement,
+    AdviceDecision,
+    Alert,
+    Run,
+    TrainerProgress,
+)
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs import attempts, events, runs
 from foreshock_service.runs.corrections import read_pair
 from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
 from foreshock_service.watch import alerts, long_polls
-from foreshock_service.watch.advice import repository, schemas
+from foreshock_service.watch.advice import schemas
 from foreshock_service.watch.detection import derivation, history, states
 
 STALE_AFTER_STEPS = 10
@@ -82,7 +92,7 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     run = runs.get_run(session, principal, run_id)
     # First, since advice that is newer than its entity tag ends the next poll, but older advice would be kept.
     version = long_polls.read_versions(session, [run_id])[run_id].of_advice
-    state = fold(repository.log_of(session, run_id))
+    state = fold(log_of(session, run_id))
     opened = list(alerts.open_alerts(session, run_id))
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
@@ -112,14 +122,14 @@ def read_advice(session: Session, principal: security.Principal, run_id: str, st
 
 def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, AdviceState]:
     """Return the state of the advice of each run, in one query."""
-    logs = repository.logs_of_runs(session, run_ids)
+    logs = _logs_of_runs(session, run_ids)
     return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
 
 
 def is_new_step(session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep) -> bool:
     """Return whether a following trainer is at a newer step than it was before. Raises RunNotFound and RunDeleted."""
     runs.get_run(session, principal, run_id)
-    return body.step > repository.polled_step(session, run_id, _followed_attempt(session, run_id, body))
+    return body.step > _polled_step(session, run_id, _followed_attempt(session, run_id, body))
 
 
 def note_followed_step(
@@ -131,12 +141,13 @@ def note_followed_step(
     if attempts.find_attempt(session, run_id, attempt) is None:
         # The feed may ask between the registration of the run and that of its attempt.
         return
-    if body.step > repository.polled_step(session, run_id, attempt):
-        repository.put_polled_step(session, run_id, attempt, body.step)
+    if body.step > _polled_step(session, run_id, attempt):
+        row = {"run_id": run_id, "attempt": attempt, "polled_step": body.step}
+        upsert(session, TrainerProgress, [row], ("run_id", "attempt"))
 
 
 def _followed_attempt(session: Session, run_id: str, body: schemas.FollowedStep) -> int:
-    return body.attempt if body.attempt is not None else repository.newest_version(session, run_id)[0]
+    return body.attempt if body.attempt is not None else _newest_version(session, run_id)[0]
 
 
 def acknowledge(
@@ -144,7 +155,7 @@ def acknowledge(
 ) -> None:
     """Store what a trainer applied. Raises AdviceConflict for an unknown revision."""
     runs.get_run(session, principal, run_id)
-    newest_attempt, newest_revision = repository.newest_version(session, run_id)
+    newest_attempt, newest_revision = _newest_version(session, run_id)
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
     attempt = body.attempt if body.attempt is not None else newest_attempt
@@ -158,7 +169,7 @@ def acknowledge(
         "applied_scale": body.applied_scale,
         "received_at_us": now_us(),
     }
-    repository.put_acknowledgement(session, row)
+    upsert(session, AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
 
 
 def operate(
@@ -169,12 +180,12 @@ def operate(
     if run.state in ENDED:
         raise AdviceConflict(f"{RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
     kind: OperatorKind = body.kind
-    log = repository.log_of(session, run_id)
+    log = log_of(session, run_id)
     try:
         decision = decide_as_operator(log, kind, observation_of(session, run_id), body.reason)
     except AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
-    repository.append(session, run_id, decision)
+    _append(session, run_id, decision)
     session.flush()
     step = decision.effective_from_step
     before, after = (
@@ -192,24 +203,16 @@ def list_decisions(
 ) -> parameters.Page[DecisionRecord]:
     """Return one page of the log of decisions, oldest first."""
     runs.get_run(session, principal, run_id)
-    after = int(parameters.decode_cursor(cursor, (int,))[0]) if cursor is not None else -1
-    decisions = [
-        DecisionRecord(
-            revision=decision.revision,
-            attempt=decision.attempt,
-            kind=decision.kind,
-            effective_from_step=decision.effective_from_step,
-            reason=decision.reason,
-            author=decision.author,
-            made_at_us=decision.at_us,
-        )
-        for decision in repository.page_of_log(session, run_id, after, limit + 1)
-    ]
-    return parameters.page_of(decisions, limit, lambda decision: (decision.revision,))
+    return parameters.page_of_query(
+        session, select(AdviceDecision).where(AdviceDecision.run_id == run_id), (AdviceDecision.revision,),
+        cursor, limit, lambda rows: [from_attributes(DecisionRecord, row) for (row,) in rows], rising=True,
+    )  # fmt: skip
 
 
 def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:
-    newest = repository.newest_acknowledgement(session, run_id)
+    table = AdviceAcknowledgement
+    query = select(table).where(table.run_id == run_id).order_by(table.attempt.desc(), table.step.desc())
+    newest = session.scalar(query.limit(1))
     if newest is None or newest.attempt != attempt:
         return None
     return schemas.AppliedRead(
@@ -289,7 +292,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
     observation = Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,
-        trainer_step=repository.trainer_step(session, run_id, attempt),
+        trainer_step=_trainer_step(session, run_id, attempt),
         surge_step=state.surge_step,
         at_us=now_us(),
         schedule=derived.configuration.schedule_at(-1 if state.surge_step is None else state.surge_step),
@@ -297,33 +300,97 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         loop=state.loop,
         loop_settings=derived.configuration.loop_at(-1 if state.step is None else state.step),
     )
-    decisions = decide(repository.log_of(session, run_id), observation)
+    decisions = decide(log_of(session, run_id), observation)
     for decision in decisions:
-        repository.append(session, run_id, decision)
+        _append(session, run_id, decision)
 
 
 def rewind_log(session: Session, started: events.AttemptStarted) -> None:
     """Append the rewind to `resume_step`, which drops the decisions beyond it."""
-    log = repository.log_of(session, started.run_id)
-    repository.append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
+    log = log_of(session, started.run_id)
+    _append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
 
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
     """Append the change of mode, so that trainers that poll receive it."""
-    log = repository.log_of(session, changed.run_id)
+    log = log_of(session, changed.run_id)
     mode: Mode = "apply" if changed.mode == "apply" else "shadow"
     decision = set_mode(log, mode, observation_of(session, changed.run_id), "operator")
-    repository.append(session, changed.run_id, decision)
+    _append(session, changed.run_id, decision)
 
 
 def observation_of(session: Session, run_id: str) -> Observation:
     """Return how far the run is, for a decision that the detectors did not make."""
-    state = fold(repository.log_of(session, run_id))
+    state = fold(log_of(session, run_id))
     observed = states.observed_steps(session, [run_id]).get(run_id, -1)
     return Observation(
         attempt=state.attempt,
         observed_step=observed,
-        trainer_step=repository.trainer_step(session, run_id, state.attempt),
+        trainer_step=_trainer_step(session, run_id, state.attempt),
         surge_step=None,
         at_us=now_us(),
     )
+
+
+# Built once: they are executed at each step.
+_RUN: BindParameter[str] = bindparam("run_id")
+_ATTEMPT: BindParameter[int] = bindparam("attempt")
+_LOG = select(AdviceDecision.decision).where(AdviceDecision.run_id == _RUN).order_by(AdviceDecision.revision)
+_TRAINER_STEPS = select(
+    select(func.max(AdviceAcknowledgement.step))
+    .where(AdviceAcknowledgement.run_id == _RUN, AdviceAcknowledgement.attempt == _ATTEMPT)
+    .scalar_subquery(),
+    select(TrainerProgress.polled_step)
+    .where(TrainerProgress.run_id == _RUN, TrainerProgress.attempt == _ATTEMPT)
+    .scalar_subquery(),
+)
+
+
+def log_of(session: Session, run_id: str) -> list[Decision]:
+    """Return the run's decisions in order of revision."""
+    return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
+
+
+def _logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Decision]]:
+    """Return the decisions of each run that has any, in order of revision."""
+    query = select(AdviceDecision.run_id, AdviceDecision.decision).where(AdviceDecision.run_id.in_(run_ids))
+    logs: dict[str, list[Decision]] = {}
+    for run_id, decision in session.execute(query.order_by(AdviceDecision.run_id, AdviceDecision.revision)):
+        logs.setdefault(run_id, []).append(Decision.from_json(decision))
+    return logs
+
+
+def _append(session: Session, run_id: str, decision: Decision) -> None:
+    """Add a decision; the revision is the primary key, so no two can have the same."""
+    row = {
+        "run_id": run_id,
+        "revision": decision.revision,
+        "attempt": decision.attempt,
+        "kind": decision.kind,
+        "effective_from_step": decision.effective_from_step,
+        "reason": decision.reason,
+        "author": decision.author,
+        "made_at_us": decision.at_us,
+        "decision": decision.to_json(),
+    }
+    insert_rows(session, AdviceDecision, [row])
+
+
+def _newest_version(session: Session, run_id: str) -> tuple[int, int]:
+    """Return (attempt, revision) of the newest decision, as `fold` has them; (1, 0) before any."""
+    query = select(AdviceDecision.attempt, AdviceDecision.revision).where(AdviceDecision.run_id == run_id)
+    row = session.execute(query.order_by(AdviceDecision.revision.desc()).limit(1)).first()
+    return (1, 0) if row is None else (row[0], row[1])
+
+
+def _trainer_step(session: Session, run_id: str, attempt: int) -> int:
+    """Return the newest step that a trainer of this attempt asked for as a follower, or acknowledged; −1 before any."""
+    steps = session.execute(_TRAINER_STEPS, {"run_id": run_id, "attempt": attempt}).one()
+    return max(-1 if step is None else step for step in steps)
+
+
+def _polled_step(session: Session, run_id: str, attempt: int) -> int:
+    """Return the newest step that a following trainer asked for; −1 before any."""
+    query = select(TrainerProgress.polled_step).filter_by(run_id=run_id, attempt=attempt)
+    polled = session.scalar(query)
+    return -1 if polled is None else polled

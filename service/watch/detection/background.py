@@ -1,7 +1,6 @@
 """The threads of detection: a run that is derived again, and runs of scalars whose last step closes."""
 
-import logging
-import threading
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Run, ScalarTail
+from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.runs.attempts import active_attempt_of, attempts_of_run
 from foreshock_service.runs.events import ScalarsLogged
 from foreshock_service.runs.runs import lock_run_for_background
@@ -28,37 +28,20 @@ _PAUSE_SECONDS = 0.0002
 """After each step, of about 0.3 ms: threads of requests go on then, instead of waiting 5 ms for Python to switch."""
 
 _ENDED = ("finished", "failed")
-_logger = logging.getLogger(__name__)
 
 
-class DerivationThread:
-    """A thread that derives what is due; of several processes one does it at a time."""
-
-    def __init__(self, context: ServiceContext) -> None:
-        self._database, self._events = context.database, context.events
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="foreshock-detection", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; what it was deriving stays due."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _loop(self) -> None:
-        looked_for_outdated = False
-        while not self._stopping.wait(_INTERVAL_SECONDS):
-            try:
-                if not looked_for_outdated:
-                    note_outdated(self._database)
-                    looked_for_outdated = True
-                derive_due(self._events, self._database, self._stopping.is_set)
-            except Exception:
-                _logger.exception("deriving detection again failed; it is tried again in %s s", _INTERVAL_SECONDS)
+def derivations(context: ServiceContext) -> JobRunner:
+    """Return the thread that derives what is due; of several processes one does it at a time."""
+    events, database, is_stopping = context.events, context.database, context.stopping.is_set
+    return JobRunner(
+        "detection",
+        database,
+        [
+            Job("note_outdated", partial(note_outdated, database), shared=False, every_seconds=math.inf),
+            Job("derive_due", partial(derive_due, events, database, is_stopping), shared=False),
+        ],
+        _INTERVAL_SECONDS,
+    )
 
 
 def note_outdated(database: Database) -> int:

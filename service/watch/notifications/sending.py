@@ -1,17 +1,18 @@
 """The bodies of notifications (generic JSON, Slack, Alertmanager's `POST /api/v2/alerts`), and how they are sent."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 
-from foreshock import errors, ranges
+from foreshock import errors
+from foreshock.api.diagnosis import RunVerdict
 from foreshock.clock import now_us
-from foreshock.severity import Severity
-from foreshock_service.platform.database.tables import new_identifier
+from foreshock_service.platform.database.tables import Alert, Run, new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
+from foreshock_service.runs.diagnoses import NOTHING_YET
 
 ALERTMANAGER_SECONDS = 300
 """Time after which Alertmanager takes an alert for resolved unless it is sent again, as Prometheus does."""
@@ -19,112 +20,76 @@ ALERTMANAGER_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An alert that was opened or resolved, and its run; `page` is the address of the run's page."""
+    """An alert that was opened or resolved, or (`alert` None) a run's verdict that changed.
+
+    `page` is the address of the run's page; `said` the verdict and the headline of its diagnosis when this is sent.
+    """
 
     id: str
     change: str
-    alert_id: str
-    rule: str
-    severity: Severity
-    state: str
-    attempt: int
-    step: int
-    cleared_step: int | None
-    value: float
-    threshold: float
-    why: str
-    what_to_do: str
-    opened_at_us: int
-    changed_at_us: int
-    run_id: str
-    run_key: str
-    project: str
+    alert: Alert | None
+    run: Run
     page: str
-    verdict: ranges.Verdict
-    headline: str
-    """of the run's diagnosis when the message is sent"""
+    said: RunVerdict
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictMessage:
-    """The verdict of a run that changed, with the headline of its diagnosis."""
-
-    id: str
-    run_id: str
-    run_key: str
-    project: str
-    page: str
-    verdict: ranges.Verdict
-    headline: str
-
-
-def address_and_body(target: NotificationTarget, message: Message | VerdictMessage, now_us: int) -> tuple[str, Any]:
+def address_and_body(target: NotificationTarget, message: Message, now_us: int) -> tuple[str, Any]:
     """Return where to POST what."""
     address = target.url.get_secret_value()
-    if isinstance(message, VerdictMessage):
-        return address, _of_verdict(target, message)
     if target.kind == "slack":
         return address, {"text": _slack_text(message)}
-    if target.kind == "alertmanager":
-        return f"{address.rstrip('/')}/api/v2/alerts", [_alertmanager_alert(message, now_us)]
+    if target.kind == "alertmanager" and message.alert is not None:
+        return f"{address.rstrip('/')}/api/v2/alerts", [_alertmanager_alert(message, message.alert, now_us)]
     return address, _json_body(message)
 
 
 def _json_body(message: Message) -> dict[str, Any]:
-    alert = (
-        "rule", "severity", "state", "attempt", "step", "cleared_step", "value", "threshold", "why", "what_to_do",
+    names = (
+        "id", "rule", "severity", "state", "attempt", "step", "cleared_step", "value", "threshold", "why", "what_to_do",
         "opened_at_us", "changed_at_us",
     )  # fmt: skip
+    alert = {} if message.alert is None else {"alert": {name: getattr(message.alert, name) for name in names}}
+    run = message.run
     return {
         "version": 1,
         "id": message.id,
         "change": message.change,
-        "alert": {"id": message.alert_id, **{name: getattr(message, name) for name in alert}},
-        "run": {"id": message.run_id, "key": message.run_key, "project": message.project, "page": message.page},
-        "diagnosis": {"verdict": message.verdict, "headline": message.headline},
-    }
-
-
-def _of_verdict(target: NotificationTarget, message: VerdictMessage) -> dict[str, Any]:
-    if target.kind == "slack":
-        run = f"<{message.page}|{_escaped(message.run_key)}>"
-        return {"text": f"*{message.verdict}*: {run}\n{_escaped(message.headline)}"}
-    return {
-        "version": 1,
-        "id": message.id,
-        "change": "verdict",
-        "run": {"id": message.run_id, "key": message.run_key, "project": message.project, "page": message.page},
-        "diagnosis": {"verdict": message.verdict, "headline": message.headline},
+        **alert,
+        "run": {"id": run.id, "key": run.key, "project": run.project, "page": message.page},
+        "diagnosis": {"verdict": message.said.verdict, "headline": message.said.headline},
     }
 
 
 def _slack_text(message: Message) -> str:
-    head = f"*{message.severity}*" if message.change == "opened" else "*resolved*"
-    run = f"<{message.page}|{_escaped(message.run_key)}>"
-    text = f"{head}: {_escaped(message.rule)} at step {message.step} of {run}\n{_escaped(message.headline)}"
+    alert, run = message.alert, f"<{message.page}|{_escaped(message.run.key)}>"
+    headline = _escaped(message.said.headline)
+    if alert is None:
+        return f"*{message.said.verdict}*: {run}\n{headline}"
+    head = f"*{alert.severity}*" if message.change == "opened" else "*resolved*"
+    text = f"{head}: {_escaped(alert.rule)} at step {alert.step} of {run}\n{headline}"
     if message.change == "opened":
-        text += f"\n{_escaped(message.why)}\n_{_escaped(message.what_to_do)}_"
+        text += f"\n{_escaped(alert.why)}\n_{_escaped(alert.what_to_do)}_"
     return text
 
 
-def _alertmanager_alert(message: Message, now_us: int) -> dict[str, Any]:
+def _alertmanager_alert(message: Message, alert: Alert, now_us: int) -> dict[str, Any]:
     ends_at_us = now_us + ALERTMANAGER_SECONDS * 1_000_000 if message.change == "opened" else now_us
     return {
         "labels": {
-            "alertname": "Foreshock" + "".join(word.capitalize() for word in message.rule.split("_")),
-            "severity": message.severity,
-            "project": message.project,
-            "run": message.run_id,
-            "run_key": message.run_key,
-            "alert": message.alert_id,
+            "alertname": "Foreshock" + "".join(word.capitalize() for word in alert.rule.split("_")),
+            "severity": alert.severity,
+            "project": message.run.project,
+            "run": message.run.id,
+            "run_key": message.run.key,
+            "alert": alert.id,
         },
         "annotations": {
-            "summary": f"{message.rule} at step {message.step} of {message.run_key}",
-            "description": message.why,
-            "what_to_do": message.what_to_do,
-            "diagnosis": message.headline,
+            "summary": f"{alert.rule} at step {alert.step} of {message.run.key}",
+            "description": alert.why,
+            "what_to_do": alert.what_to_do,
+            "diagnosis": message.said.headline,
         },
-        "startsAt": _rfc3339(message.opened_at_us),
+        "startsAt": _rfc3339(alert.opened_at_us),
         "endsAt": _rfc3339(ends_at_us),
         "generatorURL": message.page,
     }
@@ -151,7 +116,7 @@ class SendingFailed(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
-def send(target: NotificationTarget, message: Message | VerdictMessage, now_us: int) -> None:
+def send(target: NotificationTarget, message: Message, now_us: int) -> None:
     """POST the message. Raises SendingFailed unless the answer is 2xx."""
     address, body = address_and_body(target, message, now_us)
     # A repeated message has the same key, so that a receiver can tell it from a second one.
@@ -216,15 +181,14 @@ def send_test(name: str) -> None:
         known = ", ".join(targets) or "none; set FORESHOCK_NOTIFICATIONS"
         raise errors.ConfigurationError(f"there is no target {name}; targets: {known}")
     now = now_us()
-    message = Message(
-        id=new_identifier("notification"), change="opened", alert_id=new_identifier("alert"), rule="test",
-        severity=targets[name].severity, state="open", attempt=1, step=0, cleared_step=None, value=0.0, threshold=0.0,
-        why="This is a test of the notifications of Foreshock.", what_to_do="Nothing is to be done.",
-        opened_at_us=now, changed_at_us=now, run_id="run_test", run_key="test", project="default",
-        page=f"{settings.page_root}/",
-        verdict="warning",
-        headline="Warning since step 0: a test of this target.",
+    alert = Alert(
+        id=new_identifier("alert"), rule="test", severity=targets[name].severity, state="open", attempt=1, step=0,
+        cleared_step=None, value=0.0, threshold=0.0, why="This is a test of the notifications of Foreshock.",
+        what_to_do="Nothing is to be done.", opened_at_us=now, changed_at_us=now,
     )  # fmt: skip
+    run = Run(id="run_test", key="test", project="default")
+    said = replace(NOTHING_YET.summary, verdict="warning", headline="Warning since step 0: a test of this target.")
+    message = Message(new_identifier("notification"), "opened", alert, run, f"{settings.page_root}/", said)
     try:
         send(targets[name], message, now)
     except SendingFailed as error:

@@ -2,23 +2,22 @@
 
 import logging
 import secrets
-import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Select, and_, delete, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from foreshock import page_addresses, retry, severity
-from foreshock.api.diagnosis import RunVerdict
-from foreshock.api.records import from_attributes
+from foreshock import retry, severity
 from foreshock.page_addresses import run_page_path
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Alert, Notification, Run, StoredDiagnosis, new_identifier
+from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import NotificationTarget
 from foreshock_service.runs.diagnoses import verdicts_of_runs
-from foreshock_service.watch.notifications.sending import Message, SendingFailed, VerdictMessage, send
+from foreshock_service.watch.notifications.sending import Message, SendingFailed, send
 
 _PREFIX = "verdict "
 
@@ -55,12 +54,7 @@ def verdicts_to_tell(
     return [(run, f"{_PREFIX}{verdict} {revision}") for run, verdict, revision in session.execute(query)]
 
 
-def is_of_verdict(row: Notification) -> bool:
-    """Return whether a message is about a verdict."""
-    return row.change.startswith(_PREFIX)
-
-
-def verdict_message(session: Session, row: Notification, page_root: str) -> VerdictMessage | None:
+def verdict_message(session: Session, row: Notification, page_root: str) -> Message | None:
     """Return the message; None if the run is deleted or has another verdict by now."""
     run = session.get(Run, row.alert_id)
     if run is None or run.deleted_at_us is not None:
@@ -68,8 +62,7 @@ def verdict_message(session: Session, row: Notification, page_root: str) -> Verd
     said = verdicts_of_runs(session, [run.id])[run.id]
     if said.verdict != row.change.split()[1]:
         return None
-    page = page_root + run_page_path(run.project, run.key)
-    return VerdictMessage(row.id, run.id, run.key, run.project, page, said.verdict, said.headline)
+    return Message(row.id, "verdict", None, run, page_root + run_page_path(run.project, run.key), said)
 
 
 _SECOND_US = 1_000_000
@@ -86,36 +79,24 @@ _INTERVAL_SECONDS = 2.0
 _logger = logging.getLogger(__name__)
 
 
-class Notifier:
-    """A thread for each target, so that one that hangs delays no other."""
+def notifiers(context: ServiceContext) -> list[JobRunner]:
+    """Return a thread for each target, so that one that hangs delays no other."""
+    return [
+        JobRunner(
+            f"notify-{target.name}",
+            context.database,
+            [Job(f"notify {target.name}", partial(notify, context, target), shared=False)],
+            _INTERVAL_SECONDS,
+        )
+        for target in context.settings.notifications
+    ]
 
-    def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._loop, args=(target,), name=f"foreshock-notify-{target.name}", daemon=True)
-            for target in context.settings.notifications
-        ]
 
-    def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Finish the messages that are under way, then end the threads."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _loop(self, target: NotificationTarget) -> None:
-        while not self._stopping.wait(_INTERVAL_SECONDS):
-            try:
-                fill_outbox(self._context, target)
-                while not self._stopping.is_set() and send_next(self._context, target):
-                    pass
-            except Exception:
-                _logger.exception("notifying %s failed; it runs again in %s s", target.name, _INTERVAL_SECONDS)
+def notify(context: ServiceContext, target: NotificationTarget) -> None:
+    """Send a target what it has not been told, until the service stops."""
+    fill_outbox(context, target)
+    while not context.stopping.is_set() and send_next(context, target):
+        pass
 
 
 def fill_outbox(context: ServiceContext, target: NotificationTarget) -> int:
@@ -161,26 +142,29 @@ def _add(session: Session, target: NotificationTarget, found: list[tuple[str, st
     for alert_id, change in found:
         if change != OPENED:
             add(session, target.name, alert_id, change, now_us)
-    delete_before(session, now_us - _KEPT_US)
+    session.execute(delete(Notification).where(Notification.created_at_us < now_us - _KEPT_US))
 
 
 def _lease(
     session: Session, context: ServiceContext, target: NotificationTarget
-) -> tuple[Notification, Message | VerdictMessage | None, int] | None:
+) -> tuple[Notification, Message | None, int] | None:
     now_us = database_now_us(session)
     row = lease_next(session, target.name, now_us, now_us + _LEASE_US)
     if row is None:
         return None
-    if is_of_verdict(row):
+    if row.change.startswith(_PREFIX):
         of_verdict = verdict_message(session, row, context.settings.page_root)
         row.state = row.state if of_verdict is not None else "dropped"
         return row, of_verdict, now_us
-    found = alert_and_run(session, row.alert_id)
+    query = select(Alert, Run).join(Run, Run.id == Alert.run_id).where(Alert.id == row.alert_id)
+    found = session.execute(query).first()
     if found is None or found[1].deleted_at_us is not None or not _still_says(row, found[0]):
         row.state = "sent" if row.sent_at_us is not None else "dropped"
         return row, None, now_us
-    said = verdicts_of_runs(session, [found[1].id])[found[1].id]
-    return row, _message(row, *found, said, context.settings.page_root), now_us
+    alert, run = found
+    page = context.settings.page_root + run_page_path(run.project, run.key)
+    said = verdicts_of_runs(session, [run.id])[run.id]
+    return row, Message(row.id, row.change, alert, run, page, said), now_us
 
 
 def _still_says(row: Notification, alert: Alert) -> bool:
@@ -214,22 +198,6 @@ def _settle(session: Session, target: NotificationTarget, sent: Notification, fa
         _logger.error("target %s did not take a message for a day, it is given up: %s", target.name, failure)
     elif row.tries == 1:
         _logger.warning("target %s did not take a message, it is sent again: %s", target.name, failure)
-
-
-def _message(row: Notification, alert: Alert, run: Run, said: RunVerdict, page_root: str) -> Message:
-    return from_attributes(
-        Message,
-        alert,
-        id=row.id,
-        change=row.change,
-        alert_id=alert.id,
-        run_id=run.id,
-        run_key=run.key,
-        project=run.project,
-        page=page_root + page_addresses.run_page_path(run.project, run.key),
-        verdict=said.verdict,
-        headline=said.headline,
-    )
 
 
 OPENED, RESOLVED = "opened", "resolved"
@@ -319,17 +287,6 @@ def held(session: Session, notification_id: str, lease: str) -> Notification | N
     """Return the message, locked, if this lease still holds it."""
     query = select(Notification).where(Notification.id == notification_id, Notification.lease == lease)
     return session.scalar(query.with_for_update().execution_options(populate_existing=True))
-
-
-def alert_and_run(session: Session, alert_id: str) -> tuple[Alert, Run] | None:
-    """Return an alert with its run."""
-    found = session.execute(select(Alert, Run).join(Run, Run.id == Alert.run_id).where(Alert.id == alert_id)).first()
-    return None if found is None else (found[0], found[1])
-
-
-def delete_before(session: Session, created_before_us: int) -> None:
-    """Delete messages that were created before then and are not pending for a target that still takes them."""
-    session.execute(delete(Notification).where(Notification.created_at_us < created_before_us))
 
 
 def _of_target(target: NotificationTarget, severities: Sequence[str], since_us: int) -> Select[Any]:

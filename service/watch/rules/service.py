@@ -6,8 +6,9 @@ alerts change; the advice is a log of decisions, so the learning rate never rise
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -18,9 +19,13 @@ from foreshock.diagnosis import detectors, rule_files
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.model_kind import ModelKind
-from foreshock_service.platform import audit, context, parameters, problem, security
+from foreshock_service.platform import audit, parameters, problem, security
+from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.tables import RulesVersion, Run
+from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.runs.runs import get_run, lock_run
+
+router = parameters.api_router(prefix="/v1", tags=["rules"])
 
 
 class RulesPut(BaseModel):
@@ -58,20 +63,32 @@ class RulesInvalid(problem.ProblemError):
     problem_type = "rules-invalid"
 
 
-def read_default_rules(model_kind: ModelKind | None) -> watch.RulesRecord:
-    """Return the default rules of a kind of model."""
+@router.get("/rules")
+def read_default_rules(
+    principal: security.Reader, model_kind: Annotated[ModelKind | None, Query()] = None
+) -> watch.RulesRecord:
+    """Return the default rules of a kind of model, each with the source of its threshold, also as TOML."""
     rules = default_rules(model_kind)
     return watch.RulesRecord(model_kind=model_kind, rules=_rules_read(rules), toml=rule_files.to_toml(rules))
 
 
-def read_rules(session: Session, principal: security.Principal, run_id: str, step: int) -> watch.RunRulesRecord:
-    """Return the run's rules at a step, and every version."""
-    run = get_run(session, principal, run_id)
-    versions = versions_of(session, run_id)
-    configuration = configuration_with(run.model_kind, rule_files_of(session, run))
+@router.get("/runs/{run}/rules")
+def read_rules(
+    run: RunIdentifier,
+    context: Context,
+    principal: security.Reader,
+    step: Annotated[int, Query(ge=0, le=parameters.LARGEST_STEP, description="absent: the last one")] = (
+        parameters.LARGEST_STEP
+    ),
+) -> watch.RunRulesRecord:
+    """Return the rules that hold at a step, and every version of the run's changes."""
+    with context.database.read() as session:
+        found = get_run(session, principal, run)
+        versions = versions_of(session, run)
+        configuration = configuration_with(found.model_kind, rule_files_of(session, found))
     rules = configuration.rules_at(step)
     return watch.RunRulesRecord(
-        model_kind=run.model_kind,
+        model_kind=found.model_kind,
         rules=_rules_read(rules),
         toml=rule_files.to_toml(rules, schedule=configuration.schedule_at(step), loop=configuration.loop_at(step)),
         step=step,
@@ -79,9 +96,24 @@ def read_rules(session: Session, principal: security.Principal, run_id: str, ste
     )
 
 
+@router.put("/runs/{run}/rules")
 def set_rules(
+    run: RunIdentifier, body: RulesPut, context: Context, principal: security.Administrator
+) -> watch.RulesVersionRecord:
+    """Change the run's rules from the file's step on; its alerts are derived again, its learning rate does not rise.
+
+    A version replaces the ones before it from its first step on; one without rules brings the defaults back.
+    """
+    return context.database.write(
+        lambda session: records.from_attributes(
+            watch.RulesVersionRecord, store_rules(session, context.events, principal, run, body.toml)
+        )
+    )
+
+
+def store_rules(
     session: Session,
-    events: context.EventBus,
+    events: EventBus,
     principal: security.Principal,
     run_id: str,
     toml: str,
@@ -210,7 +242,7 @@ def rules_of_run(session: Session, principal: security.Principal, run_id: str) -
 
 def change_rule(
     session: Session,
-    events: context.EventBus,
+    events: EventBus,
     principal: security.Principal,
     run_id: str,
     name: str,
@@ -235,7 +267,7 @@ def change_rule(
     if kept is None or kept:
         tables[name] = kept
     changes = replace(newest, effective_from_step=first_step, tables=tables)
-    return set_rules(session, events, principal, run_id, rule_files.changes_to_toml(changes), reason)
+    return store_rules(session, events, principal, run_id, rule_files.changes_to_toml(changes), reason)
 
 
 def _changed_table(

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from foreshock_service.platform.context import EventBus
-from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.session import Database, after_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,12 @@ def test_handlers_write_in_the_transaction_of_the_publisher(database: Database) 
 def test_handlers_of_exactly_the_type_run_and_those_after_the_commit_see_what_was_committed(database: Database) -> None:
     events, seen = EventBus(), []
     events.subscribe(Happened, store)
-    events.subscribe_after_commit(Happened, lambda event: seen.append(("first", event.number, stored(database))))
-    events.subscribe_after_commit(Happened, lambda event: seen.append(("second", event.number, stored(database))))
+    for name in ("first", "second"):
+
+        def look(session: Session, event: Happened, name: str = name) -> None:
+            after_commit(session, lambda: seen.append((name, event.number, stored(database))))
+
+        events.subscribe(Happened, look)
     database.write(lambda session: events.publish(session, HappenedElsewhere(1)))
     assert (seen, stored(database)) == ([], [])
     database.write(lambda session: events.publish(session, Happened(7)))

@@ -156,7 +156,7 @@ def test_every_surface_says_the_same_sentence(
     messages = list(sent(app.state.context, monkeypatch))
     assert messages
     for message in messages:
-        assert message.headline == said[message.run_id]["headline"]
+        assert message.said.headline == said[message.run.id]["headline"]
 
 
 def list_pages(http: httpx.Client) -> dict[str, str]:

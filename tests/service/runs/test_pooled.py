@@ -8,8 +8,9 @@ import pytest
 from fastapi import FastAPI
 
 from foreshock.measures import compare
+from foreshock.measures.pooling import PooledMean
 from foreshock.rollouts import RolloutBatch
-from foreshock_service.runs.measurements import PooledMeasure, pooled_mismatch
+from foreshock_service.runs.measurements import pooled_mismatch
 from tests.service.sending import make_batch, start_run
 
 
@@ -20,7 +21,7 @@ def k3_sums(batch: RolloutBatch) -> tuple[float, float]:
     return float(summaries.column("sum_k3").sum()), float(summaries.column("n_tokens").sum())
 
 
-def pooled(app: FastAPI, run: str) -> PooledMeasure | None:
+def pooled(app: FastAPI, run: str) -> PooledMean | None:
     with app.state.context.database.read() as session:
         return pooled_mismatch(session, [run]).get(run)
 

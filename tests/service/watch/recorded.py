@@ -21,7 +21,7 @@ from foreshock_service.runs.changes import ChangePut, announce_change
 from foreshock_service.runs.events import StepClosed, StepKey
 from foreshock_service.runs.runs import RunCreate, get_or_create_run
 from foreshock_service.runs.scalars import ScalarsPut, store_scalars
-from foreshock_service.watch.advice import repository as advice
+from foreshock_service.watch.advice import service as advice
 from foreshock_service.watch.detection import states
 
 LENGTH = "rollout:response_length_mean"

@@ -48,14 +48,14 @@ def test_a_look_is_one_query_however_many_wait(database: Database) -> None:
             for run, version in known.items()
             for _ in range(WAITERS // len(known))
         ]
-        while polls.count < WAITERS:
+        while polls.count() < WAITERS:
             await asyncio.sleep(0.01)
         event.listen(database._read_engine, "before_cursor_execute", lambda *each: statements.update([each[2]]))
         begin = time.monotonic()
         await asyncio.to_thread(runs[0].close_all, {K3: [0.2] * 12}, range(1, 13))
         seconds = await asyncio.gather(*waiting)
         await polls.stop()
-        assert polls.count == 0
+        assert polls.count() == 0
         return seconds, time.monotonic() - begin
 
     seconds, lasted = asyncio.run(wait_and_change())

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from foreshock import page_addresses, severity
+from foreshock import severity
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
-from foreshock.learning_rate.advice import Applied, effect_in_words
-from foreshock.learning_rate.schedule import HORIZON, LengthDecaySchedule, LoopPoint, scale_at
-from foreshock_service.platform.database.tables import Run
+from foreshock.learning_rate.advice import Advice, Applied, effect_in_words
+from foreshock.learning_rate.schedule import HORIZON
+from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing
@@ -54,47 +54,28 @@ SHORTEST_OUTLOOK = 20
 BOUNDARIES_AHEAD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The scale of every step, by the same rule as in trainers' clients."""
+def stairs_of(plan: Advice, end: int) -> list[tuple[int, float]]:
+    """Return (step, scale from this step on) up to `end`, beginning at step 0, by the same rule as in a client."""
+    boundaries = plan.schedule.boundaries_until(end) if plan.schedule is not None else ()
+    loop = {step for point in plan.loop for step in range(point.step, point.step + HORIZON + 1) if step <= end}
+    stairs: list[tuple[int, float]] = []
+    for step in sorted({0, *plan.halvings, *boundaries, *loop}):
+        scale = plan.advised_scale(step)
+        if not stairs or stairs[-1][1] != scale:
+            stairs.append((step, scale))
+    return stairs
 
-    schedule: LengthDecaySchedule | None
-    halvings: tuple[int, ...]
-    factor: float
-    floor: float
-    loop: tuple[LoopPoint, ...]
 
-    @classmethod
-    def of(cls, advice: AdviceRead) -> Scale:
-        schedule = advice.schedule and LengthDecaySchedule.from_json(advice.schedule.model_dump())
-        return cls(
-            schedule or None,
-            tuple(advice.halvings),
-            advice.factor,
-            advice.floor,
-            tuple(LoopPoint(point.step, point.scale, point.fall) for point in advice.loop),
-        )
+def outlook_of(plan: Advice, now: int) -> int:
+    """Return the step up to which a plan is drawn."""
+    if plan.schedule is None or plan.advised_scale(now) <= plan.schedule.floor:
+        return now + max(SHORTEST_OUTLOOK, now // 10)
+    return now + BOUNDARIES_AHEAD * plan.schedule.decay_period
 
-    def at(self, step: int) -> float:
-        return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
 
-    def stairs(self, end: int) -> list[tuple[int, float]]:
-        """Return (step, scale from this step on) up to `end`, beginning at step 0."""
-        boundaries = self.schedule.boundaries_until(end) if self.schedule is not None else ()
-        loop = {step for point in self.loop for step in range(point.step, point.step + HORIZON + 1) if step <= end}
-        steps = sorted({0, *self.halvings, *boundaries, *loop})
-        stairs: list[tuple[int, float]] = []
-        for step in steps:
-            scale = self.at(step)
-            if not stairs or stairs[-1][1] != scale:
-                stairs.append((step, scale))
-        return stairs
-
-    def outlook(self, now: int) -> int:
-        """Return the step up to which the plan is drawn."""
-        if self.schedule is None or self.at(now) <= self.schedule.floor:
-            return now + max(SHORTEST_OUTLOOK, now // 10)
-        return now + BOUNDARIES_AHEAD * self.schedule.decay_period
+def plan_of(advice: AdviceRead) -> Advice:
+    """Return the advice as a trainer's client has it."""
+    return Advice.from_json(advice.model_dump())
 
 
 def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
@@ -124,14 +105,14 @@ def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
         return None
-    scale, now = Scale.of(advice), advice.observed_step
-    end = scale.outlook(now)
+    plan, now = plan_of(advice), advice.observed_step
+    end = outlook_of(plan, now)
     applied, acknowledged = advice.applied, []
     if applied is not None and applied.scale is not None:
         acknowledged.append((applied.step, applied.scale))
     elif applied is not None and run.initial_learning_rate:
         acknowledged.append((applied.step, applied.learning_rate / run.initial_learning_rate))
-    return ScaleCurve(scale.stairs(end), now, end, advice.mode == "shadow", acknowledged)
+    return ScaleCurve(stairs_of(plan, end), now, end, advice.mode == "shadow", acknowledged)
 
 
 def surge_step(viewing: Viewing, run_id: str) -> int | None:
@@ -173,61 +154,54 @@ CAUSES: Final[dict[Cause, str]] = {
 }
 
 
-def rules_page(viewing: Viewing, run_id: str) -> view_models.RulesPage:
+@dataclass(frozen=True, slots=True)
+class RuleCard:
+    """A rule as one line, `threshold`, and in full. `changed`: what differs from the default, and since when."""
+
+    found: RuleOfRun
+    threshold: str
+    state: str | None
+    evidence: str
+    changed: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RulesPage:
+    """The rules of a run by the cause that they fire for, and the changes of them."""
+
+    run: Run
+    model_kind: str
+    groups: Mapping[str, Sequence[RuleCard]]
+    versions: Sequence[RulesVersion]
+    first_step: int
+    toml: str
+    severities: Sequence[str]
+    effects: Mapping[Effect, str]
+    detectors: Sequence[str]
+
+
+def rules_page(viewing: Viewing, run_id: str) -> RulesPage:
     """Return the page of the run's rules. Raises RunNotFound or RunDeleted."""
     found = rules_of_run(viewing.session, viewing.principal, run_id)
     run = found.run
-    groups = {cause: [each for each in found.rules if each.rule.cause == cause] for cause in CAUSES}
-    return view_models.RulesPage(
-        run_name=run.name or run.key,
-        run_address=page_addresses.run_page_path(run.project, run.key),
-        project=run.project,
-        forms_address=f"/runs/{run.id}/rules",
+    groups = {title: [each for each in found.rules if each.rule.cause == cause] for cause, title in CAUSES.items()}
+    detectors = (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
+    return RulesPage(
+        run=run,
         model_kind=rendering.model_kind_in_words(run),
-        groups=[
-            view_models.RuleGroup(CAUSES[cause], [_card(each) for each in rules])
-            for cause, rules in groups.items()
-            if rules
-        ],
-        versions=[
-            view_models.VersionRow(each.version, each.effective_from_step, rendering.moment(each.made_at_us), each.toml)
-            for each in reversed(found.versions)
-        ],
+        groups={title: [_card(each) for each in rules] for title, rules in groups.items() if rules},
+        versions=found.versions[::-1],
         first_step=0 if run.last_step is None else run.last_step + 1,
         toml=found.toml,
         severities=get_args(severity.Severity),
-        effects=get_args(Effect),
-        detectors=[
-            _title(name) for name in (*sorted(set(SURGE_RULES.values())), COLLAPSE_RULE, FALL_RULE, *DELIVERY_RULES)
-        ],
+        effects=EFFECTS,
+        detectors=[name.replace("_", " ") for name in detectors],
     )
 
 
-def _card(found: RuleOfRun) -> view_models.RuleCard:
-    rule = found.rule
-    return view_models.RuleCard(
-        name=rule.name,
-        title=_title(rule.name),
-        severity=view_models.Label(rule.severity, rendering.TONES[rule.severity]),
-        threshold=threshold_in_words(rule),
-        state=_state(found),
-        reads=rule.key,
-        evidence=_evidence(rule),
-        changed=[f"{field} {_value(value)}, default {_value(before)}" for field, value, before in found.changes()],
-        why=rule.why,
-        what_to_do=rule.what_to_do,
-        effect=EFFECTS[rule.effect],
-        source=rule.source,
-        form=view_models.RuleForm(
-            absolute=_entered(rule.absolute),
-            relative=_entered(rule.relative),
-            minimum_duration="" if rule.pooled is not None else str(rule.minimum_duration),
-            severity=rule.severity,
-            effect=rule.effect,
-            enabled=found.enabled,
-            resets=found.default is not None and (not found.enabled or rule != found.default),
-        ),
-    )
+def _card(found: RuleOfRun) -> RuleCard:
+    changed = [f"{field} {_value(value)}, default {_value(before)}" for field, value, before in found.changes()]
+    return RuleCard(found, threshold_in_words(found.rule), _state(found), _evidence(found.rule), changed)
 
 
 def threshold_in_words(rule: ThresholdRule) -> str:
@@ -248,21 +222,11 @@ def _evidence(rule: ThresholdRule) -> str:
     return f"{steps}, at lag 0 only" if rule.lag_zero_only else steps
 
 
-def _state(found: RuleOfRun) -> view_models.Label | None:
+def _state(found: RuleOfRun) -> str | None:
     since = "" if found.since in (None, 0) else f" since step {found.since}"
-    if not found.enabled:
-        return view_models.Label(f"off{since}", "warning")
-    if found.default is None:
-        return view_models.Label(f"added{since}", "warning")
-    return view_models.Label(f"changed{since}", "warning") if found.rule != found.default else None
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _entered(value: float | None) -> str:
-    return "" if value is None else repr(value)
+    if found.enabled and found.rule == found.default:
+        return None
+    return f"{'off' if not found.enabled else 'added' if found.default is None else 'changed'}{since}"
 
 
 def _value(value: object) -> str:

@@ -1,5 +1,7 @@
 """Alerts, announced changes and their marks in curves."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, get_args
 from urllib.parse import urlencode
@@ -10,11 +12,11 @@ from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.pages.figures.overview import Mark
-from foreshock_service.present.pages.presenters.advice import Scale, advice_of
+from foreshock_service.present.pages.presenters.advice import advice_of, plan_of, stairs_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
-from foreshock_service.present.pages.step_models import AlertsPage
 from foreshock_service.runs import changes, steps
 from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.alerts import AlertFilter, list_alerts, list_alerts_of_runs
 
 RUN_DASHBOARD = "foreshock-run"
@@ -31,17 +33,18 @@ def run_dashboard(settings: Settings, run_id: str) -> str | None:
 _HOUR_US = 3_600_000_000
 
 
-def axes_of_run(viewing: Viewing, run: Run) -> dict[str, Any]:
+def axes_of_run(viewing: Viewing, run_id: str) -> dict[str, Any]:
     """Return by axis the steps at which it is known and its values there; an axis that is not logged is absent.
 
     `lr`: Σ η up to the step, of the logged learning rates. `time`: hours from the first step's last shard.
     """
     axes: dict[str, Any] = {}
-    rates = first_of(scalar_curves(viewing, run.id, LEARNING_RATES, max_points=None), LEARNING_RATES).points()
+    get_run(viewing.session, viewing.principal, run_id)
+    rates = first_of(scalar_curves(viewing, run_id, LEARNING_RATES, max_points=None), LEARNING_RATES).points()
     if rates:
         sums = accumulate(rate for _, rate in rates)
         axes["lr"] = {"steps": [step for step, _ in rates], "values": list(sums)}
-    times = steps.arrival_times(viewing.session, run.id)
+    times = steps.arrival_times(viewing.session, run_id)
     if times:
         start = times[0][1]
         hours = accumulate(((at - start) / _HOUR_US for _, at in times), max)
@@ -107,6 +110,18 @@ def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     return [*shown, *ranked[SHOWN_ALERTS:]]
 
 
+@dataclass(frozen=True, slots=True)
+class AlertsPage:
+    """The alerts of all runs that the visitor may see, the last changed first."""
+
+    rows: Sequence[watch.AlertOfRun]
+    state: str
+    severity: str
+    states: Sequence[str]
+    severities: Sequence[str]
+    next_address: str | None
+
+
 ALERTS_ON_A_PAGE = 25
 STATES: tuple[watch.AlertState, ...] = get_args(watch.AlertState)
 
@@ -150,7 +165,7 @@ def named_marks(viewing: Viewing, run: Run) -> list[Mark]:
     if advice.schedule is not None:
         marks.append(Mark(advice.schedule.surge_step, "surge"))
     if advice.observed_step is not None:
-        stairs = Scale.of(advice).stairs(advice.observed_step)
+        stairs = stairs_of(plan_of(advice), advice.observed_step)
         marks += [Mark(step, f"× {scale:g}") for step, scale in stairs if 0 < step <= advice.observed_step][
             -MOST_DECAYS:
         ]

@@ -4,21 +4,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from foreshock.api.attribution import AttributionRecord, LinkRecord
+from foreshock.api.attribution import AttributionRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.corrections import Evaluation, Threshold
+from foreshock.corrections import Evaluation
 from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
-from foreshock.json_values import finite_or_none
 from foreshock.measures.estimators.attribution import OLD_METHOD
 from foreshock.measures.estimators.bootstrap import effective_of_all
 from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock.theory import GradientNoise, StepNoise
-from foreshock_service.present.pages import step_models
 from foreshock_service.present.pages.figures.attribution import Chain, LinkShare
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.rendering import DASH, count, judged_value, number, share_in_words
+from foreshock_service.present.pages.rendering import DASH, count, judged_value, number, shares_of
+from foreshock_service.present.pages.view_models import Value
 from foreshock_service.replay.attribution import service as attributions
 from foreshock_service.runs.corrections import FoundTheory, read_pair, theory_of_pair, usual_evaluations
 from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
@@ -38,23 +37,6 @@ def newest_chain(viewing: Viewing, run_id: str) -> Chain | str | None:
     return why
 
 
-def origin_of(viewing: Viewing, run_id: str) -> tuple[str, str]:
-    """Return where the mismatch comes from, in a few words, and what that is about; "cannot be told" without a cause.
-
-    By the newest step that has an attribution, and only a link that its conclusions name a cause.
-    """
-    for step in attributions.newest_replayed_steps(viewing.session, viewing.principal, run_id, STEPS_TRIED):
-        read = attribution_of(viewing, run_id, step, None)
-        if read is None:
-            continue
-        blamed = next((each.link for each in read.conclusions if each.names_cause and each.link is not None), None)
-        link = next((each for each in read.links if each.name == blamed), None)
-        if link is None:
-            return "cannot be told", f"by the replay of step {step}"
-        return link.cause.partition(":")[0], f"{share_in_words(link.share, None, None)} of step {step}"
-    return "not replayed", "a probe finds the cause"
-
-
 def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None) -> Chain | str | None:
     """Return the chain of a step; a text if its scores give none (yet), None if nothing was replayed."""
     try:
@@ -63,7 +45,7 @@ def chain_of_step(viewing: Viewing, run_id: str, step: int, attempt: int | None)
         return None
     except (attributions.AttributionNotPossible, attributions.AttributionPending) as error:
         return f"{error.detail[0].upper()}{error.detail[1:]}."
-    links = [LinkShare(link.name, link.cause, *_share(link)) for link in read.links]
+    links = [LinkShare(link.name, link.cause, *shares_of(link)) for link in read.links]
     return Chain(step, links, [*sentences_of(read), *notes_of(read)])
 
 
@@ -73,29 +55,6 @@ def attribution_of(viewing: Viewing, run_id: str, step: int, attempt: int | None
         return attributions.attribution_of_step(viewing.session, viewing.principal, run_id, step, attempt)
     except (attributions.AttributionNotFound, attributions.AttributionNotPossible, attributions.AttributionPending):
         return None
-
-
-def link_rows(read: AttributionRecord | None) -> list[step_models.LinkRow]:
-    """Return the links, then the whole, as rows of a table."""
-    if read is None:
-        return []
-    exact = read.exact_kl()
-    return [
-        step_models.LinkRow(
-            link.name,
-            link.cause,
-            f"{number(exact[link.name])} (exact)" if link.name in exact else number(link.k3_kl),
-            number(link.excess_k3_kl),
-            number(link.mean_d),
-            number(link.max_abs_d),
-            share_in_words(*_share(link)),
-        )
-        for link in (*read.links, read.whole)
-    ]
-
-
-def _share(link: LinkRecord) -> tuple[float | None, float | None, float | None]:
-    return finite_or_none(link.share), finite_or_none(link.share_low), finite_or_none(link.share_high)
 
 
 def sentences_of(read: AttributionRecord | None) -> list[str]:
@@ -121,6 +80,40 @@ def notes_of(read: AttributionRecord | None) -> list[str]:
 
 
 Values = Mapping[str, float | None]
+TheoryRow = tuple[str, str, str]
+"""Name, value and meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRow:
+    """One measure: a value for each comparison of the page, in the page's order."""
+
+    name: str
+    meaning: str
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureGroup:
+    """Measures that are read together; the first group, which has no title, is always shown."""
+
+    title: str
+    rows: Sequence[MeasureRow]
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionsPart:
+    """Corrections and theory of a step: a part of its page that is fetched after it."""
+
+    comparison: str
+    rows: Sequence[Evaluation]
+    has_advantages: bool
+    has_turns: bool
+    not_estimable: Sequence[str]
+    notes: Sequence[str]
+    theory: Sequence[TheoryRow]
+    missing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,30 +189,30 @@ _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
 
 def measure_groups(
     values: Mapping[str, Values], comparisons: Sequence[str], model_kind: ModelKind | None
-) -> list[step_models.MeasureGroup]:
+) -> list[MeasureGroup]:
     """Return the tables of these comparisons; a group without any value tells what to log."""
     columns = [values[comparison] for comparison in comparisons]
     return [_group(group, columns, model_kind) for group in GROUPS]
 
 
-def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> step_models.MeasureGroup:
+def _group(group: _Group, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureGroup:
     measures = [measure_named(name) for name in group.names()]
     # No token of a lag is no value: only counts are integers.
     nothing = {each.column: (None, 0) if each.column_type == "integer" else (None,) for each in measures}
     known = any(column.get(name) not in none for column in columns for name, none in nothing.items())
     if group.not_logged and not known:
-        return step_models.MeasureGroup(group.title, (), group.not_logged)
-    return step_models.MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])
+        return MeasureGroup(group.title, (), group.not_logged)
+    return MeasureGroup(group.title, [_row(name, columns, model_kind) for name in group.names()])
 
 
-def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> step_models.MeasureRow:
+def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> MeasureRow:
     measure = measure_named(name)
     meaning = ": ".join(part for part in (measure.formula, measure.direction) if part)
     values = [_with_interval(measure.column, column, model_kind) for column in columns]
-    return step_models.MeasureRow(measure.name, meaning, values)
+    return MeasureRow(measure.name, meaning, values)
 
 
-def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> step_models.Value:
+def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
     """Return the value with its bootstrap-t interval, or Student's t if there is only that; called what it is."""
     value = measure_value(column, values.get(column), model_kind)
     if column == "effective_groups":
@@ -235,10 +228,10 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
     return value
 
 
-def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> step_models.Value:
+def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:
     """Return a measure's value as text, with the tone of its range if it has one."""
     if measure_named(column).column_type == "integer":
-        return step_models.Value(count(None if value is None else int(value)))
+        return Value(count(None if value is None else int(value)))
     return judged_value(column, value, model_kind)
 
 
@@ -246,20 +239,20 @@ def _ratios_reach_e(largest_d: float | None) -> bool:
     return largest_d is not None and abs(largest_d) >= PARETO_FAR
 
 
-def corrections_part(viewing: Viewing, run_id: str, step: int) -> step_models.CorrectionsPart:
+def corrections_part(viewing: Viewing, run_id: str, step: int) -> CorrectionsPart:
     """Return the corrections of trainer/rollout at the thresholds in use, and the theory of the same step."""
     try:
         pair = read_pair(viewing.session, viewing.principal, run_id, step, None, TRAINER_ROLLOUT)
     except (MeasurementNotFound, StatisticsOutOfDate) as error:
-        return step_models.CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
+        return CorrectionsPart(TRAINER_ROLLOUT, (), False, False, (), (), (), f"{error.detail}.")
     theory = theory_of_pair(viewing.session, pair)
     evaluations = usual_evaluations(pair)
     notes = dict.fromkeys(note for found in evaluations for note in found.notes)
     reasons = dict.fromkeys(found.not_estimable for found in evaluations if found.not_estimable)
     missing = [f"{_titles(evaluations, reason)}: {reason}." for reason in reasons]
-    return step_models.CorrectionsPart(
+    return CorrectionsPart(
         TRAINER_ROLLOUT,
-        [_correction_row(found) for found in evaluations if not found.not_estimable],
+        [found for found in evaluations if not found.not_estimable],
         any(math.isfinite(found.advantage_distortion) for found in evaluations),
         any(math.isfinite(found.affected.untouched.turns) for found in evaluations),
         missing,
@@ -273,87 +266,69 @@ def _titles(evaluations: Sequence[Evaluation], reason: str) -> str:
     return " and ".join(found.correction.title for found in evaluations if found.not_estimable == reason)
 
 
-def _correction_row(found: Evaluation) -> step_models.CorrectionRow:
-    hit, rest = found.affected.touched, found.affected.untouched
-    return step_models.CorrectionRow(
-        title=found.correction.title,
-        threshold="" if found.used == Threshold() else _threshold(found.used),
-        formula=found.correction.formula,
-        level=found.correction.level,
-        kept_tokens=_percent(found.kept_tokens),
-        kept_sequences=_percent(found.kept_sequences),
-        effective=_percent(found.weights.effective_fraction),
-        spread=_number(found.weights.standard_deviation),
-        distortion=_number(found.distortion),
-        advantage_distortion=_number(found.advantage_distortion),
-        beyond=f"{hit.sequences}",
-        reward=_against(hit.reward, rest.reward),
-        length=_against(hit.length, rest.length),
-        turns=_against(hit.turns, rest.turns),
-    )
-
-
-def _theory_rows(found: FoundTheory) -> Iterator[step_models.TheoryRow]:
+def _theory_rows(found: FoundTheory) -> Iterator[TheoryRow]:
     theory, bias = found.theory, found.theory.bias
     reach = (
         f"{RANGE} {number(bias.low)} to {number(bias.high)}"
         if math.isfinite(bias.high)
         else ("no interval: too few prompts")
     )
-    yield step_models.TheoryRow(
+    yield (
         "Bound of the gradient's bias, estimated",
-        f"{_number(bias.per_unit)} · B",
+        f"{number(bias.per_unit)} · B",
         f"B·E|ρ_seq − 1|·T·|R|, estimated from these rollouts ({reach}): the bias itself may be larger than this "
         "estimate. B bounds the gradient of one token's log-prob. "
-        f"The trivial bound 2·B·T·max|R|, at the mean length: {_number(bias.trivial)} · B."
+        f"The trivial bound 2·B·T·max|R|, at the mean length: {number(bias.trivial)} · B."
         + "".join(f" {_sentence(note)}" for note in bias.notes),
     )
     # The page knows no exact Δmax; the API takes one.
     if theory.horizon.not_estimable is not None:
-        yield step_models.TheoryRow("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
-    yield step_models.TheoryRow(
+        yield ("The same, as 2·B·Δmax·T²", DASH, _sentence(theory.horizon.not_estimable))
+    yield (
         "Total variation of a token, at most",
-        _number(theory.pinsker),
-        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {_number(theory.tv_token)}."
+        number(theory.pinsker),
+        f"½√χ² of the token mean of χ². The estimate of the total variation itself is {number(theory.tv_token)}."
         + "".join(f" {_sentence(note)}" for note in theory.pinsker_notes),
     )
     if theory.sequence_chi2 is not None:
         of_sequence = theory.sequence_chi2
         value = number(of_sequence.value) if of_sequence.log10 < 5 else _power_of_ten(of_sequence.log10)
-        yield step_models.TheoryRow(
+        yield (
             "E ρ_seq², extrapolated",
             value,
-            f"(1 + χ²)^T with the mean χ² and the mean length, {of_sequence.length:.4g} tokens: true if tokens were "
-            "independent and all alike. An extrapolation, no bound.",
+            (
+                f"(1 + χ²)^T with the mean χ² and the mean length, {of_sequence.length:.4g} tokens: true if tokens "
+                "were independent and all alike. An extrapolation, no bound."
+            ),
         )
     yield from _gradient_rows(found, theory.gradient, theory.step_noise)
 
 
-def _gradient_rows(
-    found: FoundTheory, noise: GradientNoise | None, step: StepNoise | None
-) -> Iterator[step_models.TheoryRow]:
+def _gradient_rows(found: FoundTheory, noise: GradientNoise | None, step: StepNoise | None) -> Iterator[TheoryRow]:
     name = "Variance of a prompt's gradient, V̂"
     if noise is None:
-        yield step_models.TheoryRow(name, DASH, f"Not estimable: {found.gradient_missing}.")
+        yield (name, DASH, f"Not estimable: {found.gradient_missing}.")
         return
     notes = "".join(f" {_sentence(note)}" for note in noise.notes)
-    yield step_models.TheoryRow(
+    yield (
         name,
-        _number(noise.variance),
-        f"(‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); of the whole batch {_number(noise.of_batch)}.{notes}",
+        number(noise.variance),
+        f"(‖g_b‖² − ‖g_B‖²)/(1/b − 1/B); of the whole batch {number(noise.of_batch)}.{notes}",
     )
     if step is None:
-        yield step_models.TheoryRow(
+        yield (
             "Noise of a step",
             DASH,
             "Not estimable: neither the step nor the run has a learning rate; log the scalar `lr`.",
         )
         return
-    yield step_models.TheoryRow(
+    yield (
         "Noise of a step at η, and at η/2",
-        f"{_number(step.at_learning_rate)} · L, {_number(step.at_half)} · L",
-        f"(Lη²/2)·Var with η = {number(found.learning_rate)} ({found.learning_rate_source}); L bounds the curvature of "
-        "the objective. The bias adds to it, and norms cannot show it.",
+        f"{number(step.at_learning_rate)} · L, {number(step.at_half)} · L",
+        (
+            f"(Lη²/2)·Var with η = {number(found.learning_rate)} ({found.learning_rate_source}); L bounds the "
+            "curvature of the objective. The bias adds to it, and norms cannot show it."
+        ),
     )
 
 
@@ -363,27 +338,3 @@ def _power_of_ten(exponent: float) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _threshold(threshold: Threshold) -> str:
-    bounds = [bound for bound in (threshold.lower, threshold.upper) if bound is not None]
-    return " to ".join(f"{bound:.4g}" if bound >= 1e-3 else number(bound) for bound in bounds)
-
-
-def _against(hit: float, rest: float) -> str:
-    return f"{number(hit)} / {number(rest)}"
-
-
-def _number(value: float) -> str:
-    """Return a number; a dash if it is not estimable, "too large" for ±inf."""
-    return "too large" if math.isinf(value) else number(value)
-
-
-def _percent(share: float) -> str:
-    """Return a share with enough digits: only exactly 0 and 1 are shown as 0 % and 100 %."""
-    if math.isnan(share):
-        return DASH
-    if share in (0.0, 1.0):
-        return f"{100 * share:.0f} %"
-    digits = next((digits for digits in range(1, 6) if 0.0 < round(100 * share, digits) < 100.0), 6)
-    return f"{100 * share:.{digits}f} %"

@@ -1,14 +1,14 @@
 """What the doctor says of a step, and how far an examination is."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foreshock.api.doctor import DoctorReport, Finding
 from foreshock.api.probes import ProbeRecord
 from foreshock.diagnosis.wording import as_sentence, plural
-from foreshock.doctor.findings import explained, fix_of, ruled_out_in_words
+from foreshock.doctor.findings import ruled_out_in_words
 from foreshock.probe_kinds import DOCTOR
 from foreshock_service.platform import keys
-from foreshock_service.present.pages import step_models
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes.service import find_checkpoint, list_probes
 from foreshock_service.replay.results import doctor
@@ -18,7 +18,22 @@ _MOST_PROBES = 50
 _MOST_NOT_TRIED = 5
 
 
-def doctor_of_step(viewing: Viewing, key: StepKey) -> step_models.DoctorPanel:
+@dataclass(frozen=True, slots=True)
+class DoctorPanel:
+    """The doctor's newest report on `step`, and the state of one that is not done.
+
+    `action`: where a form asks for an examination; None: nobody may, or one runs. `is_possible`: the step has weights.
+    """
+
+    step: int
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+    state: str
+    action: str | None
+    is_possible: bool
+
+
+def doctor_of_step(viewing: Viewing, key: StepKey) -> DoctorPanel:
     """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
     probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
     asked = next((each for each in probes if each.kind == DOCTOR.name and each.attempt == key.attempt), None)
@@ -30,7 +45,7 @@ def doctor_of_step(viewing: Viewing, key: StepKey) -> step_models.DoctorPanel:
     return panel(report, key.step, _state(asked), action, is_possible=can_ask or asked is not None)
 
 
-def doctor_of_run(viewing: Viewing, run_id: str) -> step_models.DoctorPanel | None:
+def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
     """Return the newest report on any step of a run; None without one."""
     found = doctor.newest_of_run(viewing.session, run_id)
     return panel(found[0].report, found[0].step, "", None) if found else None
@@ -38,27 +53,16 @@ def doctor_of_run(viewing: Viewing, run_id: str) -> step_models.DoctorPanel | No
 
 def panel(
     report: DoctorReport | None, step: int, state: str, action: str | None, *, is_possible: bool = True
-) -> step_models.DoctorPanel:
+) -> DoctorPanel:
     """Return a report as a page shows it: found, ruled out, not tried, and what would come next."""
     if report is None:
-        return step_models.DoctorPanel(step, (), (), state, action, is_possible)
+        return DoctorPanel(step, (), (), state, action, is_possible)
     notes = [as_sentence(ruled_out_in_words(report))] if report.ruled_out else []
     notes += [f"Not tried: {each.variant}: {each.why}." for each in report.not_tried[:_MOST_NOT_TRIED]]
     more = len(report.not_tried) - _MOST_NOT_TRIED
     notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []
     notes.append(f"Price: {plural(report.replays, 'replay')}, {report.seconds:.1f} s; {report.ended}.")
-    return step_models.DoctorPanel(step, list(map(_row, report.findings)), notes, state, action, is_possible)
-
-
-def _row(finding: Finding) -> step_models.DoctorFinding:
-    likewise: Sequence[str] = finding.alternatives
-    return step_models.DoctorFinding(
-        kind=finding.kind,
-        sentence=as_sentence(finding.sentence),
-        evidence=explained(finding) + (f"; cannot be told from: {', '.join(likewise)}" if likewise else ""),
-        fix=fix_of(finding),
-        confirm=finding.confirm,
-    )
+    return DoctorPanel(step, report.findings, notes, state, action, is_possible)
 
 
 def _state(asked: ProbeRecord | None) -> str:

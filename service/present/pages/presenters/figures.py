@@ -56,34 +56,25 @@ class Asked:
         return Curve([step for step, _ in kept], [value for _, value in kept])
 
 
-RunFigure = Callable[[Viewing, Run], Figure | Missing]
-PartFigure = Callable[[Viewing, Run, Asked], Figure | Missing]
+RunFigure = Callable[[Viewing, Run, Asked], Figure | Missing]
 StepFigure = Callable[[Viewing, Run, int, int | None], Figure | Missing]
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlot:
-    """A figure of a run's page. If it is `over_steps`, its alerts and changes are marked in it."""
+    """A figure of a run's page. If it is `marked`, alerts and changes are marked in what `make` draws."""
 
     title: str
     make: RunFigure
-    over_steps: bool = False
+    over_steps: bool = True
+    marked: bool = False
 
     def draw(self, viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
         """Return the figure."""
-        figure = self.make(viewing, run)
-        if not self.over_steps or isinstance(figure, Missing):
+        figure = self.make(viewing, run, asked)
+        if not self.marked or isinstance(figure, Missing):
             return figure
         return overview.marked(figure, alerts.marks_of(viewing, run.id), alerts.named_marks(viewing, run))
-
-
-@dataclass(frozen=True, slots=True)
-class PartPlot:
-    """A figure of a run's page over the steps that are looked at, which marks them itself."""
-
-    title: str
-    draw: PartFigure
-    over_steps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,7 @@ class StepPlot:
     choices: Mapping[str, str] = field(default_factory=dict)
 
 
-def mismatch_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
+def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
     """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",), max_points=None)
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
@@ -127,11 +118,6 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
     caption = f"Model-generated tokens per rollout, before any filtering. Dashed: the length cap. {said} {legend}"
     missing = "No rollouts have been uploaded for a closed step yet."
     return overview.overview_figure(LENGTH_TITLE, caption, panels, marks, why_missing=missing)
-
-
-def learning_rate_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Return the advised scale over steps, past and planned."""
-    return overview.learning_rate_figure(advice.scale_curve(viewing, run))
 
 
 def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -245,25 +231,28 @@ def _thresholds(known: HealthyRange) -> dict[str, tuple[float, str]]:
     return {name: (level, colour) for name, (level, colour) in levels.items() if level is not None}
 
 
-def attribution_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
-    """Return the attribution of the newest step that was replayed."""
-    return attribution_figure(attribution.newest_chain(viewing, run.id))
-
-
 def attribution_of_step(viewing: Viewing, run: Run, step: int, attempt: int | None) -> Figure | Missing:
     """Return the attribution of a step."""
     return attribution_figure(attribution.chain_of_step(viewing, run.id, step, attempt))
 
 
-RUN_PLOTS: Mapping[str, RunPlot | PartPlot] = {
-    "overview": PartPlot(OVERVIEW_TITLE, overview_of_run),
-    "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, over_steps=True),
-    "length": PartPlot(LENGTH_TITLE, lengths_of_run),
-    "learning-rate": RunPlot(overview.LEARNING_RATE_TITLE, learning_rate_of_run, over_steps=True),
-    "attribution": RunPlot(ATTRIBUTION_TITLE, attribution_of_run),
-    "buckets": RunPlot(buckets.TITLE, rollout.buckets_of_run),
-    "heat-map": RunPlot(HEAT_MAP_TITLE, rollout.heat_map_of_run, over_steps=True),
-    "tails": PartPlot(TAILS_TITLE, tails_of_run),
+RUN_PLOTS: Mapping[str, RunPlot] = {
+    "overview": RunPlot(OVERVIEW_TITLE, overview_of_run),
+    "mismatch": RunPlot(mismatch.MISMATCH_TITLE, mismatch_of_run, marked=True),
+    "length": RunPlot(LENGTH_TITLE, lengths_of_run),
+    "learning-rate": RunPlot(
+        overview.LEARNING_RATE_TITLE,
+        lambda viewing, run, _: overview.learning_rate_figure(advice.scale_curve(viewing, run)),
+        marked=True,
+    ),
+    "attribution": RunPlot(
+        ATTRIBUTION_TITLE,
+        lambda viewing, run, _: attribution_figure(attribution.newest_chain(viewing, run.id)),
+        over_steps=False,
+    ),
+    "buckets": RunPlot(buckets.TITLE, lambda viewing, run, _: rollout.buckets_of_run(viewing, run), over_steps=False),
+    "heat-map": RunPlot(HEAT_MAP_TITLE, lambda viewing, run, _: rollout.heat_map_of_run(viewing, run), marked=True),
+    "tails": RunPlot(TAILS_TITLE, tails_of_run),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {
     "attribution": StepPlot(ATTRIBUTION_TITLE, attribution_of_step),
@@ -289,9 +278,9 @@ CHOSEN_STEP_PLOTS: Mapping[str, StepPlot] = {
 }
 
 
-def run_plot(name: str) -> RunPlot | PartPlot:
+def run_plot(name: str) -> RunPlot:
     """Return the plot of this name. Raises FigureNotFound."""
-    known = {**RUN_PLOTS, "scalar": PartPlot("A scalar", scalar_of_run)}
+    known = {**RUN_PLOTS, "scalar": RunPlot("A scalar", scalar_of_run)}
     if name not in known:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(known)}")
     return known[name]

@@ -3,13 +3,14 @@
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock import json_values, page_addresses, scorers
+from foreshock import json_values, scorers
 from foreshock.comparisons import TRAINER_ROLLOUT, split_comparison
 from foreshock.measures.comparison_statistics import ComparisonStatistics
 from foreshock.measures.statistics.conditions import BucketTable
@@ -18,9 +19,24 @@ from foreshock_service.platform.problem import TokensGone, TokensPurged
 from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets
 from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE, MISSING, HeatMapColumns, heat_map_figure
 from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of
-from foreshock_service.present.pages.rendering import DASH, announced_names, count, number, texts_of
-from foreshock_service.present.pages.step_models import RolloutPage, ScoredBy, StepMeasure
+from foreshock_service.present.pages.rendering import announced_names, count, number, texts_of
 from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPage:
+    """One rollout: what a reader without a script sees. `scored`: by each scorer log-prob and probability of the token
+    with the largest |d|.
+    """
+
+    run: Run
+    step: int
+    sample_id: str
+    facts: Sequence[tuple[str, str]]
+    headline: str
+    scored: Sequence[tuple[str, float, float | None]]
+    note: str
+
 
 MOST_STEPS = 48
 """Columns of the heat map. Each is read from the statistics of its step."""
@@ -139,22 +155,16 @@ def rollout_page(viewing: Viewing, run_id: str, step: int, sample_id: str) -> Ro
     """Return the page of a rollout. Raises RunNotFound, StepNotFound, RolloutNotFound, TokensPurged."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     found = tokens.read_whole_rollout(viewing.context, viewing.principal, run_id, step, sample_id)
-    batch = found.batch
-    address = page_addresses.run_page_path(run.project, run.key)
     comparison = shown_comparison(found)
-    worst = None if comparison is None else _largest(difference(found, comparison), batch.generated)
+    worst = None if comparison is None else _largest(difference(found, comparison), found.batch.generated)
     texts = _texts(viewing, found, run)
     return RolloutPage(
-        run_name=run.name or run.key,
-        run_address=address,
-        step_address=f"{address}/steps/{step}",
-        project=run.project,
+        run=run,
         step=step,
         sample_id=sample_id,
         facts=_facts(found),
         headline=_headline(found, comparison, worst, texts),
         scored=[] if worst is None else _scored(found, worst),
-        tokens_address=f"/pages/runs/{run_id}/steps/{step}/rollout?sample_id={quote(sample_id, safe='')}",
         note=""
         if texts is not None
         else "Token ids: no tokenizer of this run is configured (FORESHOCK_TOKENIZERS_FOLDER).",
@@ -223,19 +233,19 @@ def _texts(viewing: Viewing, found: tokens.WholeRollout, run: Run) -> dict[int, 
     return token_texts(viewing, run, found.attempt, ids)
 
 
-def _facts(found: tokens.WholeRollout) -> list[StepMeasure]:
+def _facts(found: tokens.WholeRollout) -> list[tuple[str, str]]:
     batch = found.batch
-    facts = [StepMeasure("Response", f"{count(batch.num_tokens)} tokens")]
-    facts.append(StepMeasure("Prompt", f"{count(batch.prompt_token_ids.size)} tokens"))
+    facts = [("Response", f"{count(batch.num_tokens)} tokens")]
+    facts.append(("Prompt", f"{count(batch.prompt_token_ids.size)} tokens"))
     if batch.reward is not None:
-        facts.append(StepMeasure("Reward", number(float(batch.reward[0]))))
+        facts.append(("Reward", number(float(batch.reward[0]))))
     if batch.advantage is not None:
-        facts.append(StepMeasure("Advantage", number(float(batch.advantage.mean()))))
+        facts.append(("Advantage", number(float(batch.advantage.mean()))))
     if batch.turn is not None:
-        facts.append(StepMeasure("Turns", count(np.unique(batch.turn).size)))
+        facts.append(("Turns", count(np.unique(batch.turn).size)))
     for name, values in (("Finish reason", batch.finish_reasons), ("Prompt group", batch.group_ids)):
         if values is not None and values[0] is not None:
-            facts.append(StepMeasure(name, str(values[0])))
+            facts.append((name, str(values[0])))
     return facts
 
 
@@ -256,9 +266,6 @@ def _headline(
     return f"The largest |d| of {comparison} is at position {worst}, {name}: d = {number(float(d[worst]))}."
 
 
-def _scored(found: tokens.WholeRollout, position: int) -> list[ScoredBy]:
-    rows = []
-    for name, values in found.scores.items():
-        value = float(values[position])
-        rows.append(ScoredBy(name, number(value), number(math.exp(value)) if math.isfinite(value) else DASH))
-    return rows
+def _scored(found: tokens.WholeRollout, position: int) -> list[tuple[str, float, float | None]]:
+    values = {name: float(scores[position]) for name, scores in found.scores.items()}
+    return [(name, value, math.exp(value) if math.isfinite(value) else None) for name, value in values.items()]

@@ -2,21 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from foreshock import interval_names, page_addresses
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import IncompleteStep, RunRecord, WeightsRecord
 from foreshock.api.watch import AlertRecord
+from foreshock.measures.pooling import PooledMean
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters.advice import AdvicePanel, advice_panel
 from foreshock_service.present.pages.presenters.alerts import changes_in_words, run_dashboard, standing_alerts
-from foreshock_service.present.pages.presenters.doctor import doctor_of_run
+from foreshock_service.present.pages.presenters.doctor import DoctorPanel, doctor_of_run
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
-from foreshock_service.present.pages.presenters.step import lint_of_run
+from foreshock_service.present.pages.presenters.step import LintPanel, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.step_models import DoctorPanel
 from foreshock_service.replay.probes.policies import policy_in_words
 from foreshock_service.replay.probes.service import list_probes
 from foreshock_service.runs import events, measurements, runs, scalars, steps, weights
@@ -24,7 +25,7 @@ from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.diagnosis import diagnosis_of_run
 
 
-def pooled_in_words(pooled: measurements.PooledMeasure | None) -> str | None:
+def pooled_in_words(pooled: PooledMean | None) -> str | None:
     """Return a pooled mean with its range; None if there is no mean."""
     if pooled is None:
         return None
@@ -164,13 +165,14 @@ def probes_part(viewing: Viewing, run_id: str) -> ProbesPart:
     )
 
 
-def semantics_part(viewing: Viewing, run_id: str) -> view_models.LintPanel:
+def semantics_part(viewing: Viewing, run_id: str) -> LintPanel:
     """Return the lint of a run's steps."""
     run = runs.get_run(viewing.session, viewing.principal, run_id)
     return lint_of_run(viewing, run_id, run.last_step, page_addresses.run_page_path(run.project, run.key))
 
 
-def scalar_names(viewing: Viewing, run_id: str) -> Sequence[str]:
-    """Return the names of all scalars of a run."""
+def scalar_addresses(viewing: Viewing, run_id: str) -> dict[str, str]:
+    """Return the address of the figure of each scalar of a run, by name."""
     runs.get_run(viewing.session, viewing.principal, run_id)
-    return scalars.names_of_run(viewing.session, run_id)
+    names = scalars.names_of_run(viewing.session, run_id)
+    return {name: f"/pages/runs/{run_id}/figures/scalar.json?{urlencode({'scalar': name})}" for name in names}

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from foreshock import comparisons, page_addresses, ranges
+from foreshock import comparisons, ranges
 from foreshock.api.diagnosis import Verdict
+from foreshock.api.probes import AcceleratorRecord
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
-from foreshock_service.present.pages import figures, rendering, step_models, view_models
+from foreshock_service.present.pages import figures, rendering, view_models
 from foreshock_service.present.pages.figures.drawing import spark_paths
 from foreshock_service.present.pages.figures.mismatch import comparison_figure
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
@@ -35,41 +36,46 @@ from foreshock_service.watch.detection.states import observed_steps
 MOST_RUNS = 200
 
 
-def hardware_page(viewing: Viewing) -> step_models.HardwarePage:
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The runs of one configuration on one kind of hardware: least and largest k3, and the run with the largest."""
+
+    hardware: str
+    configuration: str
+    runs: int
+    low: float | None
+    high: float | None
+    tone: view_models.Tone
+    worst: RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class HardwarePage:
+    configurations: Sequence[Configuration]
+    accelerators: Sequence[AcceleratorRecord]
+    accelerators_left_out: int
+
+
+def hardware_page(viewing: Viewing) -> HardwarePage:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
-    pooled = measurements.pooled_mismatch(viewing.session, [run.id for run in runs])
+    k3 = listing.newest_values(viewing.session, [run.id for run in runs])["k3"]
     groups: defaultdict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in runs:
         names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
-    rows = [_configuration(*key, groups[key], pooled) for key in sorted(groups)]
+    rows = [_configuration(*key, groups[key], k3) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
-    return step_models.HardwarePage(
-        configurations=[row for _, row in sorted(rows, key=lambda each: -each[0])],
-        accelerators=hardware.accelerators,
-        accelerators_left_out=hardware.accelerators_left_out,
-    )  # fmt: skip
+    rows.sort(key=lambda each: -1.0 if each.high is None else each.high, reverse=True)
+    return HardwarePage(rows, hardware.accelerators, hardware.accelerators_left_out)
 
 
-def _configuration(
-    hardware: str, configuration: str, runs: list[RunRecord], pooled: dict[str, measurements.PooledMeasure]
-) -> tuple[float, step_models.ConfigurationRow]:
-    """Return the largest k3 of these runs, −1 if none is measured, and the row."""
-    means = {run.id: pooled[run.id].mean for run in runs if run.id in pooled}
+def _configuration(hardware: str, configuration: str, runs: list[RunRecord], k3: Mapping[str, float]) -> Configuration:
+    means = {run.id: k3[run.id] for run in runs if run.id in k3}
     worst = max(runs, key=lambda run: means.get(run.id, -1.0))
     low, high = min(means.values(), default=None), max(means.values(), default=None)
-    text = (
-        "not measured"
-        if low is None
-        else rendering.number(low)
-        if low == high
-        else f"{rendering.number(low)} to {rendering.number(high)}"
-    )
     tone = "" if high is None else rendering.VERDICT_TONES[ranges.verdict_of("k3_kl", high, worst.model_kind)]
-    address = page_addresses.run_page_path(worst.project, worst.key)
-    row = step_models.ConfigurationRow(hardware, configuration, len(runs), text, tone, worst.name or worst.key, address)
-    return -1.0 if high is None else high, row
+    return Configuration(hardware, configuration, len(runs), low, high, tone, worst)
 
 
 MOST_COMPARED = 20
@@ -106,22 +112,29 @@ def chosen_runs(viewing: Viewing, run_ids: Sequence[str]) -> list[Run]:
     return [get_run(viewing.session, viewing.principal, run_id) for run_id in unique]
 
 
-def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> step_models.ComparePage:
+@dataclass(frozen=True, slots=True)
+class ComparePage:
+    """Several runs side by side: curves by step, and settings with their value in each run, by name."""
+
+    runs: Sequence[Run]
+    figures: Sequence[view_models.Plot]
+    different: Mapping[str, Sequence[str]]
+    equal: Mapping[str, Sequence[str]]
+
+
+def compare_page(viewing: Viewing, run_ids: Sequence[str]) -> ComparePage:
     """Return the page of these runs."""
     runs = chosen_runs(viewing, run_ids)
     query = urlencode([("run", run.id) for run in runs])
     rows = _rows(viewing, runs)
-    return step_models.ComparePage(
-        runs=[
-            step_models.ComparedRun(run.name or run.key, page_addresses.run_page_path(run.project, run.key), at % 6 + 1)
-            for at, run in enumerate(runs)
-        ],
+    return ComparePage(
+        runs=runs,
         figures=[
             view_models.Plot(name, each.title, f"/pages/compare/{name}.json?{query}", name == "reward", over_steps=True)
             for name, each in COMPARED.items()
         ],
-        different=[row for row in rows if len(set(row.values)) > 1],
-        equal=[row for row in rows if len(set(row.values)) == 1],
+        different={name: values for name, values in rows.items() if len(set(values)) > 1},
+        equal={name: values for name, values in rows.items() if len(set(values)) == 1},
     )
 
 
@@ -146,7 +159,7 @@ def _curve(viewing: Viewing, run_id: str, asked: Compared) -> figures.Curve:
     )
 
 
-def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[step_models.DifferenceRow]:
+def _rows(viewing: Viewing, runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return the settings, then the fields of the newest attempt's fingerprint, in every run."""
     pooled = measurements.pooled_mismatch(viewing.session, [run.id for run in runs])
     settings = [
@@ -159,12 +172,9 @@ def _rows(viewing: Viewing, runs: Sequence[Run]) -> list[step_models.DifferenceR
         for run in runs
     ]  # fmt: skip
     fingerprints = [_fingerprint(viewing, run.id) for run in runs]
-    return [*_table(settings), *_table(fingerprints)]
-
-
-def _table(columns: Sequence[Mapping[str, Any]]) -> list[step_models.DifferenceRow]:
-    names = dict.fromkeys(name for column in columns for name in column)
-    return [step_models.DifferenceRow(name, [_text(column.get(name)) for column in columns]) for name in names]
+    columns = [{**setting, **fingerprint} for setting, fingerprint in zip(settings, fingerprints, strict=True)]
+    names = dict.fromkeys(name for part in (settings, fingerprints) for column in part for name in column)
+    return {name: [_text(column.get(name)) for column in columns] for name in names}
 
 
 def _fingerprint(viewing: Viewing, run_id: str) -> dict[str, Any]:

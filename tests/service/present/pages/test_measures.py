@@ -8,8 +8,8 @@ import pytest
 
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
-from foreshock_service.present.pages.presenters.attribution import GROUPS, Values, measure_groups
-from foreshock_service.present.pages.step_models import MeasureGroup, Value
+from foreshock_service.present.pages.presenters.attribution import GROUPS, MeasureGroup, Values, measure_groups
+from foreshock_service.present.pages.view_models import Value
 from tests.service.present.pages.conftest import Site
 
 WHOLE = "trainer/rollout"

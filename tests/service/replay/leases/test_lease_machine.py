@@ -5,8 +5,9 @@ In any order of events no job counts twice, every job ends, and only the holder 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from fastapi import FastAPI
@@ -49,6 +50,7 @@ from foreshock_service.replay.probes.jobs import JobState, Outcome, new_jobs
 from foreshock_service.replay.probes.schemas import ScorerRequest
 from foreshock_service.replay.results import publishing
 
+Result = TypeVar("Result")
 ENGINES = ("torch", "vllm")
 SCORERS = {"torch": "torch.float32", "vllm": "vllm.prefill"}
 
@@ -118,7 +120,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def claim(self, worker: str, engines: set[str]) -> Any:
         """A worker requests a job; it gets one exactly if one is queued that it can do."""
         request = LeaseRequest(worker=worker, scorers=[SCORERS[engine] for engine in sorted(engines)])
-        lease = leases.claim(self.context, self.principal, request)
+        lease = self._write(leases.claim, request)
         self._expire()
         waiting = {job for job in self.jobs if job not in self.holder and job not in self.ended}
         if lease is None:
@@ -139,20 +141,17 @@ class LeaseMachine(RuleBasedStateMachine):
         job = lease.job.id
         if self._holds(lease):
             self.ends_at[job] = max(self.ends_at[job], self.clock.now + self._duration)
-            assert (
-                leases.heartbeat(self.context, self.principal, lease.lease, HeartbeatBody(token=lease.token))
-                == self.ends_at[job]
-            )
+            assert self._write(leases.heartbeat, lease.lease, HeartbeatBody(token=lease.token)) == self.ends_at[job]
         else:
             with pytest.raises(LeaseLost):
-                leases.heartbeat(self.context, self.principal, lease.lease, HeartbeatBody(token=lease.token))
+                self._write(leases.heartbeat, lease.lease, HeartbeatBody(token=lease.token))
 
     @rule(lease=granted, wrong=st.integers(1, 9))
     def guess_a_token(self, lease: LeaseRecord, wrong: int) -> None:
         """A token that is not the lease's own never works."""
         if wrong != lease.token:
             with pytest.raises(LeaseLost):
-                leases.heartbeat(self.context, self.principal, lease.lease, HeartbeatBody(token=wrong))
+                self._write(leases.heartbeat, lease.lease, HeartbeatBody(token=wrong))
 
     @rule(lease=granted)
     def complete(self, lease: LeaseRecord) -> None:
@@ -179,12 +178,12 @@ class LeaseMachine(RuleBasedStateMachine):
                 ended = session.get(Lease, lease.lease)
                 is_repeated = ended is not None and ended.outcome == Outcome(kind)
             if is_repeated:
-                leases.fail(self.context, self.principal, lease.lease, body)
+                self._write(leases.fail, lease.lease, body)
                 return
             with pytest.raises(LeaseLost):
-                leases.fail(self.context, self.principal, lease.lease, body)
+                self._write(leases.fail, lease.lease, body)
             return
-        leases.fail(self.context, self.principal, lease.lease, body)
+        self._write(leases.fail, lease.lease, body)
         job = lease.job.id
         del self.holder[job]
         if kind == "retry":
@@ -243,7 +242,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Let good workers do the rest: every job ends."""
         self.clock.now += 1_000_000_000
         request = LeaseRequest(worker="good", scorers=list(SCORERS.values()))
-        while (lease := leases.claim(self.context, self.principal, request)) is not None:
+        while (lease := self._write(leases.claim, request)) is not None:
             self.context.database.write(partial(_send_scores, lease=lease))
             self._publish(lease)
         with self.context.database.read() as session:
@@ -253,6 +252,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @property
     def _duration(self) -> int:
         return int(self.context.settings.lease_seconds * 1e6)
+
+    def _write(self, ask: Callable[..., Result], *asked: Any) -> Result:
+        return self.context.database.write(lambda session: ask(session, self.context, self.principal, *asked))
 
     def _publish(self, lease: LeaseRecord) -> None:
         self.context.database.write(

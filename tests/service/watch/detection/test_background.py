@@ -25,7 +25,7 @@ from foreshock_service.runs.runs import RunUpdate, update_run
 from foreshock_service.watch.detection import background, derivation
 from foreshock_service.watch.detection.background import derive_due, derive_run, note_outdated
 from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK
-from foreshock_service.watch.rules.service import set_rules
+from foreshock_service.watch.rules.service import store_rules
 from tests.service.watch.recorded import K3, LENGTH, RecordedRun
 
 STEPS_IN_TRANSACTION = 30
@@ -180,7 +180,7 @@ def test_alert_that_clears_long_after_late_data_stays_cleared(database: Database
 def test_changed_rules_of_a_long_run_hold_from_its_first_step(database: Database) -> None:
     def disable(run: RecordedRun) -> None:
         text = "version = 1\neffective_from_step = 0\n[rules.mismatch_critical]\nenabled = false\n"
-        database.write(lambda session: set_rules(session, run.events, UNRESTRICTED, run.run, text))
+        database.write(lambda session: store_rules(session, run.events, UNRESTRICTED, run.run, text))
 
     changed = closed_run(database, "changed", {})
     assert ("mismatch_critical", 45) in changed.states()

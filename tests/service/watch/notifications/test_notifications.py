@@ -21,7 +21,7 @@ from foreshock.errors import ConfigurationError
 from foreshock_service.platform.database.tables import Notification
 from foreshock_service.platform.settings import NotificationTarget, Settings, load_settings
 from foreshock_service.watch.notifications import sending
-from foreshock_service.watch.notifications.service import Notifier, fill_outbox, send_next
+from foreshock_service.watch.notifications.service import fill_outbox, notifiers, send_next
 from tests.ports import free_port
 from tests.service.sending import make_batch
 from tests.service.watch.notifications.conftest import Alerting
@@ -209,15 +209,17 @@ def test_a_deleted_run_sends_nothing(alerting: Alerting, target: Make, receiver:
 
 def test_the_service_sends_by_itself(alerting: Alerting, target: Make, receiver: Receiver) -> None:
     settings = alerting.context.settings.model_copy(update={"notifications": (target(), target(name="b"))})
-    notifier = Notifier(replace(alerting.context, settings=settings))
+    threads = notifiers(replace(alerting.context, settings=settings))
     alerting.open()
-    notifier.start()
+    for thread in threads:
+        thread.start()
     deadline = time.monotonic() + 60
     try:
         while len(receiver.requests) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:
-        notifier.stop()
+        for thread in threads:
+            thread.stop()
     assert len(receiver.requests) == 2
 
 
