@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -25,10 +25,8 @@ from foreshock_service.platform import keys, problem, request_guards
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.turns import decoding_key
 from foreshock_service.platform.disk_room import check_room
+from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
-
-if TYPE_CHECKING:
-    from foreshock_service.platform.context import ServiceContext
 
 RATE_SECONDS = 60
 
@@ -154,9 +152,22 @@ class Upload:
     path: Path
 
 
+class ReceivesUploads(Protocol):
+    """What receiving an upload needs of the service's context."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def store(self) -> TokenStore: ...
+
+    @property
+    def uploads(self) -> UploadPlaces: ...
+
+
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: "ServiceContext", expected: str = request_guards.PARQUET_MEDIA_TYPE
+    request: Request, context: ReceivesUploads, expected: str = request_guards.PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -175,7 +186,7 @@ async def received_upload(
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: "ServiceContext", path: Path) -> Upload:
+async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
     digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 
