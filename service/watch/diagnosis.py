@@ -245,8 +245,8 @@ def _causes(
             DiagnosisCause(
                 name=name,
                 sentence=f"{title} ({when if steps > 1 else f'step {first}'}): {sentence}",
-                source="notary" if source == "notary" else "lint",
-                title=sentence.rstrip(".").replace(". ", "; ") if source == "notary" else title,
+                source="notary" if row.source == "notary" else "lint",
+                title=sentence.rstrip(".").replace(". ", "; ") if row.source == "notary" else title,
                 certainty="shown" if name not in CHECKS or CHECKS[name].proven else "possible",
                 what_to_do=remedy or "",
                 evidence={"steps": steps, "first_step": first, "newest_step": newest},
