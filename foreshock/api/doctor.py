@@ -6,8 +6,6 @@ from typing import Literal
 
 from foreshock.api.records import NAN, Measured, Record
 
-__all__ = ["DoctorReport", "DoctorStepRecord", "Finding", "FindingKind", "NotTried", "RuledOut", "SideReport"]
-
 FindingKind = Literal["cause", "expected", "unknown"]
 
 

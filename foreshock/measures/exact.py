@@ -19,8 +19,6 @@ from foreshock.measures.inputs import check_size, group_names, numbers_of
 from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
 from foreshock.rollouts.scores import ExactBatch
 
-__all__ = ["ExactMeasures", "measure_exact"]
-
 Float64 = NDArray[np.float64]
 
 _MEANS = ("kl", "reverse_kl", "tv", "top1_flip", "target_entropy", "behaviour_entropy", "k3_kl")

@@ -19,18 +19,6 @@ from foreshock.measures.statistics.tails import (
     TAIL_THRESHOLDS,
 )
 
-__all__ = [
-    "BOOTSTRAPPED",
-    "COMPARISON_MEASURES",
-    "K3_BY_LAG",
-    "MEASURES",
-    "STEP_MEASURES",
-    "TOKENS_BY_LAG",
-    "WITH_INTERVAL",
-    "Measure",
-    "measure_named",
-]
-
 Kind = Literal["comparison", "step", "sequence"]
 
 TOKEN_MEAN = "token mean"

@@ -14,8 +14,6 @@
 from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import AsyncCaller, Caller, call, listing
 
-__all__ = ["AsyncReader", "Reader"]
-
 
 class _Methods:
     """The methods of both readers."""

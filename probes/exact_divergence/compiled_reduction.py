@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from foreshock_probes.exact_divergence.divergences import SUMS, TileSums
 
-__all__ = ["CompiledReduction"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 Logits = NDArray[Any]
 Float64 = NDArray[np.float64]

@@ -25,18 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from foreshock_probes.exact_divergence.logit_sources import Source, SourceError
 
-__all__ = [
-    "SUMS",
-    "TILE_TOKENS",
-    "VOCABULARY_BLOCK",
-    "ExactDivergences",
-    "Reduction",
-    "TileSums",
-    "TorchReduction",
-    "exact_divergences",
-    "overlaps",
-]
-
 # The sums over the vocabulary. The terms of KL(μ‖π) are π − μ + μ log(μ/π): their sum is the same, and because none is
 # negative nothing cancels if the distributions are nearly equal.
 SUMS = ("kl", "reverse_kl", "tv", "chi2", "reverse_chi2", "target_entropy", "behaviour_entropy", "uncovered")

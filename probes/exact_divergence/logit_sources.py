@@ -13,8 +13,6 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["GivenLogits", "LogitSource", "Source", "SourceError"]
-
 _HALF = (torch.bfloat16, torch.float16)
 # Values of ONEDNN_MAX_CPU_ISA that exclude bfloat16 products from oneDNN, and so from torch.
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")

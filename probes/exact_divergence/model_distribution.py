@@ -24,8 +24,6 @@ from foreshock_probes.scorers.request import UnsupportedScoreError
 if TYPE_CHECKING:
     from foreshock_probes.exact_divergence.pairs import EngineDistribution
 
-__all__ = ["Head", "ModelDistribution", "exact_divergences_of_models", "head_of"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:

@@ -16,8 +16,6 @@ from foreshock.errors import ForeshockError
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from foreshock_probes.exact_divergence.logit_sources import GivenLogits, LogitSource
 
-__all__ = ["NotReproducedError", "PromptLogitsHook", "RolloutReduction", "check_reproduced"]
-
 Observe = Callable[[NDArray[np.int64], torch.Tensor], None]
 
 # Rounding of a float32 log-softmax; one bfloat16 digit of a logit is 100 times as large.

@@ -55,8 +55,6 @@ from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepar
 from foreshock_probes.scorers.vllm_scorers import prompt_log_probs
 from foreshock_probes.work_folder import ENGINE_DISTRIBUTION, work_folder
 
-__all__ = ["EngineDistribution", "run_part", "write_target"]
-
 # The columns of ExactBatch that ExactDivergences has under the same name.
 _COLUMNS = (
     "kl",

@@ -16,8 +16,6 @@ from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.rollout_sums import SEQUENCE_MEANS
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
-__all__ = ["comparison_measures"]
-
 
 def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     """Return all comparison and sequence measures of the registry by column."""
