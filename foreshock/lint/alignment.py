@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, row_sums
+from foreshock.lint.counting import EvidenceBuilder
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, title_of_part
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
-from foreshock.rollouts.arrays import take_rows
+from foreshock.rollouts.arrays import row_sums, take_rows
 from foreshock.rollouts.batch import RolloutBatch
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from foreshock.lint.report import Example
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
-from foreshock.rollouts.arrays import row_of_position
+from foreshock.rollouts.arrays import row_ranges
 from foreshock.rollouts.batch import RolloutBatch
 
 # The two columns of log-probs: rollout_log_probs (log μ) and trainer_log_probs (log π).
@@ -384,7 +384,7 @@ class Piece:
 def iterate_pieces(batch: RolloutBatch) -> Iterator[Piece]:
     """Yield the generated tokens of the batch in pieces, in order."""
     offsets = batch.response_offsets
-    for row, end_row in row_ranges(offsets):
+    for row, end_row in row_ranges(offsets, _PIECE_TOKENS):
         start, end = int(offsets[row]), int(offsets[end_row])
         piece = Piece(
             row,
@@ -397,29 +397,5 @@ def iterate_pieces(batch: RolloutBatch) -> Iterator[Piece]:
         yield piece if batch.response_mask is None else piece.select(batch.response_mask[start:end] != 0)
 
 
-def row_ranges(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield (first, end) rows of each piece: as many rollouts as fit, and at least one."""
-    row, rows = 0, offsets.size - 1
-    while row < rows:
-        end = min(max(row + 1, row_of_position(offsets, int(offsets[row]) + _PIECE_TOKENS)), rows)
-        yield row, end
-        row = end
-
-
 def _part(values: Floats | None, start: int, end: int) -> Floats | None:
     return None if values is None else values[start:end]
-
-
-def row_sums(
-    values: NDArray[np.floating] | NDArray[np.integer] | NDArray[np.bool_], offsets: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the float64 sum of each row, shape [N]; 0 for an empty row."""
-    sums = np.zeros(offsets.size - 1)
-    starts = offsets[:-1]
-    filled = (offsets[1:] > starts).nonzero()[0]
-    if filled.size == sums.size > 0:
-        # Nearly always: no row is empty.
-        np.add.reduceat(values, starts, dtype=np.float64, out=sums)
-    elif filled.size:
-        sums[filled] = np.add.reduceat(values, starts[filled], dtype=np.float64)
-    return sums

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from foreshock.lint.after_id import LARGE_D
 from foreshock.lint.alignment import NO_PAIRS
-from foreshock.lint.counting import EvidenceBuilder, Piece, row_sums
+from foreshock.lint.counting import EvidenceBuilder, Piece
 from foreshock.lint.report import (
     FALSE_ALARM,
     LEAST_GROUPS,
@@ -27,6 +27,7 @@ from foreshock.lint.values import example_at
 from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock.ranges import required_range
+from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.severity import Severity
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, Piece, row_sums
+from foreshock.lint.counting import EvidenceBuilder, Piece
 from foreshock.lint.report import (
     FALSE_ALARM,
     LEAST_GROUPS,
@@ -34,6 +34,7 @@ from foreshock.lint.report import (
     format_signed_percent,
 )
 from foreshock.measures.estimators.intervals import student_t_quantile
+from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
 if TYPE_CHECKING:

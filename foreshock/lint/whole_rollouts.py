@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, keys_of_texts, row_sums
+from foreshock.lint.counting import EvidenceBuilder, keys_of_texts
 from foreshock.lint.report import (
     FALSE_ALARM,
     Clean,
@@ -22,6 +22,7 @@ from foreshock.lint.report import (
     format_percent,
 )
 from foreshock.measures.inputs import truncated_rollouts
+from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from foreshock.measures.estimators.bootstrap import effective_number, nonnegativ
 from foreshock.measures.estimators.intervals import Interval, sums_of_clusters
 from foreshock.measures.estimators.token import k3_kl
 from foreshock.measures.inputs import check_size, group_names, numbers_of
-from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
+from foreshock.measures.statistics.clusters import clusters_of
+from foreshock.rollouts.arrays import row_counts, row_sums
 from foreshock.rollouts.scores import ExactBatch
 
 Float64 = NDArray[np.float64]
@@ -68,7 +69,7 @@ def measure_exact(
         columns = np.stack([{**known, "k3_kl": k3_kl(d)}[name] for name in _MEANS], axis=1)
     finite = np.isfinite(columns).all(axis=1)
     keep = generated & finite
-    sums, tokens = sums_of_rollouts(np.where(keep[:, None], columns, 0.0), exact.offsets), _count(keep, exact.offsets)
+    sums, tokens = row_sums(np.where(keep[:, None], columns, 0.0), exact.offsets), row_counts(keep, exact.offsets)
     clusters = clusters_of(names)
     means = dict(zip(_MEANS, nonnegative_intervals(sums, tokens, clusters), strict=True))
     of_groups, sizes = sums_of_clusters(sums[:, :1], tokens, clusters)
@@ -81,8 +82,3 @@ def measure_exact(
         effective_groups=effective_number(float(of_groups.sum()), float(np.square(of_groups).sum())),
         non_finite=int(np.count_nonzero(generated & ~finite)),
     )
-
-
-def _count(keep: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
-    return np.diff(running[offsets])

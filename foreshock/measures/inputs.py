@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foreshock.errors import InvalidRolloutsError
-from foreshock.rollouts.arrays import as_array, names_of
+from foreshock.rollouts.arrays import as_array, names_of, row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
 
@@ -153,13 +153,11 @@ def lag_of_tokens(batch: RolloutBatch) -> NDArray[np.integer] | None:
 def generated_means(batch: RolloutBatch, values: NDArray[Any]) -> NDArray[np.float64]:
     """Return the mean of [T] values over each rollout's generated tokens, [N]; NaN if it has none."""
     generated = batch.generated
-    filled = np.flatnonzero(batch.response_lengths)
-    if generated.all() and filled.size:
-        means = np.full(batch.num_rollouts, np.nan)
-        means[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
-        means[filled] /= batch.response_lengths[filled]
-        return means
-    rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
-    totals = np.bincount(rows, weights=values[generated].astype(np.float64), minlength=batch.num_rollouts)
+    if generated.all():
+        totals = row_sums(values, batch.response_offsets)
+    else:
+        rows = np.repeat(np.arange(batch.num_rollouts), batch.generated_lengths)
+        weights = values[generated].astype(np.float64)
+        totals = np.bincount(rows, weights, batch.num_rollouts).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         return totals / batch.generated_lengths

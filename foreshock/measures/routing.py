@@ -23,7 +23,8 @@ from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.estimators.token import k3_kl, log_ratio
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
-from foreshock.measures.statistics.clusters import clusters_of, sums_of_rollouts
+from foreshock.measures.statistics.clusters import clusters_of
+from foreshock.rollouts.arrays import row_sums
 
 Float64 = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
@@ -184,7 +185,7 @@ class _Means:
         return RoutedTokens(int(of_rollouts.sum()), int(np.count_nonzero(of_rollouts)), *self.of([k3, size], keep))
 
     def _sums(self, values: NDArray[Any]) -> Float64:
-        return sums_of_rollouts(values.astype(np.float64), self._offsets)
+        return row_sums(values, self._offsets)
 
 
 def _experts_of(column: str, value: ArrayLike, tokens: int) -> NDArray[np.integer]:

@@ -14,6 +14,7 @@ from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts, turns_o
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, two_product
 from foreshock.measures.statistics.histograms import LENGTH_GRID, LengthStatistics
+from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -209,7 +210,9 @@ class _Totals:
         if name != "entropy":
             self.counts[f"nonfinite_{plural}"] = self._tokens - found
         # Summing each rollout first makes the result independent of the split into shards.
-        self._of_rollouts[name] = _row_sums(batch, values if found == values.size else np.where(finite, values, 0.0))
+        self._of_rollouts[name] = row_sums(
+            values if found == values.size else np.where(finite, values, 0.0), batch.response_offsets
+        )
 
     def add_up(self) -> None:
         """Sum what was added of tokens over the rollouts, all columns at once."""
@@ -225,15 +228,6 @@ class _Totals:
         if lag.size:
             self.counts["lags"], self.counts["lag_sum"] = lag.size, int(lag.sum())
             self.extremes["max_lag"] = float(lag.max())
-
-
-def _row_sums(batch: RolloutBatch, values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the sum of each rollout's values, [N], from [T]."""
-    sums = np.zeros(batch.num_rollouts)
-    filled = np.flatnonzero(batch.response_lengths)
-    if filled.size:
-        sums[filled] = np.add.reduceat(values, batch.response_offsets[:-1][filled], dtype=np.float64)
-    return sums
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -5,7 +5,7 @@ What frameworks hold (lists, torch tensors, padded [N, L] arrays) is converted t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,33 @@ def concatenate_offsets(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]
 def row_of_position(offsets: NDArray[np.int64], position: int) -> int:
     """Return the row of a flat position."""
     return int(np.searchsorted(offsets, position, side="right")) - 1
+
+
+def row_ranges(offsets: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of consecutive rows: as many as have at most `most` values together, and at least one."""
+    first, rows = 0, offsets.size - 1
+    while first < rows:
+        end = min(max(first + 1, row_of_position(offsets, int(offsets[first]) + most)), rows)
+        yield first, end
+        first = end
+
+
+def row_sums(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the float64 sum of each row, [N, …] of [T, …]; 0 for an empty row."""
+    sums = np.zeros((offsets.size - 1, *values.shape[1:]))
+    filled = np.flatnonzero(lengths_of_offsets(offsets))
+    if filled.size:
+        sums[filled] = np.add.reduceat(values, offsets[filled], axis=0, dtype=np.float64)
+    return sums
+
+
+def row_counts(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many of the flags [T] are set in each row, [N]."""
+    if flags.all():
+        return lengths_of_offsets(offsets)
+    running = np.zeros(flags.size + 1, np.int64)
+    np.cumsum(flags, out=running[1:])
+    return lengths_of_offsets(running[offsets])
 
 
 def take_rows(offsets: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -20,6 +20,7 @@ from foreshock.rollouts.arrays import (
     names_of,
     offsets_of_lengths,
     refuse_cell,
+    row_counts,
     take_rows,
 )
 from foreshock.rollouts.attributes import BatchAttributes
@@ -90,8 +91,7 @@ class RolloutBatch:
         """[N] model-generated tokens per rollout, the length that length statistics use."""
         if self.response_mask is None:
             return self.response_lengths
-        running = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.generated, dtype=np.int64)])
-        return lengths_of_offsets(running[self.response_offsets])
+        return row_counts(self.generated, self.response_offsets)
 
     def offsets_of(self, column: ColumnSpec) -> NDArray[np.int64] | None:
         """Return the offsets [N + 1] that cut `column` in this batch; None if it has one value per rollout."""

@@ -3,6 +3,9 @@
 For each token, d of the chain is the sum of d of its links. A link's share is E[d_link·d]/E[d²]: shares add to 1, and a
 negative share means that the link cancels part of the others. k3 values of links do not add; except for the first link
 they are not KLs under the policy that sampled.
+
+A scorer that was replayed in two environments has a link of its own: the size of what the environment alone changes,
+and what it does not explain (`environment_link`, `excess_over_environments`).
 """
 
 import itertools
@@ -20,7 +23,7 @@ from foreshock.measures.estimators.bootstrap import MORE_RESAMPLES, bootstrap_in
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.inputs import check_size, cuts_of, group_names, numbers_of
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
-from foreshock.rollouts.arrays import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths, row_counts
 from foreshock.scorers import REFERENCE, cause_of_link, chain_of, middle_of_chain
 
 Float64 = NDArray[np.float64]
@@ -203,8 +206,7 @@ def _share(
     keep = generated.copy()
     for values in scores.values():
         keep &= np.isfinite(values)
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)])
-    lengths = np.diff(running[offsets])
+    lengths = row_counts(keep, offsets)
     rows = np.flatnonzero(lengths)
     names = group_names(group_ids, offsets.size - 1)
     keys = [f"r{row}" if names[row] is None else f"g{names[row]}" for row in rows.tolist()]
@@ -274,3 +276,81 @@ def _difference(of_engine: Float64, of_trainer: Float64, shared: _Shared) -> Int
     differences = np.square(of_engine) - np.square(of_trainer)
     sums = np.add.reduceat(differences, shared.offsets[:-1])
     return bootstrap_interval(sums, np.diff(shared.offsets), shared.groups, resamples=MORE_RESAMPLES)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentLink:
+    """The link `scorer@second / scorer@first`, d = log second − log first, in nats per token.
+
+    `share` is E[d_link·d]/E[d²] with d of the whole chain, and the ends of its bootstrap-t interval by prompt group;
+    NaN without the whole. `tokens` are those that all of these scores have.
+    """
+
+    k3_kl: float
+    rms_d: float
+    max_abs_d: float
+    share: float
+    share_low: float
+    share_high: float
+    tokens: int
+
+
+def environment_link(
+    first: ArrayLike,
+    second: ArrayLike,
+    whole: tuple[ArrayLike, ArrayLike] | None,
+    offsets: ArrayLike,
+    mask: ArrayLike | None = None,
+    group_ids: Iterable[object] | None = None,
+) -> EnvironmentLink:
+    """Return the link between two replays of a scorer, [T] over the tokens of N rollouts cut at `offsets` [N + 1].
+
+    `whole` has the last and the first score of the chain, [T] each. Values that are not finite are excluded with their
+    token. Raises InvalidRolloutsError if sizes or types do not fit.
+    """
+    given = {"first": first, "second": second}
+    if whole is not None:
+        given |= {"target": whole[0], "behaviour": whole[1]}
+    shared = _share(*_checked(given, offsets, mask), group_ids)
+    d = shared.scores["second"] - shared.scores["first"]
+    if not d.size:
+        nan = math.nan
+        return EnvironmentLink(nan, nan, nan, nan, nan, nan, tokens=0)
+    share, low, high = math.nan, math.nan, math.nan
+    if whole is not None:
+        of_whole = shared.scores["target"] - shared.scores["behaviour"]
+        products = [np.add.reduceat(values * of_whole, shared.offsets[:-1]) for values in (d, of_whole)]
+        if products[1].sum() > 0.0:
+            found = bootstrap_intervals(products[0][:, None], products[1], shared.groups)[0]
+            share, low, high = found.mean, found.low, found.high
+    k3, rms, largest = float(token.k3_kl(d).mean()), float(np.sqrt(np.square(d).mean())), float(np.abs(d).max())
+    return EnvironmentLink(k3, rms, largest, share, low, high, d.size)
+
+
+def excess_over_environments(
+    logged: ArrayLike,
+    first: ArrayLike,
+    second: ArrayLike,
+    offsets: ArrayLike,
+    mask: ArrayLike | None = None,
+    group_ids: Iterable[object] | None = None,
+) -> tuple[float, float, float]:
+    """Return ½{E[(r₁ − a)(r₂ − a)] − ½E[(r₁ − r₂)²]} with its bootstrap-t interval by prompt group.
+
+    `logged` is a, a score of the run; `first` and `second` are r₁ and r₂, its replays in two environments other than
+    the run's; all [T] log-probs in nats. The result is in nats per token, comparable with k3 of small differences.
+
+    With a = t + e₀ and rᵢ = t + s + eᵢ, where t is common, s the difference that is no environment's, and e₀, e₁ and e₂
+    what each environment adds, E[(r₁ − a)(r₂ − a)] = E[s²] + E[e₀²] and ½E[(r₁ − r₂)²] = ½(E[e₁²] + E[e₂²]), if s and
+    the e are uncorrelated. **If the three environments are exchangeable** (E[e₀²] = E[e₁²] = E[e₂²]) the result is
+    ½E[s²], and 0 in expectation if the environments explain everything. It may be negative and is never clamped. Two
+    replays cannot test the assumption. The bounds are NaN with too few prompt groups.
+    """
+    given = {"logged": logged, "first": first, "second": second}
+    shared = _share(*_checked(given, offsets, mask), group_ids)
+    a, r1, r2 = (shared.scores[name] for name in given)
+    if not a.size:
+        return math.nan, math.nan, math.nan
+    terms = 0.5 * ((r1 - a) * (r2 - a) - 0.5 * np.square(r1 - r2))
+    found = bootstrap_interval(np.add.reduceat(terms, shared.offsets[:-1]), np.diff(shared.offsets), shared.groups)
+    return found.mean, found.low, found.high

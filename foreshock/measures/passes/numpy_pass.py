@@ -39,7 +39,7 @@ from foreshock.measures.statistics.tails import (
     sums_beyond,
 )
 from foreshock.measures.statistics.token_ids import TOKEN_ID_SUMS, TokenIdTotals
-from foreshock.rollouts.arrays import offsets_of_lengths
+from foreshock.rollouts.arrays import offsets_of_lengths, row_counts, row_ranges
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -93,7 +93,7 @@ class _Chunk:
 
 def _chunks(inputs: TokenInputs, result: RolloutSums) -> Iterator[_Chunk]:
     """Yield the measured tokens of the batch; fill the numbers of generated, measured and non-finite ones."""
-    for first, last in _row_ranges(inputs.offsets):
+    for first, last in row_ranges(inputs.offsets, CHUNK_TOKENS):
         start, stop = int(inputs.offsets[first]), int(inputs.offsets[last])
         offsets = inputs.offsets[first : last + 1] - start
         target, behaviour = inputs.target[start:stop], inputs.behaviour[start:stop]
@@ -103,20 +103,10 @@ def _chunks(inputs: TokenInputs, result: RolloutSums) -> Iterator[_Chunk]:
         result.nonfinite_target += int(np.count_nonzero(generated & ~finite_target))
         result.nonfinite_behaviour += int(np.count_nonzero(generated & ~finite_behaviour))
         keep &= generated
-        result.generated[first:last] = _counts(generated, offsets)
-        result.tokens[first:last] = lengths = _counts(keep, offsets)
+        result.generated[first:last] = row_counts(generated, offsets)
+        result.tokens[first:last] = lengths = row_counts(keep, offsets)
         if lengths.any():
             yield _chunk(inputs, offsets, first, slice(None) if keep.all() else keep, lengths)
-
-
-def _row_ranges(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with about CHUNK_TOKENS tokens each; a longer rollout is a chunk of its own."""
-    first, rows = 0, offsets.size - 1
-    while first < rows:
-        last = int(np.searchsorted(offsets, offsets[first] + CHUNK_TOKENS, side="right")) - 1
-        last = max(min(last, rows), first + 1)
-        yield first, last
-        first = last
 
 
 def _chunk(inputs: TokenInputs, offsets: Int64, first: int, kept: slice | NDArray[np.bool_], lengths: Int64) -> _Chunk:
@@ -151,14 +141,6 @@ def _chunk(inputs: TokenInputs, offsets: Int64, first: int, kept: slice | NDArra
     )
 
 
-def _counts(flags: NDArray[np.bool_], offsets: Int64) -> Int64:
-    """Return the number of flags that are set in each rollout."""
-    if flags.all():
-        return np.diff(offsets)
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(flags, dtype=np.int64)])
-    return np.diff(running[offsets])
-
-
 def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
     """Add the ranges, the largest values and the importance weights of d, of tokens and of turns."""
     d, starts = chunk.d, chunk.offsets[:-1]
@@ -171,7 +153,7 @@ def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
         begins = np.zeros(d.size, np.bool_)
         begins[starts] = True
         begins[1:] |= chunk.turn[1:] != chunk.turn[:-1]
-        result.turns[chunk.rows] = _counts(begins, chunk.offsets)
+        result.turns[chunk.rows] = row_counts(begins, chunk.offsets)
         # The weight of a turn is the product of the ratios of its tokens.
         weights = np.add.reduceat(d, np.flatnonzero(begins))
         result.turn_weights = result.turn_weights.merge(LogWeights.of(weights))
@@ -180,11 +162,11 @@ def _add_extremes(result: RolloutSums, chunk: _Chunk) -> None:
 def _add_counts(result: RolloutSums, chunk: _Chunk) -> None:
     """Count the tokens with an entropy, those with an advantage, and DPPO's bad updates."""
     if chunk.entropy is not None:
-        result.entropy_tokens[chunk.rows] = _counts(np.isfinite(chunk.entropy), chunk.offsets)
+        result.entropy_tokens[chunk.rows] = row_counts(np.isfinite(chunk.entropy), chunk.offsets)
     if chunk.advantage is None:
         return
     known = np.isfinite(chunk.advantage)
-    result.advantage_tokens[chunk.rows] = _counts(known, chunk.offsets)
+    result.advantage_tokens[chunk.rows] = row_counts(known, chunk.offsets)
     # μ − π ≥ gap needs μ ≥ gap; the margin is for rounding.
     likely = chunk.behaviour > math.log(DPPO_PROBABILITY_GAP) - 1e-9
     places = np.flatnonzero(known & (chunk.advantage < 0) & (chunk.d < 0) & likely)

@@ -135,15 +135,6 @@ def _add(
     return all_tokens, all_sums
 
 
-def sums_of_rollouts(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums of `values` [T, …] over each rollout, [N, …]; an empty rollout has 0."""
-    sums = np.zeros((offsets.size - 1, *values.shape[1:]))
-    rows = np.flatnonzero(np.diff(offsets))
-    if rows.size:
-        sums[rows] = np.add.reduceat(values, offsets[rows], axis=0)
-    return sums
-
-
 def clusters_of(names: Sequence[str | None]) -> NDArray[np.int64]:
     """Return the number of each rollout's cluster, [N]: that of its prompt group, or its own if it has none."""
     keys = [f"r{row}" if name is None else f"g{name}" for row, name in enumerate(names)]

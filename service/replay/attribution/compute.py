@@ -24,13 +24,15 @@ from foreshock.api.attribution import NoiseFloorRecord
 from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name, split_comparison
 from foreshock.environment import Environment, differences
 from foreshock.measures.comparison import compare
-from foreshock.measures.estimators.attribution import Attribution, attribute
-from foreshock.measures.estimators.environment_links import (
+from foreshock.measures.estimators.attribution import (
+    Attribution,
     EnvironmentLink,
+    attribute,
     environment_link,
     excess_over_environments,
 )
 from foreshock.rollouts import RolloutBatch
+from foreshock.rollouts.arrays import row_counts
 from foreshock_service.replay.probes.environments import run_fingerprints
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 from foreshock_service.replay.results import files
@@ -196,8 +198,7 @@ def _compare(
 
 def _scored_rollouts(batch: RolloutBatch, values: Values) -> NDArray[np.bool_]:
     """Return which rollouts have a finite value in this score, [N]."""
-    running = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.isfinite(values), dtype=np.int64)])
-    return np.diff(running[batch.response_offsets]) > 0
+    return row_counts(np.isfinite(values), batch.response_offsets) > 0
 
 
 def _floor(pair: tuple[str, str], folded: FoldedStatistics) -> NoiseFloorRecord:

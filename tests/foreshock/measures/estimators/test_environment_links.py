@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from foreshock.measures.estimators.environment_links import environment_link, excess_over_environments
+from foreshock.measures.estimators.attribution import environment_link, excess_over_environments
 
 TOKENS = 25
 Float64 = NDArray[np.float64]
