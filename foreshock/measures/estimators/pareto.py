@@ -18,8 +18,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.measures.statistics.tails import LARGEST_VALUES
-
 Float64 = NDArray[np.float64]
 
 # Fewest values above the threshold for an estimate of the shape.
@@ -31,16 +29,6 @@ _PRIOR_VALUES, _PRIOR_SHAPE = 10.0, 0.5
 def tail_size(count: int) -> int:
     """Return the number of weights in the tail of `count`: a fifth, at most 3·√count (Vehtari et al., section 3)."""
     return math.ceil(min(count / 5.0, 3.0 * math.sqrt(count)))
-
-
-def tail_shapes(d: Float64) -> tuple[float, float]:
-    """Return k̂ of ρ and of 1/ρ from d = log ρ of all tokens, [T]; as the stored statistics have them."""
-    found = []
-    for values in (d, -d):
-        kept = min(LARGEST_VALUES, values.size)
-        largest = np.sort(np.partition(values, values.size - kept)[values.size - kept :])[::-1]
-        found.append(pareto_shape(largest.astype(np.float64), values.size))
-    return found[0], found[1]
 
 
 def pareto_shape(largest: Float64, count: int) -> float:

@@ -178,7 +178,7 @@ class _Totals:
     """Sums over all chunks that are kept with compensation."""
 
     def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
-        self.token_ids = TokenIdTotals.for_ids(token_ids)
+        self.token_ids = TokenIdTotals(token_ids)
         self.tail_sums = CompensatedSums.zeros(2, len(TAIL_LEVELS), len(TAIL_SUMS))
         self.weight_sums = CompensatedSums.zeros(2, WEIGHT_GRID.size, len(TAIL_SUMS))
 

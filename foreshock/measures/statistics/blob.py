@@ -8,10 +8,8 @@ it expects; any other array or version is refused.
 
 import json
 import math
-import sys
 import zlib
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,9 +24,6 @@ STATISTICS_VERSION = 3
 # Of zlib: equal arrays give equal bytes.
 _COMPRESSION_LEVEL = 1
 _MAGIC = b"FSST"
-_IS_LITTLE = sys.byteorder == "little"
-# Larger than any checksum of 32 bits, and than any size of an array.
-_NO_CHECKSUM = 10**18
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_ARRAY_BYTES = 256 << 20
 
@@ -36,26 +31,16 @@ _MAX_ARRAY_BYTES = 256 << 20
 def pack(kind: str, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     """Return `arrays` (int64, uint64 or float64) as one blob; equal arrays give equal bytes under one zlib version."""
     names = sorted(arrays)
-    payload = b"".join([_little(arrays[name]).tobytes() for name in names])
-    start, end = _around_checksum(kind, tuple((name, arrays[name].dtype.str, arrays[name].shape) for name in names))
-    header = b"%b%d%b" % (start, zlib.crc32(payload), end)
+    payload = b"".join([np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<")).tobytes() for name in names])
+    header = canonical_json(
+        {
+            "kind": kind,
+            "statistics_version": STATISTICS_VERSION,
+            "arrays": {name: [arrays[name].dtype.newbyteorder("<").str, list(arrays[name].shape)] for name in names},
+            "crc32": zlib.crc32(payload),
+        }
+    ).encode()
     return _MAGIC + len(header).to_bytes(4, "little") + header + zlib.compress(payload, _COMPRESSION_LEVEL)
-
-
-def _little(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array with its lowest bytes first, which it has on nearly every machine."""
-    is_little = _IS_LITTLE and array.dtype.isnative
-    return array if is_little else array.astype(array.dtype.newbyteorder("<"))
-
-
-# The arrays of most steps of a run have the same sizes; a new header takes 20 µs.
-@lru_cache(maxsize=256)
-def _around_checksum(kind: str, arrays: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[bytes, bytes]:
-    """Return the header of arrays (name, dtype, shape) up to its checksum, and what follows."""
-    shapes = {name: [of_dtype.replace(">", "<"), list(shape)] for name, of_dtype, shape in arrays}
-    header = {"kind": kind, "statistics_version": STATISTICS_VERSION, "arrays": shapes, "crc32": _NO_CHECKSUM}
-    start, _, end = canonical_json(header).encode().rpartition(str(_NO_CHECKSUM).encode())
-    return start, end
 
 
 def unpack(kind: str, data: bytes, expected: Mapping[str, tuple[str, tuple[int | None, ...]]]) -> dict[str, Any]:

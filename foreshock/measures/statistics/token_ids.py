@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,49 +119,27 @@ class TokenIdTable:
     k3_sum_unnamed: float
 
 
-@dataclass(slots=True, eq=False)
 class TokenIdTotals:
-    """Sums by token id that grow chunk by chunk: a dense table if it is no larger than the batch, otherwise parts."""
+    """Sums by token id that grow chunk by chunk: a row for each id of the batch."""
 
-    dense_size: int
-    tokens: Int64 = field(init=False)
-    sums_dense: CompensatedSums = field(init=False)
-    parts: list[TokenIdSums] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.tokens = np.zeros(self.dense_size, np.int64)
-        self.sums_dense = CompensatedSums.zeros(self.dense_size, len(TOKEN_ID_SUMS))
-
-    @classmethod
-    def for_ids(cls, token_ids: NDArray[np.integer] | None) -> TokenIdTotals:
-        """Return empty totals for these ids (None: no ids)."""
-        if token_ids is None or token_ids.size == 0:
-            return cls(0)
-        least, most = int(token_ids.min()), int(token_ids.max())
-        return cls(most + 1 if least >= 0 and most < token_ids.size // 4 else 0)
+    def __init__(self, token_ids: NDArray[np.integer] | None) -> None:
+        """Begin with empty sums for these ids (None: no ids)."""
+        self._ids = np.unique(np.zeros(0, np.int64) if token_ids is None else token_ids).astype(np.int64)
+        self._tokens = np.zeros(self._ids.size, np.int64)
+        self._sums = CompensatedSums.zeros(self._ids.size, len(TOKEN_ID_SUMS))
 
     def add(self, token_ids: NDArray[np.integer], values: Sequence[Float64]) -> None:
         """Add T tokens; arguments as for `TokenIdSums.of`."""
         part = TokenIdSums.of(token_ids, values)
-        if self.dense_size:
-            self.tokens[part.ids] += part.tokens
-            self.sums_dense.add_rows(part.ids, part.sums)
-            return
-        # Merging parts of about equal size copies each row only a few times.
-        while self.parts and self.parts[-1].ids.size <= 2 * part.ids.size:
-            part = self.parts.pop().merge(part)
-        self.parts.append(part)
+        rows = np.searchsorted(self._ids, part.ids)
+        self._tokens[rows] += part.tokens
+        self._sums.add_rows(rows, part.sums)
 
     def sums(self) -> TokenIdSums:
         """Return the sums of everything added."""
-        if self.dense_size:
-            ids = np.flatnonzero(self.tokens)
-            sums = CompensatedSums(self.sums_dense.high[ids], self.sums_dense.low[ids])
-            return TokenIdSums(ids, self.tokens[ids], sums, np.zeros(ids.size))
-        total = TokenIdSums.empty()
-        for part in reversed(self.parts):
-            total = part.merge(total)
-        return total
+        found = np.flatnonzero(self._tokens)
+        sums = CompensatedSums(self._sums.high[found], self._sums.low[found])
+        return TokenIdSums(self._ids[found], self._tokens[found], sums, np.zeros(found.size))
 
 
 def _sorted(token_ids: NDArray[np.integer]) -> tuple[Int64, Int64]:
