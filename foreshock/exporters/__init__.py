@@ -8,11 +8,13 @@ exporter waits in, or raises into, the training thread. docs/exporters.md has th
 
 from foreshock.exporters.exporter import DEFAULT_MEASURES, ExportedRun, Exporter, StepValues
 from foreshock.exporters.exports import NAMES, make_exporters
-from foreshock.exporters.mlflow import MlflowExporter
-from foreshock.exporters.otlp import OtlpExporter
-from foreshock.exporters.tensorboard import TensorBoardExporter
-from foreshock.exporters.trackio import TrackioExporter
-from foreshock.exporters.wandb import WandbExporter
+from foreshock.exporters.trackers import (
+    MlflowExporter,
+    OtlpExporter,
+    TensorBoardExporter,
+    TrackioExporter,
+    WandbExporter,
+)
 
 __all__ = [
     "DEFAULT_MEASURES",

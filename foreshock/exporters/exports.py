@@ -19,12 +19,14 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.client.reporting import DeliveryStatus, LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.exporters.exporter import ExportedRun, Exporter
-from foreshock.exporters.mlflow import MlflowExporter
-from foreshock.exporters.otlp import OtlpExporter
 from foreshock.exporters.step_values import StepSource
-from foreshock.exporters.tensorboard import TensorBoardExporter
-from foreshock.exporters.trackio import TrackioExporter
-from foreshock.exporters.wandb import WandbExporter
+from foreshock.exporters.trackers import (
+    MlflowExporter,
+    OtlpExporter,
+    TensorBoardExporter,
+    TrackioExporter,
+    WandbExporter,
+)
 from foreshock.page_addresses import run_page_path
 
 if TYPE_CHECKING:

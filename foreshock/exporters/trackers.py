@@ -1,0 +1,270 @@
+"""The trackers that steps are written to: TensorBoard, W&B, MLflow, trackio and OTLP."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from foreshock.clock import now_us
+from foreshock.errors import ConfigurationError
+from foreshock.exporters.exporter import PREFIX, ExportedRun, Exporter, StepValues
+
+_VARIABLES = ("TENSORBOARD_DIR", "TENSORBOARD_LOGGING_DIR")
+"""Read by verl and by transformers."""
+
+
+class TensorBoardExporter(Exporter):
+    """Writes event files to `directory`; None: `foreshock` below $TENSORBOARD_DIR, $TENSORBOARD_LOGGING_DIR or `runs`.
+
+    Neither torch nor TensorFlow is needed. TensorBoard reads one event file of a folder at a time, so the files are in
+    a folder of their own: by default `foreshock` below the trainer's, which TensorBoard shows as a run beside it.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+    module: ClassVar[str] = "tensorboard"
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, *, measures: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(measures=measures)
+        above = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "runs")
+        self.directory = Path(directory) if directory is not None else Path(above) / "foreshock"
+        self._writer: Any = None
+
+    def start(self, run: ExportedRun) -> None:
+        """Open the event file."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self.directory))
+
+    def write(self, step: StepValues, *, closing: bool) -> bool:
+        """Write the step as plain scalars, which every reader of event files knows, and flush."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=f"{PREFIX}{name}", simple_value=value) for name, value in step.values.items()]
+        self._writer.add_event(Event(step=step.step, wall_time=time.time(), summary=Summary(value=values)))
+        self._writer.flush()
+        return True
+
+    def close(self, timeout_seconds: float) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+_SETTLE_SECONDS = 0.2
+"""`run.step` follows the row that a log call of another thread began; microseconds, unless that thread is held up."""
+
+
+class WandbExporter(Exporter):
+    """Writes to `run`, or to the active run of this process (`wandb.run`): the series become part of the trainer's own.
+
+    W&B has one counter of rows in a run and drops what is logged for an earlier row. A row of ours would advance the
+    counter, and the trainer's `wandb.log(…, step=…)` of an older number would be dropped. Therefore a step joins the
+    row that the trainer is writing (`commit=False`), one step per row, and the series have an axis of their own,
+    `foreshock/step`: a late step is a later row with a smaller value on that axis.
+    """
+
+    name: ClassVar[str] = "wandb"
+    module: ClassVar[str] = "wandb"
+
+    def __init__(self, run: Any = None, *, measures: Sequence[str] | None = None) -> None:
+        super().__init__(measures=measures)
+        self._run = run
+        self._row: int | None = None
+
+    @property
+    def ready(self) -> bool:
+        """True if there is an active run."""
+        if self._run is None:
+            self._run = getattr(sys.modules.get("wandb"), "run", None)
+        return self._run is not None
+
+    @property
+    def missing(self) -> str:
+        """The reason why the exporter is not ready."""
+        return "there is no active W&B run in this process: call wandb.init(), or give WandbExporter(run=…)"
+
+    def start(self, run: ExportedRun) -> None:
+        """Define the axis of the series."""
+        self._run.define_metric(f"{PREFIX}step", hidden=True)
+        self._run.define_metric(f"{PREFIX}*", step_metric=f"{PREFIX}step")
+        self._run.summary[f"{PREFIX}page"] = run.page
+
+    def write(self, step: StepValues, *, closing: bool) -> bool:
+        """Add the step to the trainer's current row; False if that row has one already."""
+        row = self._run.step
+        if row == self._row and not closing:
+            return False
+        values = {f"{PREFIX}{name}": value for name, value in step.values.items()}
+        own = {**values, f"{PREFIX}step": step.step}
+        if closing and row == self._row:
+            # End the row that has a step already.
+            self._run.log({}, commit=True)
+        self._run.log(own, commit=closing)
+        if closing:
+            self._row = None
+        else:
+            time.sleep(_SETTLE_SECONDS)
+            self._row = max(row, self._run.step)
+        return True
+
+    def close(self, timeout_seconds: float) -> None:
+        """Leave the run open: the trainer finishes it."""
+
+
+class MlflowExporter(Exporter):
+    """Writes to the run `run_id`, or to the active run of the thread that logs rollouts."""
+
+    name: ClassVar[str] = "mlflow"
+    module: ClassVar[str] = "mlflow"
+
+    def __init__(self, run_id: str | None = None, *, measures: Sequence[str] | None = None) -> None:
+        super().__init__(measures=measures)
+        self._run_id = run_id
+        self._client: Any = None
+
+    def attach(self) -> None:
+        """Take the active run: MLflow shows it only to the thread that started it."""
+        mlflow = sys.modules.get("mlflow")
+        if self._run_id is None and mlflow is not None:
+            active = mlflow.active_run()
+            self._run_id = None if active is None else str(active.info.run_id)
+
+    @property
+    def ready(self) -> bool:
+        """True if there is a run."""
+        return self._run_id is not None
+
+    @property
+    def missing(self) -> str:
+        """The reason why the exporter is not ready."""
+        return "the thread that logs rollouts has no active MLflow run: call mlflow.start_run(), or give run_id"
+
+    def start(self, run: ExportedRun) -> None:
+        """Tag the run with the address of its page."""
+        import mlflow
+
+        self._client = mlflow.MlflowClient()
+        self._client.set_tag(self._run_id, f"{PREFIX}page", run.page)
+
+    def write(self, step: StepValues, *, closing: bool) -> bool:
+        """Write all values of the step in one request."""
+        from mlflow.entities import Metric
+
+        milliseconds = now_us() // 1000
+        metrics = [Metric(f"{PREFIX}{name}", value, milliseconds, step.step) for name, value in step.values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+        return True
+
+    def close(self, timeout_seconds: float) -> None:
+        """Leave the run open: the trainer ends it. Nothing is buffered."""
+
+
+class TrackioExporter(Exporter):
+    """Writes to `run` (of `trackio.init`), or to the active run of the thread that logs rollouts."""
+
+    name: ClassVar[str] = "trackio"
+    module: ClassVar[str] = "trackio"
+
+    def __init__(self, run: Any = None, *, measures: Sequence[str] | None = None) -> None:
+        super().__init__(measures=measures)
+        self._run = run
+
+    def attach(self) -> None:
+        """Take the active run: trackio shows it only to the thread that started it."""
+        trackio = sys.modules.get("trackio")
+        if self._run is None and trackio is not None:
+            self._run = trackio.context_vars.current_run.get()
+
+    @property
+    def ready(self) -> bool:
+        """True if there is a run."""
+        return self._run is not None
+
+    @property
+    def missing(self) -> str:
+        """The reason why the exporter is not ready."""
+        return "the thread that logs rollouts has no active trackio run: call trackio.init(), or give run"
+
+    def start(self, run: ExportedRun) -> None:
+        """Do nothing: the run is open."""
+
+    def write(self, step: StepValues, *, closing: bool) -> bool:
+        """Add a row for the step; rows of one step are joined by trackio."""
+        self._run.log({f"{PREFIX}{name}": value for name, value in step.values.items()}, step=step.step)
+        return True
+
+    def close(self, timeout_seconds: float) -> None:
+        """Leave the run open: the trainer finishes it, and that sends the rows."""
+
+
+_FLUSH_SECONDS = 10.0
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
+class OtlpExporter(Exporter):
+    """Sets one gauge per series, such as `foreshock.k3_kl`, and sends them after each step.
+
+    The attributes of a point are `foreshock.project`, `foreshock.run` (the run's key) and `foreshock.attempt`; the
+    gauge `foreshock.step` has the step. A late step is not sent: a gauge has the newest value.
+
+    The SDK reads its own environment variables: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`,
+    `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME`, `OTEL_METRIC_EXPORT_INTERVAL`, … The process's global meter
+    provider is neither used nor changed.
+    """
+
+    name: ClassVar[str] = "otlp"
+    module: ClassVar[str] = "opentelemetry.exporter.otlp.proto.http"
+
+    def __init__(self, *, measures: Sequence[str] | None = None) -> None:
+        super().__init__(measures=measures)
+        protocol = next((os.environ[name] for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "http/protobuf")
+        if protocol != "http/protobuf":
+            raise ConfigurationError(f"export='otlp' sends http/protobuf, got OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r}")
+        self._provider: Any = None
+        self._meter: Any = None
+        self._gauges: dict[str, Any] = {}
+        self._attributes: dict[str, str | int] = {}
+        self._newest = -1
+
+    def start(self, run: ExportedRun) -> None:
+        """Make the SDK's exporter, reader and provider."""
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        if self._provider is None:
+            reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+            self._provider = MeterProvider([reader], shutdown_on_exit=False)
+            self._meter = self._provider.get_meter("foreshock")
+        self._attributes = {
+            "foreshock.project": run.project,
+            "foreshock.run": run.key,
+            "foreshock.attempt": run.attempt,
+        }
+
+    def write(self, step: StepValues, *, closing: bool) -> bool:
+        """Set the gauges and send them."""
+        if step.step < self._newest:
+            return True
+        self._newest = step.step
+        for name, value in {**step.values, "step": step.step}.items():
+            # The names of instruments have dots where the trackers have slashes.
+            dotted = f"foreshock.{name.replace('/', '.')}"
+            if dotted not in self._gauges:
+                self._gauges[dotted] = self._meter.create_gauge(dotted)
+            self._gauges[dotted].set(value, self._attributes)
+        self._provider.force_flush(int(_FLUSH_SECONDS * 1000))
+        return True
+
+    def close(self, timeout_seconds: float) -> None:
+        """Send the newest values once more and stop the reader's thread."""
+        if self._provider is not None:
+            self._provider.shutdown(timeout_millis=max(1.0, timeout_seconds * 1000))
+            self._provider = None
