@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,13 +13,14 @@ from starlette.routing import Match
 
 import foreshock
 from foreshock.learning_rate import AdviceFeed
-from foreshock.operating import calls as operating
-from foreshock.reading import calls, step_calls
+from foreshock.operating.operator import Operator
+from foreshock.reading.reader import Reader
 from foreshock.reading.request import Listing, Request
 from foreshock_service.app import ROUTERS
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 from tests.foreshock.client.trainer import wait_until
+from tests.foreshock.twins import described_methods
 
 NOT_OFFERED = "/v1/leases"
 """Routes of the protocol of workers, spoken by `foreshock worker`: a lease has a fencing token and ends by itself."""
@@ -61,13 +61,11 @@ def route_of(method: str, path: str) -> tuple[str, str]:
     return pytest.fail(f"the service has no route {method} {path}")
 
 
-def described_by(*modules: ModuleType) -> Iterator[tuple[str, str]]:
-    functions: dict[str, Callable[..., Any]] = {
-        name: getattr(module, name) for module in modules for name in module.__all__
-    }
-    for name, function in functions.items():
-        needed = [each.name for each in inspect.signature(function).parameters.values() if each.default is each.empty]
-        described = function(**{argument: _ARGUMENTS[argument] for argument in needed})
+def described_by(kind: type) -> Iterator[tuple[str, str]]:
+    for name, method in described_methods(kind).items():
+        _, *parameters = inspect.signature(method).parameters.values()
+        needed = [each.name for each in parameters if each.default is each.empty]
+        described = method.request(**{argument: _ARGUMENTS[argument] for argument in needed})
         request = described.page(None) if isinstance(described, Listing) else described
         assert isinstance(request, Request), name
         yield route_of(request.method, request.path)
@@ -97,7 +95,7 @@ def sent_by_client(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_every_route_of_the_api_is_a_call_of_a_client_or_excepted(tmp_path: Path) -> None:
-    offered = {*described_by(calls, step_calls), *described_by(operating), *sent_by_client(tmp_path)}
+    offered = {*described_by(Reader), *described_by(Operator), *sent_by_client(tmp_path)}
     workers = {(method, path) for method, path in operations() if path.startswith(NOT_OFFERED)}
     missing = sorted(operations() - offered - workers)
     assert missing == [], f"no client offers {missing}: add a call to Reader or Operator"
@@ -106,5 +104,5 @@ def test_every_route_of_the_api_is_a_call_of_a_client_or_excepted(tmp_path: Path
 
 
 def test_reader_only_reads_and_operator_only_changes() -> None:
-    assert {method for method, _ in described_by(calls, step_calls)} == {"GET"}
-    assert "GET" not in {method for method, _ in described_by(operating)}
+    assert {method for method, _ in described_by(Reader)} == {"GET"}
+    assert "GET" not in {method for method, _ in described_by(Operator)}

@@ -8,8 +8,8 @@ from foreshock.api.records import to_json
 from foreshock.api.service import AuditRecord
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.text import moment, table
-from foreshock.reading import calls
 from foreshock.reading.caller import items_of
+from foreshock.reading.reader import Reader
 
 
 class AuditCommand:
@@ -28,7 +28,7 @@ class AuditCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the list."""
-        asked = calls.audit(actor=arguments.actor, action=arguments.action, run_id=arguments.run)
+        asked = Reader.audit.request(actor=arguments.actor, action=arguments.action, run_id=arguments.run)
         with connect(arguments) as connection:
             entries = list(itertools.islice(items_of(connection, asked), arguments.limit))
         if arguments.json:

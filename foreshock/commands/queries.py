@@ -19,9 +19,9 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
-from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
+from foreshock.reading.reader import Reader
 from foreshock.reading.request import Request
 
 
@@ -107,7 +107,7 @@ _POLL_SECONDS = 0.2
 
 def list_runs(connection: ServiceConnection, project: str | None = None) -> Iterator[RunRecord]:
     """Yield all runs that the API key can read, newest first. Raises ServiceError."""
-    return items_of(connection, calls.runs(), project)
+    return items_of(connection, Reader.runs.request(), project)
 
 
 def find_run(connection: ServiceConnection, name: str | None, project: str | None = None) -> RunRecord:
@@ -117,7 +117,7 @@ def find_run(connection: ServiceConnection, name: str | None, project: str | Non
     """
     if name:
         try:
-            return answer_of(connection, calls.run(name), project)
+            return answer_of(connection, Reader.run.request(name), project)
         except Rejected as error:
             if error.status == httpx.codes.CONFLICT:
                 raise ConfigurationError(str(error.problem["detail"]).replace("?project=", "--project")) from error
@@ -151,7 +151,7 @@ class RunQueries:
         except Rejected as error:
             if error.status != httpx.codes.UNPROCESSABLE_ENTITY:
                 raise
-            known = {measure.column for measure in items_of(self._connection, calls.measures())}
+            known = {measure.column for measure in items_of(self._connection, Reader.measures.request())}
             if known >= set(measures):
                 raise
             answer = self._measurements(comparison, [measure for measure in measures if measure in known], from_step)
@@ -165,13 +165,15 @@ class RunQueries:
         )
 
     def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Measurements:
-        request = calls.measurements(self._run, measures=measures, comparisons=[comparison], from_step=from_step)
+        request = Reader.measurements.request(
+            self._run, measures=measures, comparisons=[comparison], from_step=from_step
+        )
         return answer_of(self._connection, request)
 
     def buckets(self, step: int, comparison: str) -> tuple[Bucket, ...] | str:
         """Return the buckets of a step that hold tokens; the reason as a sentence if another release measured them."""
         try:
-            answer = self._optional(step_calls.buckets(self._run, step, comparison=comparison))
+            answer = self._optional(Reader.buckets.request(self._run, step, comparison=comparison))
         except Rejected as error:
             if error.status != httpx.codes.CONFLICT:
                 raise
@@ -202,7 +204,7 @@ class RunQueries:
     def _stored_attribution(self, step: int) -> tuple[AttributionRecord | None, bool]:
         """Return the attribution, None if there is none, and False if the service is computing another one."""
         try:
-            answer = self._optional(step_calls.attribution(self._run, step))
+            answer = self._optional(Reader.attribution.request(self._run, step))
         except ServiceUnavailable as error:
             if not str(error.problem.get("type")).endswith(":attribution-pending"):
                 raise
@@ -220,19 +222,19 @@ class RunQueries:
 
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis."""
-        return answer_of(self._connection, calls.diagnosis(self._run))
+        return answer_of(self._connection, Reader.diagnosis.request(self._run))
 
     def alerts(self) -> tuple[AlertRecord, ...]:
         """Return all alerts, ordered by step."""
-        alerts = items_of(self._connection, calls.alerts(self._run))
+        alerts = items_of(self._connection, Reader.alerts.request(self._run))
         return tuple(sorted(alerts, key=lambda alert: (alert.step, alert.rule)))
 
     def advice(self) -> AdviceRecord | None:
         """Return the learning-rate advice."""
-        return self._optional(calls.advice(self._run))
+        return self._optional(Reader.advice.request(self._run))
 
     def _probes(self) -> Iterator[ProbeRecord]:
-        return items_of(self._connection, calls.probes(self._run))
+        return items_of(self._connection, Reader.probes.request(self._run))
 
     def _optional(self, request: Request[Answer]) -> Answer | None:
         try:

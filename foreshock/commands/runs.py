@@ -12,8 +12,8 @@ from foreshock.api.watch import AlertOfRun
 from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.queries import list_runs
 from foreshock.commands.text import count, moment, table
-from foreshock.reading import calls
 from foreshock.reading.caller import items_of
+from foreshock.reading.reader import Reader
 from foreshock.severity import Severity, severity_rank
 
 _LONGEST_NAME = 48
@@ -35,7 +35,9 @@ class RunsCommand:
         """Print the list."""
         with connect(arguments) as connection:
             runs = list(itertools.islice(list_runs(connection, arguments.project), arguments.limit))
-            alerts = items_of(connection, calls.alerts_of_runs(states=("open", "acknowledged")), arguments.project)
+            alerts = items_of(
+                connection, Reader.alerts_of_runs.request(states=("open", "acknowledged")), arguments.project
+            )
             open_alerts = {} if arguments.json or not runs else _alerts_by_run(alerts)
         if arguments.json:
             print(json.dumps([dataclasses.asdict(run) for run in runs], indent=2, ensure_ascii=False))

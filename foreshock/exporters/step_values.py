@@ -11,9 +11,9 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.errors import Rejected
 from foreshock.exporters.exporter import StepValues
 from foreshock.learning_rate.advice import Advice
-from foreshock.reading import calls
 from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.columns import Measurements
+from foreshock.reading.reader import Reader
 from foreshock.severity import SEVERITIES
 
 
@@ -34,8 +34,10 @@ class StepSource:
         measured = self._measurements(first, last)
         if not measured.columns.rows:
             return []
-        alerts = tuple(items_of(self._connection, calls.alerts(self._run, states=("open", "acknowledged", "resolved"))))
-        advice = answer_of(self._connection, calls.advice(self._run)).advice
+        alerts = tuple(
+            items_of(self._connection, Reader.alerts.request(self._run, states=("open", "acknowledged", "resolved")))
+        )
+        advice = answer_of(self._connection, Reader.advice.request(self._run)).advice
         return step_values(
             measured, alerts, advice if advice.attempt == self._attempt else None, self._measures, self._rules
         )
@@ -43,7 +45,7 @@ class StepSource:
     def _measurements(self, first: int, last: int) -> Measurements:
         pairs = (TRAINER_ROLLOUT, STEP_ROW)
         while True:
-            request = calls.measurements(
+            request = Reader.measurements.request(
                 self._run,
                 measures=self._asked,
                 comparisons=pairs,

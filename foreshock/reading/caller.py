@@ -1,21 +1,13 @@
-"""What readers and operators are made of: a connection, retries, remembered answers, and methods made of functions.
+"""What readers and operators are made of: a connection, retries and remembered answers.
 
-A reader or operator lists its methods once, in a class that both its synchronous and its async form inherit:
-
-    class ReaderMethods:
-        run = call(calls.run)
-        runs = listing(calls.runs)
-
-In a `Caller` the method `run` returns the answer and `runs` an iterator; in an `AsyncCaller` a coroutine and an async
-iterator.
+`described.py` makes their methods, once for `Caller` and `AsyncCaller`.
 """
 
-import inspect
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -24,11 +16,8 @@ from foreshock.errors import ServiceUnavailable, WrongService
 from foreshock.reading.request import ItemPage, Listing, Request
 from foreshock.retry import Backoff, retry, retry_async
 
-Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
-Sync = TypeVar("Sync")
-Async = TypeVar("Async")
 
 REMEMBERED_BYTES = 16 << 20
 """What a reader remembers at most; an answer of more than a quarter of it is not remembered."""
@@ -188,43 +177,6 @@ class AsyncCaller(_Settings):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class Method(Generic[Arguments, Sync, Async]):
-    """A method that sends what a function describes, with its name, parameters and documentation."""
-
-    def __init__(self, sender: str, request: Callable[Arguments, Any]) -> None:
-        """`sender` is the method of the caller that sends it."""
-
-        def method(caller: Caller | AsyncCaller, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Any:
-            return getattr(caller, sender)(request(*arguments, **named))
-
-        method.__name__, method.__doc__ = request.__name__, request.__doc__
-        signature = inspect.signature(request)
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        vars(method)["__signature__"] = signature.replace(
-            parameters=[own, *signature.parameters.values()], return_annotation=inspect.Signature.empty
-        )
-        self._method = method
-
-    @overload
-    def __get__(self, caller: None, kind: type) -> Callable[..., Any]: ...
-    @overload
-    def __get__(self, caller: Caller, kind: type) -> Callable[Arguments, Sync]: ...
-    @overload
-    def __get__(self, caller: AsyncCaller, kind: type) -> Callable[Arguments, Async]: ...
-    def __get__(self, caller: Any, kind: type) -> Any:
-        return self._method.__get__(caller, kind)
-
-
-def call(request: Callable[Arguments, Request[Answer]]) -> Method[Arguments, Answer, Coroutine[Any, Any, Answer]]:
-    """Return the method that sends a request and returns its answer."""
-    return Method("send", request)
-
-
-def listing(request: Callable[Arguments, Listing[Item]]) -> Method[Arguments, Iterator[Item], AsyncIterator[Item]]:
-    """Return the method that yields the items of a list, page after page."""
-    return Method("items", request)
 
 
 def answer_of(connection: ServiceConnection, request: Request[Answer], project: str | None = None) -> Answer:

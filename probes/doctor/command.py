@@ -15,8 +15,8 @@ from foreshock.commands.probe import probe_lines, wait_for_probe
 from foreshock.commands.queries import find_run
 from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine, report_lines
 from foreshock.errors import ConfigurationError
-from foreshock.reading import calls, step_calls
 from foreshock.reading.caller import answer_of, items_of
+from foreshock.reading.reader import Reader
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.attributes import LOGPROBS_MODES
 from foreshock.rollouts.sampling import select_rollouts
@@ -84,14 +84,14 @@ def _examine_run(arguments: argparse.Namespace) -> int:
         if probe["state"] != "done":
             print("\n".join(probe_lines(probe)), file=sys.stderr)
             return 1
-        found = answer_of(connection, step_calls.doctor(run.id, step, attempt=probe["attempt"]))
+        found = answer_of(connection, Reader.doctor.request(run.id, step, attempt=probe["attempt"]))
     _print(found.report, arguments.json)
     return 0
 
 
 def _newest_step(connection: ServiceConnection, run: str) -> int:
     """Return the newest step with announced weights. Raises ConfigurationError if there is none."""
-    steps = [each.step for each in items_of(connection, calls.checkpoints(run))]
+    steps = [each.step for each in items_of(connection, Reader.checkpoints.request(run))]
     if not steps:
         raise ConfigurationError(
             "the run has announced no weights, which replays need: announce them with log_checkpoint(step, …)"

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from foreshock.reading.described import Method
+
 KINDS = ["synchronous", "async twin"]
 
 
@@ -52,14 +54,20 @@ def opener(kind: str, synchronous: Callable[..., Any], twin: Callable[..., Any])
         yield open_twin
 
 
-def assert_twins(synchronous: type, twin: type, described: dict[str, Callable[..., Any]]) -> None:
-    """Assert that both have a method for each function, with its parameters and documentation, and no other."""
-    for name, function in described.items():
-        for kind in (synchronous, twin):
-            method = getattr(kind, name)
-            parameters = inspect.signature(method).parameters
-            assert list(parameters.values())[1:] == list(inspect.signature(function).parameters.values()), name
-            assert method.__doc__ == function.__doc__
+def described_methods(kind: type) -> dict[str, Any]:
+    """Return the methods of a reader or operator that are described requests, by name."""
+    return {name: getattr(kind, name) for name in _public(kind) if isinstance(getattr(kind, name), Method)}
+
+
+def assert_twins(synchronous: type, twin: type) -> None:
+    """Assert that both have the same public methods, each with a name and documentation."""
+    described = described_methods(synchronous)
+    assert described
+    for name, method in described.items():
+        assert getattr(twin, name) is method
+        assert method.__name__ == name
+        assert method.__doc__
+        assert next(iter(inspect.signature(method).parameters)) == "self"
     assert _public(synchronous) == _public(twin)
     for name in ("__init__", *(_public(synchronous) - described.keys())):
         ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (synchronous, twin))

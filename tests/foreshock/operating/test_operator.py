@@ -14,7 +14,6 @@ import pytest
 
 import foreshock
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, WrongService
-from foreshock.operating import calls
 from foreshock.reading.reader import Reader
 from foreshock.scorers import default_scorers
 from tests.foreshock.batches import random_batch
@@ -55,8 +54,7 @@ def run(real_service: RunningService) -> Iterator[Sender]:
 
 
 def test_both_operators_have_a_method_for_every_request_with_its_parameters_and_documentation() -> None:
-    described = {name: getattr(calls, name) for name in calls.__all__}
-    assert_twins(foreshock.Operator, foreshock.AsyncOperator, described)
+    assert_twins(foreshock.Operator, foreshock.AsyncOperator)
 
 
 def test_alerts_are_acknowledged_and_resolved(run: Sender, operator: Any, reader: Reader) -> None:

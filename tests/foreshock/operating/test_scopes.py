@@ -13,8 +13,8 @@ import pytest
 
 from foreshock import Operator
 from foreshock.errors import ServiceError, Unauthorized
-from foreshock.operating import calls
 from tests.foreshock.running_service import RunningService
+from tests.foreshock.twins import described_methods
 from tests.paths import DOCS
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -77,10 +77,10 @@ def refusal_of(operator: Operator, name: str, run: str) -> ServiceError | None:
 def test_calls_need_the_scopes_of_the_page(keys: dict[str, str], run: str, real_service: Any, scope: str) -> None:
     allowed = {"read": set(), "ingest": {"ingest"}, "admin": {"ingest", "admin"}}[scope]
     needed = scopes_of_page()
-    assert needed.keys() == set(calls.__all__)
+    assert needed.keys() == set(described_methods(Operator))
     with Operator(real_service.url, api_key=keys[scope]) as operator:
         # The run is deleted last.
-        for name in sorted(calls.__all__, key=lambda name: name == "delete_run"):
+        for name in sorted(needed, key=lambda name: name == "delete_run"):
             refusal = refusal_of(operator, name, run)
             assert isinstance(refusal, Unauthorized) == (needed[name] not in allowed), (name, refusal)
             if isinstance(refusal, Unauthorized):

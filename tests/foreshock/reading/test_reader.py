@@ -24,8 +24,7 @@ import pytest
 import foreshock
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable, WrongService
 from foreshock.measures.registry import MEASURES
-from foreshock.operating import calls as operating
-from foreshock.reading import calls, step_calls
+from foreshock.operating.operator import Operator
 from foreshock.reading.caller import RememberedAnswers
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.reading.request import Listing
@@ -33,7 +32,7 @@ from foreshock.rollouts import decode_rollouts
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
 from tests.foreshock.running_service import RunningService
-from tests.foreshock.twins import KINDS, assert_twins, opener
+from tests.foreshock.twins import KINDS, assert_twins, described_methods, opener
 from tests.paths import DOCS, REPOSITORY
 from tests.ports import free_port
 
@@ -88,8 +87,7 @@ def reader(made: Made, open_reader: Callable[..., Any]) -> Any:
 
 
 def test_both_readers_have_a_method_for_every_request_with_its_parameters_and_documentation() -> None:
-    described = {name: getattr(module, name) for module in (calls, step_calls) for name in module.__all__}
-    assert_twins(Reader, AsyncReader, described)
+    assert_twins(Reader, AsyncReader)
 
 
 def test_runs_are_found_by_filter_key_and_id(made: Made, reader: Any) -> None:
@@ -375,7 +373,7 @@ def test_curl_commands_of_other_pages_run(made: Made, tmp_path: Path) -> None:
 def test_page_names_every_method_of_readers_and_operators() -> None:
     methods = re.findall(r"^\| [^|]* \| ([^|]*) \|", READING, re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", " ".join(methods)))
-    assert named == {*calls.__all__, *step_calls.__all__, *operating.__all__}
+    assert named == {*described_methods(Reader), *described_methods(Operator)}
 
 
 def test_client_has_a_reader_of_its_project(made: Made, tmp_path: Any) -> None:
@@ -406,6 +404,6 @@ def test_answer_of_another_kind_is_a_wrong_service_and_not_asked_again(open_read
 
 
 def test_answer_without_a_needed_field_is_a_wrong_service() -> None:
-    listing: Listing[Any] = calls.steps("my-run")
+    listing: Listing[Any] = Reader.steps.request("my-run")
     with pytest.raises(KeyError, match="StepRecord lacks attempt"):
         listing.page(None).read(b'{"items": [{"step": 1}]}')
