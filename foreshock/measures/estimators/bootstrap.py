@@ -30,10 +30,8 @@ Expansion" (1992), for its second-order correctness; Cameron, Gelbach and Miller
 behavior of a t-test robust to cluster heterogeneity" (2017), and Kish (1965), for effective numbers of clusters.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +54,6 @@ LEAST_CLUSTERS = 5
 # More clusters are combined at random: the sums stay independent, and 2,048 suffice to estimate the skew.
 _MOST_CLUSTERS = 2048
 _DRAWS_AT_ONCE = 1 << 20
-# Up to here the draws are kept: at most 0.5 MB for RESAMPLES, 2 MB for MORE_RESAMPLES.
-_FEW_CLUSTERS = 64
 # Multiplications per product; BLAS libraries use more threads from about 2^18.
 _MULTIPLIED_AT_ONCE = 1 << 16
 _ROUNDING = 1e-12
@@ -100,15 +96,10 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
         means = of_clusters.sum(axis=0) / sizes.sum()
         if count >= LEAST_CLUSTERS:
             residuals = of_clusters - means * sizes[:, None]
-            draw: Callable[[int], Float64]
-            if count <= _FEW_CLUSTERS and count * resamples <= _DRAWS_AT_ONCE:
-                draw = partial(_kept_draws, count, seed)
-            else:
-                random = np.random.default_rng(seed)
-                residuals, sizes = _combine_clusters(residuals, sizes, random)
-                draw = partial(_draws, sizes.size, random)
+            random = np.random.default_rng(seed)
+            residuals, sizes = _combine_clusters(residuals, sizes, random)
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
-            below, above = _quantiles(_studentised(residuals, sizes, resamples, draw))
+            below, above = _quantiles(_studentised(residuals, sizes, resamples, random))
             low = np.where(errors > 0.0, means - above * errors, means + 0.0 * errors)
             high = np.where(errors > 0.0, means - below * errors, means + 0.0 * errors)
     unknown = ~(np.isfinite(low) & np.isfinite(high))
@@ -144,9 +135,8 @@ def _combine_clusters(residuals: Float64, sizes: Float64, random: np.random.Gene
     return np.add.reduceat(residuals[order], starts, axis=0), np.add.reduceat(sizes[order], starts)
 
 
-def _studentised(residuals: Float64, sizes: Float64, resamples: int, draw: Callable[[int], Float64]) -> Float64:
-    """Return (m* − m)/e* of ratio means, [resamples, K], from residuals S − m·T [G, K] and sizes T [G]; `draw(n)`
-    returns the numbers of draws of n resamples, [n, G].
+def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.random.Generator) -> Float64:
+    """Return (m* − m)/e* of ratio means, [resamples, K], from residuals S − m·T [G, K] and sizes T [G].
 
     A resample weighs cluster g by the number of its draws, w_g. With δ = Σwe/ΣwT = m* − m its residuals are e − δT, so
     Σw(e − δT)² needs only sums over w. Factors common to e* and the error of the sample are omitted.
@@ -159,7 +149,7 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, draw: Calla
     at_once = max(1, _DRAWS_AT_ONCE // groups)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
-        weights = draw(rows)
+        weights = _draws(groups, random, rows)
         total, total_squares, *_ = (sums := _product(weights, table)).T[:, :, None]
         of_residuals, of_products, of_squares = (sums[:, 2 + columns * part :][:, :columns] for part in range(3))
         shift = of_residuals / total
@@ -183,12 +173,6 @@ def _draws(groups: int, random: np.random.Generator, resamples: int) -> Float64:
     drawn = random.integers(0, groups, size=(resamples, groups))
     drawn += np.arange(0, resamples * groups, groups)[:, None]
     return np.bincount(drawn.ravel(), minlength=resamples * groups).reshape(resamples, groups).astype(np.float64)
-
-
-@functools.lru_cache(maxsize=4)
-def _kept_draws(groups: int, seed: int, resamples: int) -> Float64:
-    """Return `_draws` of a new generator; the steps of a run mostly have the same number of clusters."""
-    return _draws(groups, np.random.default_rng(seed), resamples)
 
 
 def _product(weights: Float64, table: Float64) -> Float64:

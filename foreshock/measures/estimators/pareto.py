@@ -13,7 +13,6 @@ weak prior towards ½.
 
 import math
 from bisect import bisect_left, bisect_right
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,21 +69,14 @@ def _zhang_stephens(logs: Float64) -> float:
     size = logs.size
     # The lower quartile is the value at ⌊n/4 + ½⌋ counted from the smallest.
     log_quartile = logs[size - math.floor(size / 4.0 + 0.5)]
-    grid = math.exp(log_quartile) + _spread(30 + math.floor(math.sqrt(size)))
+    points = 30 + math.floor(math.sqrt(size))
+    grid = math.exp(log_quartile) + (1.0 - np.sqrt(points / (np.arange(points) + 0.5))) / 3.0
     grid[grid == 0.0] = 1e-100  # there k(θ)/θ has a limit, which any small θ gives
     relative = logs - log_quartile
     shapes = _profile_shapes(grid, relative)
     log_likelihood = size * (np.log(np.abs(grid)) - np.log(np.abs(shapes)) - shapes - 1.0)
     weights = np.exp(log_likelihood - log_likelihood.max())
     return float(_profile_shapes(np.array([grid @ weights / weights.sum()]), relative)[0])
-
-
-@lru_cache(maxsize=64)
-def _spread(points: int) -> Float64:
-    """Return (1 − √(m/(j − ½)))/3 of each of the m points j of the grid; steps of a run have the same few sizes."""
-    spread: Float64 = (1.0 - np.sqrt(points / (np.arange(points) + 0.5))) / 3.0
-    spread.flags.writeable = False
-    return spread
 
 
 def _profile_shapes(thetas: Float64, logs: Float64) -> Float64:

@@ -10,7 +10,7 @@ A product of ratios over a long response can exceed the range of a float64; its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -91,18 +91,19 @@ class CompensatedSums:
         low = np.zeros_like(high) if low is None else low
         if high.shape[0] == 0:
             return cls.zeros(*high.shape[1:])
-        with np.errstate(invalid="ignore", over="ignore"):
-            total, lost = _add_rows_in_pairs(high, low, _finite_two_sum)
-            if not np.isfinite(total).all():
-                # A sum that is not finite once stays so: of the others no error had to be replaced.
-                total, lost = _add_rows_in_pairs(high, low, two_sum)
-        return cls(*_normalise(total, lost))
+        while high.shape[0] > 1:
+            # In rounds of pairs; the last of an odd number of rows goes to the next round.
+            half = high.shape[0] // 2
+            total, lost = two_sum(high[:half], high[half : 2 * half])
+            lost = lost + (low[:half] + low[half : 2 * half])
+            high, low = np.concatenate([total, high[2 * half :]]), np.concatenate([lost, low[2 * half :]])
+        return cls(*_normalise(high[0], low[0]))
 
     @classmethod
     def of_columns(cls, columns: Iterable[Parts]) -> CompensatedSums:
         """Return [..., K] sums from K pairs of a sum and its rounding error, each [...]."""
         high, low = zip(*columns, strict=True)
-        return cls(*_normalise(_last_axis(high), _last_axis(low)))
+        return cls(*_normalise(np.stack(high, axis=-1), np.stack(low, axis=-1)))
 
     def __add__(self, other: CompensatedSums) -> CompensatedSums:
         total, lost = two_sum(self.high, other.high)
@@ -142,34 +143,6 @@ class CompensatedSums:
     def value(self) -> Float64:
         """The sums as float64."""
         return self.high + self.low
-
-
-def _add_rows_in_pairs(high: Float64, low: Float64, add: Callable[[Float64, Float64], Parts]) -> Parts:
-    """Return the sum of the rows of `high` and `low`, at least one, in rounds of pairs; `low` adds up the errors."""
-    while high.shape[0] > 1:
-        half = high.shape[0] // 2
-        total, lost = add(high[:half], high[half : 2 * half])
-        lost = lost + (low[:half] + low[half : 2 * half])
-        if 2 * half < high.shape[0]:
-            # The last of an odd number of rows goes to the next round.
-            total, lost = np.concatenate([total, high[2 * half :]]), np.concatenate([lost, low[2 * half :]])
-        high, low = total, lost
-    return high[0], low[0]
-
-
-def _finite_two_sum(a: Float64, b: Float64) -> Parts:
-    """Return `two_sum` where the sum is finite; any error where it is not, which the caller has to find."""
-    total = a + b
-    of_b = total - a
-    return total, (a - (total - of_b)) + (b - of_b)
-
-
-def _last_axis(columns: Sequence[Float64]) -> Float64:
-    """Return K columns, each [...], as [..., K]: `np.stack` without its checks, which take longer for short columns."""
-    together = np.empty((*np.shape(columns[0]), len(columns)))
-    for place, column in enumerate(columns):
-        together[..., place] = column
-    return together
 
 
 def _normalise(high: Float64, low: Float64) -> tuple[Float64, Float64]:

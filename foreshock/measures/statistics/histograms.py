@@ -36,16 +36,13 @@ class BitGrid:
         shift = _MANTISSA_BITS - self.bits
         raw = np.ascontiguousarray(values, dtype=np.float64).view(np.int64) >> shift
         first = (_EXPONENT_BIAS + self.lowest) << self.bits
-        # `np.clip` takes 2 µs longer, which is most of its time for few values.
-        bins: NDArray[np.int64] = np.minimum(np.maximum(raw - (first - 1), 0), self.size - 1)
-        return bins
+        return np.clip(raw - (first - 1), 0, self.size - 1)
 
     def bins_of(self, finer: BitGrid, bins: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bins on this grid of values given by `bins` of a finer grid, which has all edges of this one."""
         shift = finer.bits - self.bits
         places = ((bins - 1) >> shift) - (((self.lowest - finer.lowest) << self.bits) - 1)
-        own: NDArray[np.int64] = np.minimum(np.maximum(places, 0), self.size - 1)
-        return own
+        return np.clip(places, 0, self.size - 1)
 
     def lower_edge(self, index: int) -> float:
         """Return the smallest value of the bin; 0 for the one below."""
@@ -62,12 +59,8 @@ class BitGrid:
         """Return all edges, [size + 1], from 0 to infinity."""
         return np.array([self.lower_edge(index) for index in range(self.size)] + [math.inf])
 
-    def quantile_bin(self, counts: NDArray[np.int64], fraction: float) -> int:
-        """Return the bin of the smallest value with at least `fraction` of all values at or below it; −1 if empty."""
-        return self.quantile_bins(counts, (fraction,))[0]
-
     def quantile_bins(self, counts: NDArray[np.int64], fractions: Sequence[float]) -> list[int]:
-        """Return `quantile_bin` of each fraction."""
+        """Return the bin of the smallest value with at least each fraction of all at or below it; −1 if empty."""
         running = np.cumsum(counts)
         total = int(running[-1])
         if total == 0:
@@ -75,12 +68,8 @@ class BitGrid:
         ranks = [min(max(math.ceil(fraction * total), 1), total) for fraction in fractions]
         return [int(running.searchsorted(rank)) for rank in ranks]
 
-    def quantile(self, counts: NDArray[np.int64], fraction: float) -> float:
-        """Return that value as the geometric middle of its bin; NaN if there are no values."""
-        return self.quantiles(counts, (fraction,))[0]
-
     def quantiles(self, counts: NDArray[np.int64], fractions: Sequence[float]) -> list[float]:
-        """Return `quantile` of each fraction."""
+        """Return that value of each fraction, as the geometric middle of its bin; NaN if there are no values."""
         return [self._middle(index) for index in self.quantile_bins(counts, fractions)]
 
     def _middle(self, index: int) -> float:
