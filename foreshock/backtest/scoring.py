@@ -98,14 +98,16 @@ def scores_of(runs: Sequence[RecordedRun], rules: Sequence[str] | None = None) -
     each rule; None: of every rule that fired."""
     if rules is None:
         rules = sorted({episode.rule for run in runs for episode in run.episodes})
-    scores = [
-        score(rule, runs, [[each for each in run.episodes if each.rule == rule] for run in runs]) for rule in rules
-    ]
-    together = [
-        score(ALL_WARNINGS, runs, [warnings_of(run) for run in runs]),
-        score(LOWERS_RATE, runs, [lowering_of(run) for run in runs]),
-    ]
-    return [*together, *scores]
+    return [score(rule, runs, alarms) for rule, alarms in _alarms_by_rule(runs, rules).items()]
+
+
+def _alarms_by_rule(runs: Sequence[RecordedRun], rules: Iterable[str]) -> dict[str, list[list[Episode]]]:
+    """Return the alarms in each run: of all warnings together, of those that lower the learning rate, of each rule."""
+    together = {
+        ALL_WARNINGS: [warnings_of(run) for run in runs],
+        LOWERS_RATE: [lowering_of(run) for run in runs],
+    }
+    return together | {rule: [[each for each in run.episodes if each.rule == rule] for run in runs] for rule in rules}
 
 
 def _share_interval(times: Sequence[tuple[int, int]]) -> tuple[float, float]:
@@ -163,12 +165,8 @@ def compared(runs: Sequence[RecordedRun], steps: Sequence[Sequence[ClosedStep]])
     ``steps`` are those of each run.
     """
     rules = sorted({each.rule for run in runs for each in warnings_of(run)})
-    budgets = [
-        (ALL_WARNINGS, [warnings_of(run) for run in runs]),
-        (LOWERS_RATE, [lowering_of(run) for run in runs]),
-    ]
-    budgets += [(rule, [[each for each in run.episodes if each.rule == rule] for run in runs]) for rule in rules]
-    return [each for rule, alarms in budgets for each in _at_equal_budget(rule, alarms, runs, steps)]
+    alarms = _alarms_by_rule(runs, rules)
+    return [each for rule, mine in alarms.items() for each in _at_equal_budget(rule, mine, runs, steps)]
 
 
 def _at_equal_budget(

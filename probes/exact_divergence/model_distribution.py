@@ -6,7 +6,6 @@ vocabulary at a time. A model that changes its logits by more than a bias and a 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.exact_divergence.divergences import ExactDivergences, exact_divergences
 from foreshock_probes.exact_divergence.logit_sources import LogitSource
-from foreshock_probes.scorers.forward_pass import TokenBatch, head_in
+from foreshock_probes.scorers.forward_pass import TokenBatch, head_in, precision
 from foreshock_probes.scorers.request import UnsupportedScoreError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class ModelDistribution:
         `positions` [rows, time] None: 0, 1, … in each row.
         """
         named = {} if positions is None else {"position_ids": positions}
-        with self._precision(ids.device):
+        with precision(ids.device, self.autocast):
             states: torch.Tensor = self.model.get_decoder()(
                 input_ids=ids, attention_mask=mask, use_cache=False, **named
             ).last_hidden_state
@@ -81,7 +80,7 @@ class ModelDistribution:
             raise UnsupportedScoreError(
                 "the model is in training mode, in which dropout changes its distribution; call model.eval() first"
             )
-        with self._precision(ids.device), head_in(self.model, self.head_dtype):
+        with precision(ids.device, self.autocast), head_in(self.model, self.head_dtype):
             own = self.model(input_ids=ids, use_cache=False).logits[0].double()
         source = self.source(self.hidden(ids)[0])
         found = torch.empty(own.shape, dtype=source.held_in, device=own.device)
@@ -106,9 +105,6 @@ class ModelDistribution:
                 raise UnsupportedScoreError(
                     f"`{column}` has the id {largest}, and the model's vocabulary has only {size}"
                 )
-
-    def _precision(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(device.type, dtype=self.autocast) if self.autocast else contextlib.nullcontext()
 
 
 def head_of(model: Any) -> Head:

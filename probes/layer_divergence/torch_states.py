@@ -60,12 +60,9 @@ class TorchStates:
         def give(place: int, states: torch.Tensor) -> None:
             observe(place, at, states[row, position].float().cpu().numpy())
 
-        named: dict[str, Any] = {"attention_mask": batch.mask, "use_cache": False}
-        if batch.positions is not None:
-            named["position_ids"] = batch.positions
         with torch.no_grad(), precision(batch.ids.device, self._forward.autocast), _observed(self._layers, give):
             decoder = self._forward.model.get_decoder()
-            give(self.places - 1, decoder(input_ids=batch.ids, **named).last_hidden_state)
+            give(self.places - 1, decoder(**batch.inputs).last_hidden_state)
 
 
 def decoder_layers(model: Any) -> torch.nn.ModuleList:

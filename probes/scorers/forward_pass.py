@@ -153,6 +153,12 @@ class TokenBatch:
         self.num_response_tokens = int(sum(target.stop - target.start for target in self._targets))
 
     @property
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of a model of transformers, or of its decoder, for one pass over all rows."""
+        positions = {} if self.positions is None else {"position_ids": self.positions}
+        return {"input_ids": self.ids, "attention_mask": self.mask, "use_cache": False, **positions}
+
+    @property
     def owners(self) -> torch.Tensor:
         """The rollout in the batch whose response token follows a position, else −1; shape [rows, time − 1]."""
         owners = np.full((self.ids.shape[0], self.ids.shape[1] - 1), -1, dtype=np.int64)
@@ -215,22 +221,19 @@ def next_token_log_probs(
     rows, width = batch.ids.shape
     if width < 2:
         return torch.full((rows, 0), torch.nan)
-    inputs: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
-    if batch.positions is not None:
-        inputs["position_ids"] = batch.positions
     log_probs = torch.full((rows, width - 1), torch.nan, device=batch.ids.device)
     owners = batch.owners
     row, position = (owners >= 0).nonzero(as_tuple=True)
     owner, tokens = owners[row, position], batch.ids[:, 1:][row, position]
     with precision(batch.ids.device, autocast):
         if logits_fit(model, batch.ids.shape, logits_bytes):
-            logits = model(**inputs).logits
+            logits = model(**batch.inputs).logits
             log_probs[row, position] = log_softmax_at(
                 lambda part: logits[row[part], position[part]], tokens, owner, process
             )
             return log_probs
         check_logits(model, batch.ids[:1, :8])
-        states = model.get_decoder()(**inputs).last_hidden_state[row, position]
+        states = model.get_decoder()(**batch.inputs).last_hidden_state[row, position]
         found = torch.empty(tokens.shape, device=batch.ids.device)
         size = max(1, logits_bytes // _position_bytes(model))
         for start in range(0, row.numel(), size):
