@@ -32,8 +32,6 @@ from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock.rollouts.validation import validate_rollouts
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 
-__all__ = ["CapturedRollouts", "Rollouts", "capture_rollouts", "encode_shard", "prepare_token_pass", "size_of"]
-
 # pyarrow ships no types: its classes are Any to a type checker.
 Rollouts = RolloutBatch | Mapping[str, Any] | Any
 """A RolloutBatch, a mapping of columns, a pyarrow Table or RecordBatch."""

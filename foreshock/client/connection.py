@@ -36,16 +36,6 @@ from foreshock.errors import (
     WrongService,
 )
 
-__all__ = [
-    "DEFAULT_URL",
-    "AsyncServiceConnection",
-    "Query",
-    "QueryValue",
-    "ServiceConnection",
-    "configured",
-    "wrong_service",
-]
-
 DEFAULT_URL = "http://127.0.0.1:8765"
 
 # What httpx raises without an answer; RuntimeError: the connection was closed meanwhile.

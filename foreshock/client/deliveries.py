@@ -25,25 +25,6 @@ from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
-__all__ = [
-    "ATTEMPT",
-    "PARQUET",
-    "STATISTICS",
-    "Delivery",
-    "Registration",
-    "acknowledgement",
-    "acknowledgement_body",
-    "change",
-    "check_digest",
-    "check_shard",
-    "check_whole_number",
-    "checkpoint",
-    "registration",
-    "scalars",
-    "state",
-    "weights",
-]
-
 PARQUET = "application/vnd.apache.parquet"
 ATTEMPT = {"attempt": "{attempt}"}
 

@@ -13,8 +13,6 @@ from foreshock.client.registrar import Registrar
 from foreshock.client.reporting import DeliveryStatus
 from foreshock.errors import Rejected, ServiceError
 
-__all__ = ["Heartbeats"]
-
 _TIMEOUT_SECONDS = 10.0
 
 

@@ -33,8 +33,6 @@ from pathlib import PurePath
 
 from foreshock.errors import ConfigurationError
 
-__all__ = ["Launch", "find_launch"]
-
 _LONGEST_KEY = 200
 """The longest attempt key that the service accepts."""
 

@@ -30,8 +30,6 @@ from foreshock.client.spool import Spool
 from foreshock.errors import RolloutsError, ServiceError, WeightsError
 from foreshock.page_addresses import run_page_path
 
-__all__ = ["Pipeline"]
-
 _SECONDS_BETWEEN_ADVICE_POLLS = 5.0
 
 

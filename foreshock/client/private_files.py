@@ -12,19 +12,6 @@ from typing import BinaryIO
 
 from foreshock.errors import SpoolError
 
-__all__ = [
-    "as_spool_error",
-    "is_private_folder",
-    "make_private",
-    "open_own",
-    "private_temporary_folder",
-    "read_own",
-    "require_private",
-    "sync",
-    "sync_file_system",
-    "write_whole",
-]
-
 _OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

@@ -24,8 +24,6 @@ from foreshock.client.spool import Item, Spool, SpoolFullError
 from foreshock.errors import SpoolError
 from foreshock.retry import Backoff
 
-__all__ = ["BoundedQueue", "Outbox", "Work"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:

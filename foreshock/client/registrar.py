@@ -15,8 +15,6 @@ from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.reporting import LogOnce
 from foreshock.errors import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX, Rejected, ServiceError, ServiceUnavailable
 
-__all__ = ["Registrar", "Scope", "scope_of"]
-
 Scope = Literal["service", "run", "item", "final"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -19,8 +19,6 @@ from foreshock.client.private_files import as_spool_error, is_private_folder, ma
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
 
-__all__ = ["DAMAGED", "ITEM", "REJECTED_FOLDER", "RejectedItem", "RejectedItems"]
-
 REJECTED_FOLDER = "rejected"
 DAMAGED = "damaged-"
 ITEM = ".item"

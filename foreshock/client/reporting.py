@@ -11,8 +11,6 @@ from typing import ParamSpec
 
 from foreshock.errors import ForeshockError
 
-__all__ = ["Counters", "DeliveryStatus", "Failures", "LogOnce", "never_raises"]
-
 Arguments = ParamSpec("Arguments")
 
 

@@ -12,8 +12,6 @@ from foreshock.client.connection import configured
 from foreshock.client.private_files import private_temporary_folder
 from foreshock.errors import ConfigurationError
 
-__all__ = ["FROM_ENVIRONMENT", "ClientMode", "ClientSettings"]
-
 ClientMode = Literal["tokens", "statistics"]
 """What travels of the rollouts: every token, or statistics over every token with some rollouts in full."""
 

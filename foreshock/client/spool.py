@@ -43,8 +43,6 @@ from foreshock.client.rejected import DAMAGED, ITEM, REJECTED_FOLDER, RejectedIt
 from foreshock.clock import now_us
 from foreshock.errors import SpoolError
 
-__all__ = ["Item", "Spool", "SpoolFullError", "WaitingFolder", "waiting_folders"]
-
 _LOCK = "lock"
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOST_SYNCS = 16
