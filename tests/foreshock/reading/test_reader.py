@@ -326,7 +326,7 @@ def test_invalid_names_are_refused_by_the_service_with_what_exists(reader: Any) 
     with pytest.raises(Rejected, match="did you mean 'k3_kl'") as raised:
         reader.measurements("my-run", measures=["k3_k"])
     assert raised.value.status == 422
-    with pytest.raises(TypeError, match=r"measure takes several names, such as \['k3_kl'\]"):
+    with pytest.raises(TypeError, match=r"measures takes several names, such as \['k3_kl'\]"):
         reader.measurements("my-run", measures="k3_kl")
 
 
