@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from foreshock.client.deliveries import ATTEMPT, PARQUET, STATISTICS, Delivery, Registration
+from foreshock.client.deliveries import ATTEMPT, PARQUET, Delivery, Registration
 from foreshock.client.reporting import LogOnce
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import InvalidRolloutsError
@@ -30,7 +30,7 @@ from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.parquet import decode_rollouts, encode_rollouts_view
 from foreshock.rollouts.schema import ROLLOUT_COLUMNS
 from foreshock.rollouts.validation import validate_rollouts
-from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
+from foreshock.statistics_shards import MEDIA_TYPE, FullRollouts, encode_statistics_shard
 
 # pyarrow ships no types: its classes are Any to a type checker.
 Rollouts = RolloutBatch | Mapping[str, Any] | Any
@@ -150,7 +150,7 @@ def encode_shard(
     # The sample of full rollouts is that of run, step and shard: the same shard gives the same bytes.
     seed = "/".join((*registration.run_identity, str(step), str(shard), str(shards)))
     measured = encode_statistics_shard(captured.build(), seed=seed, full=full.of_shard(shard, shards))
-    return Delivery("statistics", registration, "PUT", f"{folder}/statistics/{shard}", query, STATISTICS, measured)
+    return Delivery("statistics", registration, "PUT", f"{folder}/statistics/{shard}", query, MEDIA_TYPE, measured)
 
 
 def prepare_token_pass() -> bool:
