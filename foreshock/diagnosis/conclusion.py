@@ -66,7 +66,7 @@ class DriftPoint:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentLinkEvidence:
-    """A scorer in two environments; see `foreshock.measures.estimators.environment_links.EnvironmentLink`.
+    """A scorer in two environments; see `foreshock.measures.estimators.attribution.EnvironmentLink`.
 
     `first` is the environment that the chain has. `logged` is the logged score of the same side; `excess` is NaN if one
     of the two environments is the run's own, because then the chain's link says it.
