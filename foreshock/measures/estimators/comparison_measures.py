@@ -3,26 +3,23 @@
 NaN means not estimable: no tokens, an input that was not logged, or too few rollouts to resolve the quantity.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from foreshock.measures.estimators.bootstrap import effective_number
 from foreshock.measures.estimators.intervals import token_mean_interval
 from foreshock.measures.estimators.pareto import pareto_shape
 from foreshock.measures.registry import BOOTSTRAPPED, K3_BY_LAG, TOKENS_BY_LAG, WITH_INTERVAL
+from foreshock.measures.statistics.comparison_sums import ComparisonSums
 from foreshock.measures.statistics.compensated_sums import LogWeights
 from foreshock.measures.statistics.conditions import BUCKET_EDGES, LAG_BUCKETS, LOW_PROBABILITY
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID
 from foreshock.measures.statistics.rollout_sums import SEQUENCE_MEANS
 from foreshock.measures.statistics.tails import ABOVE, BELOW, TAIL_ASYMMETRY_LEVELS, TAIL_THRESHOLDS
 
-if TYPE_CHECKING:
-    from foreshock.measures.comparison_statistics import ComparisonStatistics
+__all__ = ["comparison_measures"]
 
 
-def comparison_measures(statistics: ComparisonStatistics) -> dict[str, float]:
+def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     """Return all comparison and sequence measures of the registry by column."""
     return {
         **_token_means(statistics),
@@ -67,7 +64,7 @@ def _named_means(means: list[float], suffix: str) -> dict[str, float]:
     }
 
 
-def _token_means(statistics: ComparisonStatistics) -> dict[str, float]:
+def _token_means(statistics: ComparisonSums) -> dict[str, float]:
     means = [_ratio(statistics.sum(name), statistics.tokens) for name in SEQUENCE_MEANS]
     return {
         **_named_means(means, ""),
@@ -79,7 +76,7 @@ def _token_means(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _probabilities(statistics: ComparisonStatistics) -> dict[str, float]:
+def _probabilities(statistics: ComparisonSums) -> dict[str, float]:
     """Return verl's measures of probabilities."""
     tokens = statistics.tokens
     of_target = _moment(statistics, "within_target", "between_target", "target_probability")
@@ -95,9 +92,7 @@ def _probabilities(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _moment(
-    statistics: ComparisonStatistics, within: str, between: str, first: str, second: str | None = None
-) -> float:
+def _moment(statistics: ComparisonSums, within: str, between: str, first: str, second: str | None = None) -> float:
     """Return Σ (a − mean a)(b − mean b) over tokens, from moments within and between rollouts.
 
     Exact rational arithmetic, because Σ S²/n and (ΣS)²/n may agree in all but their last digits.
@@ -113,7 +108,7 @@ def _moment(
     return statistics.sum(within) + difference / (of_total * of_one * of_other * statistics.tokens)
 
 
-def _distribution(statistics: ComparisonStatistics) -> dict[str, float]:
+def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     """Return extremes and quantiles of d."""
     tokens = statistics.tokens
     counts = statistics.histogram.sum(axis=0)
@@ -131,14 +126,14 @@ def _distribution(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _of_low_probability(statistics: ComparisonStatistics) -> dict[str, float]:
+def _of_low_probability(statistics: ComparisonSums) -> dict[str, float]:
     """Return the measures of the tokens that μ gave a low probability."""
     buckets = statistics.conditions["probability"]
     tokens, mean_abs_d = buckets.mean_of("abs_d", slice(BUCKET_EDGES.index(LOW_PROBABILITY)))
     return {"low_probability_abs_d": mean_abs_d, "low_probability_tokens": tokens}
 
 
-def _by_lag(statistics: ComparisonStatistics) -> dict[str, float]:
+def _by_lag(statistics: ComparisonSums) -> dict[str, float]:
     """Return k3 and the number of tokens at each lag."""
     measures: dict[str, float] = {}
     for of_k3, of_tokens, lag in zip(K3_BY_LAG, TOKENS_BY_LAG, LAG_BUCKETS, strict=True):
@@ -147,7 +142,7 @@ def _by_lag(statistics: ComparisonStatistics) -> dict[str, float]:
     return measures
 
 
-def _tail_shapes(statistics: ComparisonStatistics) -> dict[str, float]:
+def _tail_shapes(statistics: ComparisonSums) -> dict[str, float]:
     """Return k̂ of ρ and of 1/ρ."""
     return {
         "pareto_k": pareto_shape(statistics.largest_d, statistics.tokens),
@@ -155,7 +150,7 @@ def _tail_shapes(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _tails(statistics: ComparisonStatistics) -> dict[str, float]:
+def _tails(statistics: ComparisonSums) -> dict[str, float]:
     """Return the tail measures of d: both tails together, and each by itself."""
     tokens = statistics.tokens
     measures = {}
@@ -172,7 +167,7 @@ def _tails(statistics: ComparisonStatistics) -> dict[str, float]:
     return measures
 
 
-def _sequences(statistics: ComparisonStatistics) -> dict[str, float]:
+def _sequences(statistics: ComparisonSums) -> dict[str, float]:
     """Return means over sequences, and effective sample sizes of turns and sequences."""
     rollouts = statistics.count("measured_rollouts")
     means = [_ratio(statistics.sum(f"{name}_seq"), rollouts) for name in SEQUENCE_MEANS]
@@ -191,7 +186,7 @@ def _sequences(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _perplexities(statistics: ComparisonStatistics) -> dict[str, float]:
+def _perplexities(statistics: ComparisonSums) -> dict[str, float]:
     """Return verl's perplexities: means over sequences, unclamped."""
     rollouts = statistics.count("measured_rollouts")
     return {
@@ -205,7 +200,7 @@ def _perplexities(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _advantages(statistics: ComparisonStatistics) -> dict[str, float]:
+def _advantages(statistics: ComparisonSums) -> dict[str, float]:
     """Return the measures of d with the advantage A, over the tokens with an advantage."""
     tokens = statistics.count("advantage_tokens")
     positive, negative = (
@@ -220,7 +215,7 @@ def _advantages(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _covariance(statistics: ComparisonStatistics, tokens: int) -> float:
+def _covariance(statistics: ComparisonSums, tokens: int) -> float:
     """Return Σ A·d / n − (Σ A)(Σ d) / n², in exact rational arithmetic."""
     sums = [statistics.sum(name) for name in ("advantage_d", "advantage", "d_with_advantage")]
     if not tokens or not all(map(math.isfinite, sums)):
@@ -239,7 +234,7 @@ def _estimable(weights: LogWeights, k3_sum: float) -> float:
     return weights.effective_fraction()
 
 
-def _intervals(statistics: ComparisonStatistics) -> dict[str, float]:
+def _intervals(statistics: ComparisonSums) -> dict[str, float]:
     """Return the ends of the intervals clustered by prompt group; bootstrap intervals need one row per rollout and are
     NaN.
     """
@@ -250,7 +245,7 @@ def _intervals(statistics: ComparisonStatistics) -> dict[str, float]:
     return measures
 
 
-def _prompt_groups(statistics: ComparisonStatistics) -> dict[str, float]:
+def _prompt_groups(statistics: ComparisonSums) -> dict[str, float]:
     """Return the number of clusters, and the effective number for k3."""
     clusters = statistics.clusters
     return {
@@ -259,7 +254,7 @@ def _prompt_groups(statistics: ComparisonStatistics) -> dict[str, float]:
     }
 
 
-def _with_entropies(statistics: ComparisonStatistics) -> dict[str, float]:
+def _with_entropies(statistics: ComparisonSums) -> dict[str, float]:
     """Return the measures that need entropies."""
     with_entropy = statistics.count("entropy_tokens")
     entropy = _ratio(statistics.sum("entropy"), with_entropy)

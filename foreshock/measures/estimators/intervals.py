@@ -15,13 +15,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from foreshock.measures.comparison_statistics import ComparisonStatistics
+from foreshock.measures.statistics.comparison_sums import ComparisonSums
 
 Float64 = NDArray[np.float64]
 
@@ -59,7 +57,7 @@ def clustered_interval(sums: Float64, tokens: NDArray[np.int64], clusters: NDArr
     return interval_from_residuals(mean, square, int(sizes.sum()), int(sizes.size))
 
 
-def token_mean_interval(sums: ComparisonStatistics, name: str) -> Interval:
+def token_mean_interval(sums: ComparisonSums, name: str) -> Interval:
     """Return the nominal 95 % interval of a token mean, clustered by prompt group (by rollout if it has none).
 
     `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….

@@ -22,9 +22,9 @@ from foreshock.measures import (
     fold,
     measure_step,
 )
-from foreshock.measures.comparison_statistics import SUMS
 from foreshock.measures.passes import numpy_pass
 from foreshock.measures.registry import TOKENS_BY_LAG
+from foreshock.measures.statistics.comparison_sums import SUMS
 from foreshock.rollouts import RolloutBatch
 from tests.foreshock.batches import random_batch
 
