@@ -185,7 +185,7 @@ def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root
 
 
 @pytest.mark.parametrize("settings", [{"use_dora": True}, {"bias": "all"}, {"peft_type": "IA3"}, {"r": None}])
-def test_adapter_that_is_no_plain_lora_is_skipped_with_the_reason(root: Path, settings: dict[str, object]) -> None:
+def test_adapter_that_is_no_plain_lora_is_skipped_with_the_reason(root: Path, settings: dict[str, Any]) -> None:
     make_adapter(root, **settings)
     with pytest.raises(WeightsGoneError, match=r"needs_conversion: adapter_config\.json"):
         WeightsLibrary({"runs": root}).find(announce(root))

@@ -9,7 +9,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trl.generation import vllm_generation
 
@@ -36,7 +36,7 @@ def main() -> None:
         arguments |= {"reward": halving_reward, "lr_scheduler_type": "constant", "save_strategy": "steps",
                       "save_steps": 2, "mask_truncated_completions": True}  # fmt: skip
     trainer = new_trainer(folder, **arguments)
-    mode = "apply" if scenario == "apply" else "shadow"
+    mode: Literal["apply", "shadow"] = "apply" if scenario == "apply" else "shadow"
     callback = ForeshockCallback(trainer, advice_mode=mode, weights_root="trl", notary=scenario == "apply")
     trainer.add_callback(callback)
     trainer.train()

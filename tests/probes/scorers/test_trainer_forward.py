@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_wrong_answers_and_options_are_refused(checkpoint: Path, monkeypatch: py
 
 
 # FSDP2's parameters are gathered in bfloat16, and nothing is computed in float32 as autocast does.
-PRECISIONS: dict[str, dict[str, object]] = {
+PRECISIONS: dict[str, dict[str, Any]] = {
     "load_fsdp2": {"master_dtype": "bfloat16", "autocast": None},
     "load_trl": {"master_dtype": "float32", "autocast": "bfloat16"},
 }
