@@ -123,7 +123,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def _observe_sync(self) -> None:
         generation = self._trainer.vllm_generation
         if generation.mode != "colocate" or generation.tensor_parallel_size != 1:
-            raise ValueError("notary=True needs vllm_mode='colocate' without tensor parallelism; see docs/notary.md")
+            raise ValueError("notary=True needs vllm_mode='colocate' without tensor parallelism; see docs/doctor.md")
         own_sync = generation.sync_weights
 
         def sync_weights() -> None:
