@@ -70,8 +70,9 @@ CLOSING: Final = """
 - As an early warning the driven part misses its bar, 90 % of the mismatch collapses at one false alarm per 1,000. On
   the locked part of the benchmark of collapses 16 set points for five steps hit 7 of 13 at 0.4 per 1,000. They are the
   best of the tuning part (6 of 7, no false alarm), chosen after rules had been scanned on the locked part too. 6 set
-  points hit 9 of 13 at 2.6. Two of the 13 have no lag, and so no driven part. At one set point the alarm stands three steps before all 11 collapses with lag, but most began with the
-  large first updates, before the window that counts, and so does that of 7 of 47 runs that do not collapse.
+  points hit 9 of 13 at 2.6. Two of the 13 have no lag, and so no driven part. At one set point the alarm stands three
+  steps before all 11 collapses with lag, but most began with the large first updates, before the window that counts,
+  and so does that of 7 of 47 runs that do not collapse.
 
 ## What this cannot tell
 

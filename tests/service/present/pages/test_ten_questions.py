@@ -170,7 +170,8 @@ def test_what_did_the_trainer_do_to_its_learning_rate_and_why(reader: Reader, fl
     assert f"applied {advice['applied']['scale']:g} at step {advice['applied']['step']}" in panel
     control = advice["control"]
     assert f"k3 at any rate {number(control['static'])}" in panel.replace("\n", " ")
-    assert (control["finding"] or "") in panel
+    assert advice["favours_why"]
+    assert advice["favours_why"] in panel
 
 
 def test_which_alerts_are_open_over_all_runs(reader: Reader, fleet: Fleet) -> None:
