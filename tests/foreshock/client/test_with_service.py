@@ -130,7 +130,7 @@ def test_restart_without_a_resume_step_is_warned_of(
     make: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt, resume_step, first in (("a", 0, 1), ("b", 6, 6), ("c", 0, 8)):
-        client = make("restarted", attempt_key=attempt)
+        client = make("restarted-without-step", attempt_key=attempt)
         client.start_run(resume_step=resume_step)
         for step in (first, first + 1):
             client.log_rollouts(step, random_batch(step))
