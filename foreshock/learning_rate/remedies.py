@@ -83,7 +83,7 @@ def favoured(loop: LoopState, settings: LoopSettings, also: Sequence[RemedyRecor
         return Remedies()
     static, driven = loop.static or 0.0, loop.average or 0.0
     if finding(loop, settings) is not None and static >= driven:
-        masking = f" {_dropped(also[0])}" if also else ""
+        masking = f" {_dropped(also[0])}." if also else ""
         return Remedies(
             tuple(also), "cause",
             f"Lowering the learning rate will not help: {percent(static / (static + driven))} of the mismatch is there "
