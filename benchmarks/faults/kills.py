@@ -141,8 +141,8 @@ class Campaign:
         database, clean_database = Database(served.database_url), Database(clean.database_url)
         before = len(self.totals.findings.problems)
         try:
-            for each, run_id in ((database, sender.run_id), (clean_database, reference.run_id)):
-                if not wait_until_settled(each, run_id):
+            for written, run_id in ((database, sender.run_id), (clean_database, reference.run_id)):
+                if not wait_until_settled(written, run_id):
                     self.totals.findings.problem("not_closed", f"{plan.key}: steps stay open or attributions stale")
             verify_run(
                 self.totals.findings, database, served.store, served.url, sender, reference, clean_database, clean.url
