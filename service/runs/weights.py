@@ -55,7 +55,9 @@ class HoldingPut(BaseModel):
         description="of each tensor its pieces: dtype, digest (`foreshock.notary.digests`), rows, 32-bit words of a "
         "row, first row, first word, rank",
     )
-    canary: list[float] = Field(default_factory=list, max_length=MOST_CANARY_TOKENS, description="log-probs, in nats")
+    canary: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=list, max_length=MOST_CANARY_TOKENS, description="log-probs, in nats"
+    )
     others_as_announced: bool = Field(
         default=False,
         description="of an engine: tensors that are not listed are what the trainer announces, bit by bit",

@@ -133,3 +133,7 @@ def test_wrong_reports_are_refused(http: httpx.Client) -> None:
         body = {"trainer": {"tensors": {"w": pieces}}}
         assert http.put(path, params=query, json=body).status_code == 422
     assert http.put(path, params={"attempt": 7}, json={}).status_code == 404
+    for value in ("NaN", "Infinity"):
+        content = f'{{"engines": {{"0": {{"canary": [{value}]}}}}}}'
+        answer = http.put(path, params=query, content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
