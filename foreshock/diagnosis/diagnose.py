@@ -26,7 +26,7 @@ from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "3"
+JUDGE_VERSION: Final = "4"
 """Grows with each change of what is said, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -334,7 +334,7 @@ def _k3_now(history: History) -> float:
 
 
 def _k3_clause(history: History) -> str:
-    when = f"in the newest {NEWEST_STEPS} measured steps"
+    when = f"in the newest {min(NEWEST_STEPS, len(history.k3.steps))} measured steps"
     if history.undeclared:
         when += ", if the logged μ sampled the tokens, which is not declared"
     levels = history.newest_lags
