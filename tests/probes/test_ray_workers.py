@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,8 +30,34 @@ _ACTOR = "ray::WorkerActor"
 _AUTHENTICATION = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
+@dataclass(frozen=True)
+class RayCluster:
+    """A Ray of this module's own: its address and the process of which all others of it descend."""
+
+    address: str
+    head: int
+
+    def actors(self) -> dict[int, psutil.Process]:
+        """The processes of this cluster's workers, by process id."""
+        found = {}
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.head).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if any(part.startswith(_ACTOR) for part in process.cmdline()[:1]):
+                        found[process.pid] = process
+        # An engine that is being started has its worker's name until it runs its own program.
+        return {pid: process for pid, process in found.items() if _parent(process) not in found}
+
+    def wait_until_empty(self) -> None:
+        """Wait until Ray has ended the actors of a driver that is gone. It does so after the driver's end."""
+        deadline = time.monotonic() + 120
+        while left := self.actors():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+
+
 @pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
+def ray_cluster() -> Iterator[RayCluster]:
     """A Ray cluster of one node that declares two H100, as processes of its own."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="fs-ray-", dir="/tmp") as folder:
@@ -52,7 +79,7 @@ def ray_address() -> Iterator[str]:
                 if head.poll() is not None or time.monotonic() > deadline:
                     pytest.fail(log.read_text(errors="replace"))
                 time.sleep(0.2)
-            yield f"127.0.0.1:{port}"
+            yield RayCluster(f"127.0.0.1:{port}", head.pid)
         finally:
             _end(head)
 
@@ -71,17 +98,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def actors() -> dict[int, psutil.Process]:
-    """The processes of workers on Ray, by process id."""
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if any(part.startswith(_ACTOR) for part in process.cmdline()[:1]):
-                found[process.pid] = process
-    # An engine that is being started has its worker's name until it runs its own program.
-    return {pid: process for pid, process in found.items() if _parent(process) not in found}
-
-
 def _parent(process: psutil.Process) -> int | None:
     with contextlib.suppress(psutil.Error):
         return process.ppid()
@@ -90,7 +106,7 @@ def _parent(process: psutil.Process) -> int | None:
 
 @contextlib.contextmanager
 def workers_on_ray(
-    service: RunningService, address: str, root: Path, log: Path, accelerator_type: str = "H100"
+    service: RunningService, cluster: RayCluster, root: Path, log: Path, accelerator_type: str = "H100"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run `foreshock worker --ray` with two workers until the block ends."""
     command = [
@@ -99,7 +115,7 @@ def workers_on_ray(
         "--scorers", "torch.float32", "--name", "on-ray",
     ]  # fmt: skip
     environment = {
-        **os.environ, **_AUTHENTICATION, "RAY_ADDRESS": address, "FORESHOCK_URL": service.url,
+        **os.environ, **_AUTHENTICATION, "RAY_ADDRESS": cluster.address, "FORESHOCK_URL": service.url,
         "FORESHOCK_ACCELERATOR": "cpu", "FORESHOCK_WEIGHTS_ROOTS": f"runs={root}", "FORESHOCK_LEASE_WAIT_SECONDS": "1",
         "FORESHOCK_SHUTDOWN_GRACE_SECONDS": "1",
     }  # fmt: skip
@@ -109,6 +125,7 @@ def workers_on_ray(
         yield process
     finally:
         _end(process)
+        cluster.wait_until_empty()
 
 
 def wait_until_logged(log: Path, text: str, process: subprocess.Popen[bytes]) -> None:
@@ -129,21 +146,21 @@ def run(service: RunningService) -> Iterator[ProbedRun]:
 
 @pytest.mark.slow
 def test_a_killed_worker_is_restarted_by_ray_and_its_job_is_done(
-    service: RunningService, run: ProbedRun, checkpoints: Path, ray_address: str, tmp_path: Path
+    service: RunningService, run: ProbedRun, checkpoints: Path, ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
     run.announce(weights_digest(checkpoints / "first"))
-    with workers_on_ray(service, ray_address, checkpoints, tmp_path / "log") as process:
+    with workers_on_ray(service, ray_cluster, checkpoints, tmp_path / "log") as process:
         wait_until_logged(tmp_path / "log", "starting 2 workers on Ray", process)
         # One rollout at a time, so that there is time to kill its worker.
         probe = run.probe("torch.float32", options={"torch.float32": {"batch_size": 1}})
         run.wait_for(probe, {"running"})
         # The one that has the job, and the other if it is there already.
-        before = actors()
+        before = ray_cluster.actors()
         assert before
         for each in before.values():
             each.kill()
         done = run.wait_for(probe, {"done", "failed"})
-        after = actors()
+        after = ray_cluster.actors()
         assert process.poll() is None
     assert done["state"] == "done"
     (job,) = done["jobs"]
@@ -156,12 +173,12 @@ def test_a_killed_worker_is_restarted_by_ray_and_its_job_is_done(
 
 @pytest.mark.slow
 def test_workers_end_with_a_signal_and_wait_for_an_accelerator_that_is_missing(
-    service: RunningService, checkpoints: Path, ray_address: str, tmp_path: Path
+    service: RunningService, checkpoints: Path, ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with workers_on_ray(service, ray_address, checkpoints, log, accelerator_type="A100") as process:
+    with workers_on_ray(service, ray_cluster, checkpoints, log, accelerator_type="A100") as process:
         wait_until_logged(log, "the cluster has no accelerator of type A100 (it has: H100)", process)
-        assert actors() == {}
+        ray_cluster.wait_until_empty()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
 
