@@ -27,7 +27,12 @@ def ends_in_words(mean: float, low: float, high: float, number: Callable[[float]
 
     0 … 2639 for a k3 of 1 is what one heavy prompt among few gives: no user can act on it.
     """
-    return UNTOLD if high > max(_WIDEST * mean, _STILL_TELLS) else f"{number(low)}{between}{number(high)}"
+    return UNTOLD if high > max(_WIDEST * mean, _STILL_TELLS) else between_ends(number(low), number(high), between)
+
+
+def between_ends(low: str, high: str, between: str = " to ") -> str:
+    """Return the two ends of a range, written as they are shown; one if they are shown alike."""
+    return low if low == high else f"{low}{between}{high}"
 
 
 def range_in_words(mean: float, low: float, high: float, number: Callable[[float], str]) -> str:

@@ -151,6 +151,9 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def threshold_number(value: float) -> str:
-    """Return a threshold as a person writes it: powers of ten below 0.01 as "1e-3", others as decimals."""
-    exponent = round(math.log10(value))
-    return f"1e{exponent}" if value < 0.01 and value == 10.0**exponent else f"{value:g}"
+    """Return a threshold or a rate as a person writes it: "1e-3", "5e-7"; other values as decimals."""
+    if value <= 0:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    digits = f"{value / 10.0**exponent:g}"
+    return f"{digits}e{exponent}" if exponent < -4 or (exponent < -2 and digits == "1") else f"{value:g}"

@@ -33,11 +33,14 @@ def problem_types(responses: Mapping[str, Any], status: int) -> list[str]:
 _NO_HTTP = b"Invalid HTTP request received."
 
 
-def is_known(status: int, headers: Mapping[str, str], body: bytes) -> bool:
+def is_known(status: int, headers: Mapping[str, str], body: bytes, *, of_a_form: bool = False) -> bool:
     """Return whether an error is a problem document of a documented type and of the status that the type has.
 
-    Bytes that are no HTTP never reach the application: the server below it refuses them with a line of text.
+    The form of a page may also be answered with a page. Bytes that are no HTTP never reach the application: the server
+    below it refuses them with a line of text.
     """
+    if of_a_form and _media_type(headers) == "text/html":
+        return status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.UNPROCESSABLE_ENTITY)
     if status == 400 and body in (b"", _NO_HTTP) and _media_type(headers) == "text/plain":
         return True
     if _media_type(headers) != PROBLEM:

@@ -194,7 +194,9 @@ def send_floods(scene: Scene, count: int, seed: int, threads: int = 4) -> Tally:
                     tally.note(f"{made.kind}: no answer", f"{example}: {answer!r}")
                 continue
             tally.statuses[answer.status_code] += 1
-            known = answer.status_code < 400 or is_known(answer.status_code, answer.headers, answer.content)
+            known = answer.status_code < 400 or is_known(
+                answer.status_code, answer.headers, answer.content, of_a_form=path == "/login"
+            )
             if answer.status_code >= 500 or not known:
                 tally.note(f"{made.kind}: {answer.status_code}", f"{example}: {answer.content[:200]!r}")
     return tally

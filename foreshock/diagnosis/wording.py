@@ -2,7 +2,7 @@
 
 import math
 
-from foreshock.interval_names import RANGE
+from foreshock.interval_names import RANGE, between_ends
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -37,14 +37,14 @@ def interval_text(low: float, high: float) -> str:
     """Return an interval as words; "no range" if it is unknown."""
     if math.isnan(low) or math.isnan(high):
         return "no range"
-    return f"{RANGE} {number(low)} to {number(high)}"
+    return f"{RANGE} {between_ends(number(low), number(high))}"
 
 
 def interval_of_share(low: float, high: float) -> str:
     """Return the interval of a share in percents, see `interval_text`."""
     if math.isnan(low) or math.isnan(high):
         return "no range"
-    return f"{RANGE} {percent(low)} to {percent(high)}"
+    return f"{RANGE} {between_ends(percent(low), percent(high))}"
 
 
 def as_clause(sentence: str) -> str:

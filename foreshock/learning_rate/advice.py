@@ -15,6 +15,7 @@ from foreshock.learning_rate.schedule import (
     halvings_for_older_clients,
     scale_at,
 )
+from foreshock.ranges import threshold_number
 
 __all__ = ["NOT_ACKNOWLEDGED", "SHADOW_EFFECT", "Advice", "AdviceAlert", "Applied", "effect_in_words"]
 
@@ -162,10 +163,10 @@ class Applied:
 
     @property
     def words(self) -> str:
-        """Return what was applied, such as "applied 0.5 at step 201 (learning rate 5e-07)"."""
+        """Return what was applied, such as "applied 0.5 at step 201 (learning rate 5e-7)"."""
         if self.scale is None:
-            return f"applied the learning rate {self.learning_rate:g} at step {self.step}"
-        return f"applied {self.scale:g} at step {self.step} (learning rate {self.learning_rate:g})"
+            return f"applied the learning rate {threshold_number(self.learning_rate)} at step {self.step}"
+        return f"applied {self.scale:g} at step {self.step} (learning rate {threshold_number(self.learning_rate)})"
 
 
 def effect_in_words(mode: str, revision: int, applied: Applied | None) -> str:

@@ -235,7 +235,7 @@ def test_advice_tells_what_the_trainer_acknowledged() -> None:
     assert "not acknowledged" in text_of(advice=AdviceRecord(advice, 0.5, 396))
     applied = Applied(step=201, learning_rate=5e-7, revision=advice.revision, scale=0.5)
     text = text_of(advice=AdviceRecord(advice, 0.5, 396, applied))
-    assert "applied 0.5 at step 201 (learning rate 5e-07)" in text
+    assert "applied 0.5 at step 201 (learning rate 5e-7)" in text
     assert "not acknowledged" not in text
 
 

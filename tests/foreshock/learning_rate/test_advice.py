@@ -99,8 +99,8 @@ RATE_ONLY = Applied(step=201, learning_rate=5e-7, revision=3)
     [
         ("shadow", 3, None, "shown only, the trainer gets 1.0"),
         ("apply", 3, None, "sent to trainers that ask, not acknowledged"),
-        ("apply", 3, APPLIED, "applied 0.5 at step 201 (learning rate 5e-07)"),
-        ("apply", 3, RATE_ONLY, "applied the learning rate 5e-07 at step 201"),
+        ("apply", 3, APPLIED, "applied 0.5 at step 201 (learning rate 5e-7)"),
+        ("apply", 3, RATE_ONLY, "applied the learning rate 5e-7 at step 201"),
     ],
 )
 def test_effect_is_what_was_acknowledged(mode: str, revision: int, applied: Applied | None, words: str) -> None:

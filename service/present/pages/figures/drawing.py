@@ -120,8 +120,10 @@ def log_axis(values: Sequence[float | None], labels: int = 5) -> Json:
     if not positive:
         return {"type": "log"}
     decades = math.log10(max(positive)) - math.log10(min(positive))
-    every = "D2" if 3 * decades <= labels else math.ceil(decades / labels)
-    return {"type": "log", "exponentformat": "e", "dtick": every}
+    if 3 * decades <= labels:
+        # Without a format 0.2 and 20 are both labelled 2.
+        return {"type": "log", "tickformat": "~g", "dtick": "D2"}
+    return {"type": "log", "exponentformat": "e", "dtick": math.ceil(decades / labels)}
 
 
 def scientific(value: float) -> str:

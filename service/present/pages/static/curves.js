@@ -96,7 +96,7 @@ export function arranged({ data, layout }) {
   for (const key of Object.keys(changed)) {
     // An axis with its own range, such as a share, stays as it is.
     if (!state.log || !/^yaxis\d*$/.test(key) || changed[key].type === "log" || changed[key].range) continue;
-    changed[key] = { ...changed[key], type: "log", rangemode: "normal", exponentformat: "e", nticks: 6 };
+    changed[key] = { ...changed[key], type: "log", rangemode: "normal", tickformat: "~g", nticks: 6 };
     const name = key.replace("axis", "");
     changed.annotations = changed.annotations?.map((each) => (each.yref === name && each.y > 0 ? { ...each, y: Math.log10(each.y) } : each));
   }
