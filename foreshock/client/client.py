@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["Client"]
 
 # Of the feed and the exporters, which run in the trainer.
-_MOST_ANSWER_BYTES = 16 * TRAINER_ANSWER_BYTES
+_MOST_ANSWER_BYTES = 64 * TRAINER_ANSWER_BYTES
 
 
 class Client:

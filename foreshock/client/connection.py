@@ -46,8 +46,8 @@ _CONNECT_SECONDS = 5.0
 _LEAST_BYTES_PER_SECOND = 65_536
 LONGEST_ANSWER_BYTES = 1 << 30
 """Of a reader or a worker: tables of rollouts are the largest answers."""
-TRAINER_ANSWER_BYTES = 1 << 20
-"""Of what runs in a trainer: receipts, advice and problems."""
+TRAINER_ANSWER_BYTES = 1 << 18
+"""Of what runs in a trainer: receipts, advice and problems. JSON of empty lists takes 25 times its bytes of memory."""
 _MOST_REASON = 1000
 
 QueryValue = str | int | float | None

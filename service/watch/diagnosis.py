@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from sqlalchemy import bindparam, case, func, select
+from sqlalchemy import bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
@@ -60,7 +60,7 @@ _NO_LAGS = StepLags.of({})
 _MOST_AWAITED = 3
 _LEAST_INFO_STEPS, _LEAST_INFO_SHARE = 3, 0.25
 _AT_ONCE = 100
-_MOST_ALERTS = 100
+_MOST_RESOLVED = 100
 
 _logger = logging.getLogger(__name__)
 
@@ -275,14 +275,19 @@ def _awaited(
 
 # Built once: they are executed at each step, and building one takes longer than executing it.
 _STANDING = Alert.state.in_(("open", "acknowledged"))
+_NEWEST_RESOLVED = (
+    select(Alert.id)
+    .where(Alert.run_id == bindparam("run_id"), Alert.state == "resolved")
+    .order_by(Alert.step.desc(), Alert.rule)
+    .limit(_MOST_RESOLVED)
+)
 _PAST_ALERTS = (
     select(
         Alert.rule, Alert.severity, Alert.step, _STANDING, Alert.why, Alert.what_to_do, Alert.value, Alert.threshold,
         Alert.evidence, Alert.attempt,
     )
-    .where(Alert.run_id == bindparam("run_id"), Alert.state != "retracted")
+    .where(Alert.run_id == bindparam("run_id"), or_(_STANDING, Alert.id.in_(_NEWEST_RESOLVED)))
     .order_by(case((_STANDING, 0), else_=1), Alert.step.desc(), Alert.rule)
-    .limit(_MOST_ALERTS)
 )  # fmt: skip
 _WAITING = (
     select(Step)

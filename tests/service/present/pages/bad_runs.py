@@ -15,6 +15,7 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Alert
 from foreshock_service.platform.database.tables.base import new_identifier
+from foreshock_service.watch.diagnosis import compute_before_commit
 from tests.service.sending import Sender, make_batch, start_run
 
 STEPS, ALERTS = 30, 500
@@ -91,7 +92,7 @@ def _open_alerts(session: Session, run: str) -> None:
     severities = ("critical", "warning", "info")
     rows = [
         {
-            "id": new_identifier("alert"), "run_id": run, "attempt": 1, "rule": f"rule_of_a_file_{number % 50}",
+            "id": new_identifier("alert"), "run_id": run, "attempt": 1, "rule": f"rule_of_a_file_{number}",
             "step": 1 + number // 50, "severity": severities[number % 3], "value": 1.5, "threshold": 1.0,
             "why": f"scalar {number} is above 1", "what_to_do": "Look at the scalar.", "moves_learning_rate": False,
             "evidence": {}, "state": "open", "changed_by": "detector", "version": 1000 + number, "opened_at_us": 1,
@@ -100,3 +101,4 @@ def _open_alerts(session: Session, run: str) -> None:
         for number in range(ALERTS)
     ]  # fmt: skip
     session.execute(insert(Alert), rows)
+    compute_before_commit(session, run)

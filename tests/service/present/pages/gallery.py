@@ -76,14 +76,15 @@ def pictures_of_pages(page: Page, fleet: Fleet) -> Iterator[str]:
 
 
 def pictures_of_runs(page: Page, fleet: Fleet) -> Iterator[str]:
-    """Take the page of every run at 1440 px."""
+    """Take the page of every run at 1440 px, and of a run with bad data at 390 px too."""
     visit = Visit(page)
     page.emulate_media(color_scheme="light")
     runs = [("default", name) for name in (*KINDS, *COLLAPSES)] + [("bad", name) for name in BAD]
     for number, (project, name) in enumerate(runs):
-        opened(visit, fleet, f"/runs/{project}/{quote(name, safe='')}", 1440)
-        sentence = page.locator(".verdict strong").inner_text()
-        yield taken(page, f"of-run-{number:02d}", f"{name}: {sentence}")
+        for width in (1440, 390) if project == "bad" else (1440,):
+            opened(visit, fleet, f"/runs/{project}/{quote(name, safe='')}", width)
+            sentence = page.locator(".verdict strong").inner_text()
+            yield taken(page, f"of-run-{number:02d}-{width}", f"{name}, {width} px: {sentence}")
 
 
 def taken(page: Page, name: str, caption: str) -> str:

@@ -25,6 +25,7 @@ SENTENCES = {
     "only lengths": "Unknown: no step has both log-probs yet.",
     "only scalars": "Unknown: no step has both log-probs yet; the reward, 0.85, has not fallen.",
     "NaN everywhere": "Warning since step 1: some log-probs are NaN, infinite or placeholders",
+    "500 alerts": "Critical since step 1: scalar 0 is above 1; 334 more alerts.",
 }
 
 
