@@ -211,6 +211,12 @@ class RunQueries:
             return None, False
         return answer, answer is None or not answer.stale
 
+    def ignored_values(self, step: int) -> str:
+        """Return what the lint of a step ignored, as a sentence; empty if nothing."""
+        found = self._optional(Reader.lint.request(self._run, step))
+        checks = () if found is None else found.checks
+        return next((each.why for each in checks if each.name == "placeholder_log_probs" and each.state == "clean"), "")
+
     def probed_steps(self) -> tuple[int, ...]:
         """Return the steps with at least one finished job of a probe that is part of an attribution."""
         probes = (probe for probe in self._probes() if probe.kind not in _WITHOUT_ATTRIBUTION)

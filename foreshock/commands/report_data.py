@@ -64,7 +64,7 @@ _MAX_ATTRIBUTIONS = 4
 @dataclass(frozen=True, slots=True)
 class ReportData:
     """The state of a run. `buckets` are those of `step`, or empty with the reason in `buckets_missing`; `attributions`
-    are those of probed steps."""
+    are those of probed steps. `ignored` says what the lint of the newest step left out at masked tokens."""
 
     run: RunRecord
     url: str
@@ -80,6 +80,7 @@ class ReportData:
     alerts: tuple[AlertRecord, ...]
     advice: AdviceRecord | None
     buckets_missing: str = ""
+    ignored: str = ""
 
 
 def collect(
@@ -116,6 +117,7 @@ def collect(
         alerts=queries.alerts(),
         advice=queries.advice(),
         buckets_missing=buckets if isinstance(buckets, str) else "",
+        ignored=queries.ignored_values(rollouts.steps[-1]) if rollouts.steps else "",
     )
 
 

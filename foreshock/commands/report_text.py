@@ -272,6 +272,8 @@ def _heading(report: ReportData, paint: Paint) -> list[str]:
     )
     lines += _incomplete(report)
     lines += _coverage(report)
+    if report.ignored:
+        lines += wrap(f"step {steps[-1]}: {report.ignored}", "    ", "  ")
     return lines
 
 

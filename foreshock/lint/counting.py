@@ -56,7 +56,7 @@ COUNTS = (
     "copiable_rollouts",  # rollouts with eight uncertain tokens or more
     "copied_rollouts",  # of these: log π equals log μ at every uncertain token
     "certain_behaviour",  # log μ = 0, and log π clearly below
-    "no_mu",  # log μ = 0 in every bit, and log π clearly below
+    "no_mu",  # log μ = 0 in every bit, and log π clearly below; or a constant, and log π clearly another number
     "no_mu_first",  # of `no_mu`: at the first token of a response, at the last, in a run of zeros up to the end
     "no_mu_last",
     "no_mu_trailing",
@@ -152,16 +152,22 @@ EXTREMES = (
 
 
 EXAMPLES_KEPT = 3  # per check
+# The names under which the numbers in the place of a log-prob are kept as examples: 0 and constants such as −3.
+NO_MU_VALUES, NO_PI_VALUES = "values of no_mu", "values of no log π"
 
 
 @dataclass(slots=True)
 class EvidenceBuilder:
-    """COUNTS, SUMS and EXTREMES by name, and up to EXAMPLES_KEPT examples of each check."""
+    """COUNTS, SUMS and EXTREMES by name, and up to EXAMPLES_KEPT examples of each check.
+
+    `constants` are those among the generated tokens of each column, [C].
+    """
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
     extremes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EXTREMES, -math.inf))
     examples: dict[str, list[Example]] = field(default_factory=dict)
+    constants: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def count(self, **numbers: int) -> None:
         """Add to counts."""

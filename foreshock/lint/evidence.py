@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from foreshock.lint.after_id import MismatchAfterIds, mismatch_after_ids
 from foreshock.lint.alignment import count_alignment
+from foreshock.lint.constants import constants_among
 from foreshock.lint.counting import (
     COLUMNS,
     COUNTS,
@@ -231,7 +232,8 @@ def _storable(text: str) -> str:
 @np.errstate(all="ignore")
 def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     """Return the evidence of a batch. Only the shape of the batch has to be valid, not its values."""
-    builder = EvidenceBuilder()
+    columns = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs}
+    builder = EvidenceBuilder(constants={name: constants_among(column, batch) for name, column in columns.items()})
     generated = int(batch.generated_lengths.sum())
     builder.count(rollouts=batch.num_rollouts, tokens=generated, tool_tokens=batch.num_tokens - generated)
     count_sampling_parameters(batch, builder)

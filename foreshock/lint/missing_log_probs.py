@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, KeyedSums
+from foreshock.lint.constants import constant_of_masked
+from foreshock.lint.counting import NO_MU_VALUES, NO_PI_VALUES, EvidenceBuilder, KeyedSums
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
 from foreshock.lint.values import example_at
 from foreshock.rollouts.batch import RolloutBatch
@@ -64,7 +65,10 @@ def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
         at_masked = values[masked]
         carried = masked[_carries(at_masked) if name != "advantage" else np.isfinite(at_masked) & (at_masked != 0)]
         if name in ("rollout", "trainer"):
-            builder.count(masked_placeholders=int((np.isfinite(at_masked) & ~are_log_probs(at_masked)).sum()))
+            constant = np.isin(values[carried], constant_of_masked(at_masked))
+            placeholders = int((np.isfinite(at_masked) & ~are_log_probs(at_masked)).sum() + constant.sum())
+            builder.count(masked_placeholders=placeholders)
+            carried = carried[~constant]
         builder.count(**{f"masked_{name}": carried.size})
         if name in ("rollout", "advantage"):
             for place in carried[:2].tolist():
@@ -77,10 +81,11 @@ def missing_by_token_id(batch: RolloutBatch, builder: EvidenceBuilder) -> Missin
     behaviour = batch.rollout_log_probs
     if behaviour is None:
         return MissingByTokenId.empty()
-    without_target, masked = _without_target(batch), _masked(batch)
+    without_target, masked = _without_target(batch, builder), _masked(batch)
     without_target = without_target[_is_real(behaviour[without_target])]
-    # At a masked token any log μ other than 0 counts.
-    masked = masked[_carries(behaviour[masked])]
+    # At a masked token any log μ other than 0 counts, but a constant.
+    constant = np.isin(behaviour[masked], constant_of_masked(behaviour[masked]))
+    masked = masked[_carries(behaviour[masked]) & ~constant]
     if without_target.size == 0 and masked.size == 0:
         return MissingByTokenId.empty()
     ids = np.union1d(batch.response_token_ids[without_target], batch.response_token_ids[masked])
@@ -116,12 +121,14 @@ def _add_examples(
         builder.add_example("tokens_without_trainer", _example(batch, place, "no log π"))
 
 
-def _without_target(batch: RolloutBatch) -> Places:
-    """Return the positions of generated tokens whose log π is 0, NaN or −inf."""
-    target = batch.trainer_log_probs
+def _without_target(batch: RolloutBatch, builder: EvidenceBuilder) -> Places:
+    """Return the positions of generated tokens whose log π is 0, a constant, NaN or −inf."""
+    target, constants = batch.trainer_log_probs, builder.constants["trainer"]
     if target is None:
         return np.zeros(0, np.int64)
-    missing = target == 0
+    missing = np.isin(target, [0.0, *constants]) if constants.size else target == 0
+    for value in constants.tolist():
+        builder.add_example(NO_PI_VALUES, Example(format_number(value)))
     # min() is not finite if any value is NaN or −inf, so that most batches need only one pass.
     if target.size and not np.isfinite(target.min()):
         missing |= np.isnan(target) | np.isneginf(target)
@@ -171,7 +178,9 @@ def check_missing_trainer(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     missing, masked = (int(counts[:, column].sum()) for column in (0, 1))
     no_target = not evidence.count("trainer_logged")
     rest: Outcome = NotChecked(many, "needs trainer_log_probs") if no_target else Clean(many)
-    for column, total, what in ((0, missing, "no log π (0, NaN or −inf)"), (1, masked, "mask 0")):
+    constants = [each.sample_id for each in evidence.where(NO_PI_VALUES)]
+    no_log_pi = f"no log π ({', '.join(['0', *constants, 'NaN'])} or −inf)"
+    for column, total, what in ((0, missing, no_log_pi), (1, masked, "mask 0")):
         if not total:
             continue
         slot = int(counts[:, column].argmax())
@@ -196,8 +205,8 @@ def check_missing_trainer(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     zeros = missing - evidence.count("trainer_nan") - evidence.count("trainer_minus_inf")
     if zeros > 0:
         seen = (
-            f"{zeros:,} tokens of {ids.size:,} ids have log π = 0 while log μ is below −0.5"
-            f"{_place(evidence, 'missing', missing)}."
+            f"{zeros:,} tokens of {ids.size:,} ids have log π = {' or '.join(constants or ['0'])} while log μ is below "
+            f"−0.5{_place(evidence, 'missing', missing)}."
         )
         rest = Finding(many, "critical", seen, {"tokens": zeros, "token_ids": ids.size})
     return Clean(one), rest
@@ -219,14 +228,15 @@ def check_missing_engine(evidence: LintEvidence) -> Outcome:
     unlikely = evidence.sum("no_mu_log_pi") <= _UNSAMPLED_LOG_PI * missing
     if not place and in_runs and unlikely and -evidence.extreme("minus_min_temperature") != 0:
         place = ", in runs: tokens that the model did not sample, such as tool output"
-    if not place:
+    values = [each.sample_id for each in evidence.where(NO_MU_VALUES)] or ["0"]
+    if not place and values == ["0"]:
         return Clean(check)
     mean_log_pi = format_number(evidence.sum("no_mu_log_pi") / missing)
     rest = evidence.count("paired") - missing
     without = format_number((evidence.sum("paired_k3") - evidence.sum("no_mu_k3")) / rest) if rest else "not known"
     seen = (
-        f"{missing:,} tokens have log μ = 0 exactly, and a mean log π of {mean_log_pi}{place}. Without them k3 is "
-        f"{without}."
+        f"{missing:,} tokens have log μ = {' or '.join(values)} exactly, and a mean log π of {mean_log_pi}{place}. "
+        f"Without them k3 is {without}."
     )
     numbers = {name: evidence.count(name) for name in ("no_mu", "no_mu_first", "no_mu_last", "no_mu_trailing")}
     return Finding(check, "critical", seen, numbers)

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from foreshock.lint.after_id import LARGE_D
 from foreshock.lint.alignment import NO_PAIRS
-from foreshock.lint.counting import EvidenceBuilder, Piece
+from foreshock.lint.counting import NO_MU_VALUES, EvidenceBuilder, Piece
 from foreshock.lint.report import (
     FALSE_ALARM,
     LEAST_GROUPS,
     Clean,
+    Example,
     Finding,
     NotChecked,
     Outcome,
@@ -73,8 +74,8 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
         for index in np.flatnonzero(certain)[:3].tolist():
             text = f"log μ {behaviour[index]:.3g}, log π {target[index]:.3g}"
             builder.add_example("processed_log_probs", example_at(batch, piece.place(index), text))
-    if found:
-        _count_without_behaviour(batch, piece, below, builder)
+    if found or builder.constants["rollout"].size:
+        _count_without_behaviour(batch, piece, below | (above & (behaviour != 0)), builder)
     builder.count(large=_count_large(d))
     _count_clipped(batch, d, builder)
     np.minimum(d, np.float32(_LARGEST_D), out=d)
@@ -120,22 +121,22 @@ def _count_copied(
 
 
 def _count_without_behaviour(
-    batch: RolloutBatch, piece: Piece, below: NDArray[np.bool_], builder: EvidenceBuilder
+    batch: RolloutBatch, piece: Piece, differs: NDArray[np.bool_], builder: EvidenceBuilder
 ) -> None:
-    """Count tokens with log μ = 0 and log π clearly below; of these: first ones, last ones, those in a run to the end.
+    """Count tokens with log μ = 0 or a constant, at which log π `differs`: also first ones, last ones, runs to the end.
 
-    A run to the end is an unbroken row of log μ = 0 up to the last token of the response.
+    A run to the end is an unbroken row of such a log μ up to the last token of the response.
     """
     assert piece.rollout is not None
     assert piece.trainer is not None
-    zeros = np.flatnonzero(piece.rollout == 0)
+    zeros = np.flatnonzero(np.isin(piece.rollout, [0.0, *builder.constants["rollout"]]))
     rows = np.searchsorted(piece.offsets, zeros, side="right") - 1
     ends = piece.offsets[rows + 1]
     zeros_after = np.searchsorted(zeros, ends) - 1 - np.arange(zeros.size)
     # A response with log μ = 0 everywhere has no such run: greedy sampling logged as processed gives that too.
     lengths = np.diff(piece.offsets)
     trailing = (zeros_after == ends - 1 - zeros) & (np.bincount(rows, minlength=lengths.size) < lengths)[rows]
-    missing = below[zeros]
+    missing = differs[zeros]
     last = zeros == ends - 1
     builder.count(
         no_mu=int(missing.sum()),
@@ -146,10 +147,15 @@ def _count_without_behaviour(
     places = zeros[missing]
     beside = np.isin(places + 1, places) | np.isin(places - 1, places)
     builder.count(no_mu_beside=int(beside.sum()))
+    log_mu = piece.rollout[places].astype(np.float64)
     log_pi = np.maximum(piece.trainer[places].astype(np.float64), -_LARGEST_D)
-    builder.add(no_mu_log_pi=float(log_pi.sum()), no_mu_k3=float((np.expm1(log_pi) - log_pi).sum()))
+    d = log_pi - log_mu
+    builder.add(no_mu_log_pi=float(log_pi.sum()), no_mu_k3=float((np.expm1(d) - d).sum()))
+    for value in np.unique(log_mu).tolist():
+        builder.add_example(NO_MU_VALUES, Example(format_number(value + 0.0)))
     for index in places[:3].tolist():
-        text = f"id {batch.response_token_ids[piece.place(index)]}, log μ 0, log π {piece.trainer[index]:.3g}"
+        of_mu = format_number(float(piece.rollout[index]) + 0.0)
+        text = f"id {batch.response_token_ids[piece.place(index)]}, log μ {of_mu}, log π {piece.trainer[index]:.3g}"
         builder.add_example("tokens_without_engine", example_at(batch, piece.place(index), text))
 
 

@@ -99,6 +99,9 @@ def count_rounding(batch: RolloutBatch, name: str, builder: EvidenceBuilder) -> 
     chosen = (sizes > _LEAST_SIZE) & are_log_probs(sample)
     if batch.response_mask is not None:
         chosen &= batch.response_mask[::stride] != 0
+    # A constant such as −3.0 fits into any type, and was not rounded.
+    if builder.constants[name].size:
+        chosen &= ~np.isin(sample, builder.constants[name])
     values = sample[chosen]
     bits = values.view(np.uint32)
     with np.errstate(over="ignore"):
@@ -206,12 +209,14 @@ def _placeholders(evidence: LintEvidence) -> Outcome:
             where = " and stand in runs, as of tokens that the model did not sample" if runs else ""
             parts.append(f"{count:,} of {logged:,} values of {_NAMES[name]} are {of}{where}")
             numbers |= {f"{name}_placeholders": float(count), f"{name}_least": ends[0], f"{name}_largest": ends[1]}
+    hidden = evidence.count("masked_placeholders")
+    ignored = f"{hidden:,} placeholders at masked tokens are ignored" if hidden else ""
     if not parts:
-        hidden = evidence.count("masked_placeholders")
-        return Clean(check, f"{hidden:,} at masked tokens are ignored" if hidden else "")
+        return Clean(check, ignored)
     where = next((f", such as token {each.token} of {each.sample_id}" for each in evidence.where(check)), "")
     seen = (
         f"{'; '.join(parts)}: no sampled token has such a log-prob. They are set apart{where}; all others are measured."
+        f"{f' {ignored}.' if ignored else ''}"
     )
     return Finding(check, "warning", seen, numbers)
 

@@ -95,6 +95,12 @@ def test_diagnosis_comes_first_with_its_headline_in_one_line() -> None:
     assert "Long ago." not in text
 
 
+def test_placeholders_at_masked_tokens_are_counted() -> None:
+    ignored = "768 placeholders at masked tokens are ignored"
+    assert f"step 40: {ignored}" in text_of(ignored=ignored)
+    assert f"step 40: {ignored}" in "\n".join(render_screen(report(ignored=ignored), Paint()))
+
+
 def test_screen_fits_its_width_and_counts_what_it_leaves_out() -> None:
     event = DiagnosisEvent(
         step=7, onset=5, rule="mismatch_rise", severity="critical", sentence="Step 7: k3 rose.", is_open=True

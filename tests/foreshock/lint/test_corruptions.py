@@ -216,9 +216,17 @@ def test_placeholders_at_masked_tokens_are_ignored_and_counted(step: RolloutBatc
     mask = (place > 2).astype(np.uint8)
     report = lint_batch(replace(step, response_mask=mask, rollout_log_probs=np.where(mask, real_mu(step), 1)))
     assert report.is_clean
-    assert {check.name: check.why for check in report.checks}[
-        "placeholder_log_probs"
-    ] == "256 at masked tokens are ignored"
+    why = {check.name: check.why for check in report.checks}["placeholder_log_probs"]
+    assert why == "256 placeholders at masked tokens are ignored"
+
+
+def test_placeholders_at_masked_tokens_are_counted_beside_others(step: RolloutBatch) -> None:
+    place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
+    mask = (place > 2).astype(np.uint8)
+    mu = np.where(mask, real_mu(step), 1)
+    mu[np.flatnonzero(mask)[0]] = -9999
+    warning = only(lint_batch(replace(step, response_mask=mask, rollout_log_probs=mu)), "placeholder_log_probs")
+    assert warning.seen.endswith("256 placeholders at masked tokens are ignored.")
 
 
 @pytest.mark.parametrize(
