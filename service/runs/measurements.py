@@ -224,16 +224,25 @@ def newest_steps(
         .limit(count)
         .correlate(tables.Attempt)
     )
+    # As an outer join, which SQLite takes from left to right: it would read every step of the runs first.
     query = (
         select(table.run_id, table.attempt, table.step, *(table[name] for name in columns))
-        .join(tables.Attempt, (tables.Attempt.run_id == table.run_id) & (tables.Attempt.attempt == table.attempt))
-        .where(table.run_id.in_(run_ids), table.comparison == comparison, table.step.in_(newest.scalar_subquery()))
+        .select_from(tables.Attempt)
+        .outerjoin(
+            tables.measurements,
+            (table.run_id == tables.Attempt.run_id)
+            & (table.attempt == tables.Attempt.attempt)
+            & (table.comparison == comparison)
+            & table.step.in_(newest.scalar_subquery()),
+        )
+        .where(tables.Attempt.run_id.in_(run_ids))
         .order_by(table.step)
     )
     found: defaultdict[str, list[MeasuredStep]] = defaultdict(list)
     for run_id, attempt, step, *row in session.execute(query):
-        values = dict(zip(columns, row, strict=True))
-        found[run_id].append(MeasuredStep(StepKey(run_id, attempt, step), values))
+        if step is not None:
+            values = dict(zip(columns, row, strict=True))
+            found[run_id].append(MeasuredStep(StepKey(run_id, attempt, step), values))
     return {run_id: steps[-count:] for run_id, steps in found.items()}
 
 
