@@ -16,6 +16,7 @@ from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.runs import listing
 from foreshock_service.watch.advice.schemas import AdviceRead
 from foreshock_service.watch.advice.service import read_advice
 from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
@@ -32,13 +33,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class AdvicePanel:
-    """The advice as it is served, with the actions that would change it now."""
+    """The advice as it is served, with the actions that would change it now. `baseline`: how the other run fares."""
 
     advice: AdviceRead
     mode: view_models.Label
     phase: str
     schedule: str | None
     applied: str
+    baseline: str | None
     actions: Sequence[Action]
 
 
@@ -83,8 +85,8 @@ def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
     return read_advice(viewing.session, viewing.principal, run_id, None)
 
 
-def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
-    """Return the panel; None before the first closed step."""
+def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> AdvicePanel | None:
+    """Return the panel; None before the first closed step. `baseline`: the run to compare with."""
     advice = advice_of(viewing, run.id)
     if advice.observed_step is None:
         return None
@@ -95,9 +97,22 @@ def advice_panel(viewing: Viewing, run: Run) -> AdvicePanel | None:
         phase=rendering.PHASES[advice.phase],
         schedule=_schedule(advice),
         applied=effect_in_words(advice.mode, advice.revision, applied),
+        baseline=None if baseline is None else _beside(viewing, run, baseline),
         # The rate of a run that has ended cannot be changed.
         actions=_actions(advice) if run.state == "running" else (),
     )
+
+
+def _beside(viewing: Viewing, run: Run, baseline: Run) -> str | None:
+    """Return the newest rewards of both runs, and the baseline's sum of learning rates; None if one has no reward."""
+    reward = listing.newest_values(viewing.session, [run.id, baseline.id])["reward"]
+    if len(reward) < len({run.id, baseline.id}):
+        return None
+    words = f"{baseline.name or baseline.key}: reward {rendering.number(reward[baseline.id])}"
+    other = advice_of(viewing, baseline.id)
+    if other.learning_rate_sum is not None:
+        words += f", Σ η {rendering.number(other.learning_rate_sum)}, scale {rendering.number(other.advised_scale)}"
+    return f"{words}; here reward {rendering.number(reward[run.id])}"
 
 
 def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:

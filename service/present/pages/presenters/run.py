@@ -92,7 +92,7 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
     session = viewing.session
     run = runs.get_run(session, viewing.principal, run_id)
     (record,) = runs.run_records(session, [run])
-    attempts, statistics = attempts_of_run(session, run_id), None
+    attempts, statistics, baseline = attempts_of_run(session, run_id), None, _baseline(viewing, run)
     if record.last_step is not None:
         found = steps.statistics_steps(session, run_id, attempts)
         statistics = f"Step {found[0].step}: {found[0].text}." if found else None
@@ -102,13 +102,11 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
         model_kind=rendering.model_kind_in_words(run),
         attempt=attempts[-1].attempt if attempts else None,
         started=rendering.moment(run.created_at_us),
-        baseline=runs.run_records(session, [runs.get_run(session, viewing.principal, run.baseline)])[0]
-        if run.baseline
-        else None,
+        baseline=None if baseline is None else runs.run_records(session, [baseline])[0],
         healthy_run=_healthy_run(viewing, run),
         diagnosis=diagnosis_of_run(session, run_id),
         alerts=standing_alerts(viewing, run_id),
-        advice=advice_panel(viewing, run),
+        advice=advice_panel(viewing, run, baseline),
         incomplete=_incomplete(viewing, run_id, steps.incomplete_steps(session, run_id)),
         coverage=statistics,
         changes=changes_in_words(viewing, run_id),
@@ -120,6 +118,14 @@ def run_page(viewing: Viewing, run_id: str) -> RunPage:
             for name, plot in RUN_PLOTS.items()
         ],
     )
+
+
+def _baseline(viewing: Viewing, run: Run) -> Run | None:
+    """Return the run to compare with, unless it was deleted since or the visitor may not see it."""
+    found = runs.find_run(viewing.session, run.baseline) if run.baseline else None
+    if found is None or found.deleted_at_us is not None or not viewing.principal.sees(found.project):
+        return None
+    return found
 
 
 def _engines_table(records: Sequence[WeightsRecord]) -> EnginesTable | None:

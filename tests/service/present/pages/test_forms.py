@@ -79,6 +79,10 @@ def test_tags_note_and_baseline_are_set_on_the_page_and_shown_in_the_list(http: 
     page = http.get(own_run.address).text
     assert "&lt;b&gt;why&lt;/b&gt;" in page
     assert f"/compare?run={own_run.id}&amp;run={other.id}" in page
+    assert re.search(r"<dt>Baseline</dt><dd>other: reward [0-9.]+; here reward [0-9.]+</dd>", page)
     names = re.findall(r"<bdi>([^<]+)</bdi>", http.get("/", params={"tag": "lr"}).text)
     assert names == [own_run.name]
     assert http.post(f"{own_run.forms}/notes", data=form | {"baseline": "nowhere"}).status_code == 404
+    http.delete(f"/v1/runs/{other.id}").raise_for_status()
+    page = http.get(own_run.address).raise_for_status().text
+    assert other.id not in page, "a baseline that was deleted is not compared with"
