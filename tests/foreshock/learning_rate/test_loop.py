@@ -107,6 +107,13 @@ def test_step_without_a_reading_changes_nothing(bad: Reading) -> None:
     assert state.error == before.error
 
 
+def test_k3_of_a_sample_with_enough_tokens_is_a_reading_like_any_other() -> None:
+    start = after(lagging(3e-2, 20))
+    sampled = after([Reading(k3=3e-2, lag=8.0, tokens=float(FEWEST_TOKENS))] * 20, start)
+    assert sampled == after([Reading(k3=3e-2, lag=8.0)] * 20, start)
+    assert sampled.log_scale < start.log_scale
+
+
 @pytest.mark.parametrize("k3", [math.inf, math.nan, -math.inf, -1.0])
 def test_values_that_are_no_k3_never_raise_the_rate(k3: float) -> None:
     advice = AppliedAdvice(WarningConfiguration.for_model("dense"))
