@@ -20,7 +20,9 @@ def take(framework: str, version: str, names: list[str], folder: Path) -> None:
     """Download a release without its dependencies and keep the named files. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as temporary:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
-        subprocess.run([*command, "--only-binary=:all:", "-d", temporary, f"{framework}=={version}"], check=True)
+        # Nothing is run, so another Python than this one may be needed.
+        any_python = ("--only-binary=:all:", "--ignore-requires-python")
+        subprocess.run([*command, *any_python, "-d", temporary, f"{INDEXED[framework]}=={version}"], check=True)
         (wheel,) = Path(temporary).iterdir()
         with zipfile.ZipFile(wheel) as archive:
             for name in names:

@@ -1,9 +1,11 @@
-"""The releases of the frameworks that the integrations follow, and what they observe in each.
+"""The releases of the frameworks that the integrations and importers follow, and what they rely on in each.
 
 `RELEASES` is checked against the releases' own sources: `scripts/release_sources.py` takes them from the package index.
-slime, vime and miles are not in the index; their rows were read in their repositories at the tags of the releases.
+slime, vime and prime-rl are not in the index, which has a placeholder of NeMo-RL and of miles the releases `miles-rl`:
+their other rows were read in their repositories at the tags of the releases.
 """
 
+import contextlib
 import importlib.metadata
 import re
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ from typing import Final
 
 from foreshock.client.reporting import LogOnce
 
-__all__ = ["INDEXED", "RELEASES", "Releases", "known_versions", "releases_of", "warn_of_unknown_version"]
+__all__ = ["INDEXED", "RELEASES", "Releases", "installed", "known_versions", "releases_of", "warn_of_unknown_version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Releases:
     """Releases of a framework that are observed alike, oldest first.
 
     `places` are the observed functions by file, such as "GRPOTrainer._generate"; "name()" is one that the file calls by
-    that name. `log_probs_place` is the place of the log-probs in what TRL's `GRPOTrainer._generate` returns.
+    that name. Those of an importer are what writes its dumps, with the fields that it reads, such as "Class.field".
+    `log_probs_place` is the place of the log-probs in what TRL's `GRPOTrainer._generate` returns.
     """
 
     versions: tuple[str, ...]
@@ -96,11 +99,40 @@ RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
         _slime(("0.3.1",), "slime/utils", _IN_ACTOR, ("actor.py", "save_hf_model_to_path()")),
     ),
     "vime": (Releases(("0.2.0",), {}),),
-    "miles": (Releases(("0.1.0",), {}),),
-}
+    "miles": (
+        Releases(
+            ("0.0.1", "0.0.2"),
+            {
+                "miles/backends/megatron_utils/actor.py": (*_IN_ACTOR, "save_hf_model()"),
+                "miles/backends/megatron_utils/model.py": ("save_hf_model",),
+                "miles/backends/training_utils/loss.py": ("get_log_probs_and_entropy", "get_log_probs_and_entropy()"),
+                "miles/utils/tracking_utils/__init__.py": ("log",),
+            },
+        ),
+        Releases(("0.1.0",), {}),
+    ),
+    "skyrl": (
+        Releases(
+            ("0.1.0", "0.2.0", "0.3.0", "0.4.0"),
+            {
+                "skyrl/train/trainer.py": ("RayPPOTrainer.dump_data",),
+                "skyrl/backends/skyrl_train/training_batch.py": (
+                    "TensorBatch.save",
+                    *(
+                        f"TrainingInput.{field}"
+                        for field in ("sequences", "attention_mask", "response_mask", "loss_mask", "rollout_logprobs",
+                                      "action_log_probs", "advantages")
+                    ),
+                ),
+            },
+        ),
+    ),
+    "prime-rl": (Releases(("0.8.0",), {}),),
+    "nemo-rl": (Releases(("0.6.0",), {}),),
+}  # fmt: skip
 
-INDEXED: Final = ("trl", "verl")
-"""Frameworks whose releases are in the package index."""
+INDEXED: Final = {"trl": "trl", "verl": "verl", "miles": "miles-rl", "skyrl": "skyrl"}
+"""Frameworks whose releases are in the package index, and their names there."""
 
 
 def known_versions(framework: str) -> str:
@@ -115,7 +147,7 @@ def releases_of(framework: str, version: str | None = None) -> tuple[Releases, b
     An unknown version gets the nearest row: the oldest or the newest.
     """
     rows = RELEASES[framework]
-    wanted = _minor(version or _installed(framework))
+    wanted = _minor(version or installed(framework))
     for row in rows:
         if wanted in [_minor(each) for each in row.versions]:
             return row, True
@@ -124,7 +156,7 @@ def releases_of(framework: str, version: str | None = None) -> tuple[Releases, b
 
 def warn_of_unknown_version(framework: str, log: LogOnce) -> None:
     """Log one line if the installed release is none of those that the integration follows."""
-    version = _installed(framework)
+    version = installed(framework)
     if version and not releases_of(framework, version)[1]:
         log.warning(
             "version",
@@ -133,11 +165,12 @@ def warn_of_unknown_version(framework: str, log: LogOnce) -> None:
         )
 
 
-def _installed(framework: str) -> str:
-    try:
-        return importlib.metadata.version(framework)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def installed(framework: str) -> str:
+    """Return the installed release, empty if the framework is run from a folder."""
+    for name in (framework, INDEXED.get(framework, framework)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -1,14 +1,13 @@
 """The modules of slime, vime and miles that are observed, and this process's place among the training processes."""
 
 import importlib
-import importlib.metadata
 import sys
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from foreshock.client.reporting import LogOnce
-from foreshock.integrations.releases import known_versions
+from foreshock.integrations.releases import installed, known_versions
 
 Function = tuple[str, str]
 _ACTOR = "backends.megatron_utils.actor"
@@ -39,10 +38,7 @@ class Framework:
     @property
     def version(self) -> str:
         """The installed release, "unknown" if it is run from a folder."""
-        try:
-            return importlib.metadata.version(self.name)
-        except importlib.metadata.PackageNotFoundError:
-            return "unknown"
+        return installed(self.name) or "unknown"
 
     def find(self, places: tuple[Function, ...]) -> tuple[ModuleType, str] | None:
         """Return the module and the name of the first function of `places` that this release has; None: it has none."""
@@ -77,9 +73,15 @@ FRAMEWORKS = (
         "sglang",
         rollout_data=((_ACTOR, "log_rollout_data"),),
         end=((_ACTOR, "log_perf_data"),),
-        metrics=(("utils.tracking_utils.tracking", "log"),),
-        forward=(("backends.training_utils.loss_hub.losses", "get_log_probs_and_entropy"),),
-        save=(("backends.megatron_utils.hf_export", "save_hf_model"),),
+        # The second places are those of miles-rl 0.0.1 and 0.0.2.
+        metrics=(("utils.tracking_utils.tracking", "log"), ("utils.tracking_utils", "log")),
+        forward=tuple(
+            (f"backends.training_utils.{module}", "get_log_probs_and_entropy") for module in ("loss_hub.losses", "loss")
+        ),
+        save=(
+            ("backends.megatron_utils.hf_export", "save_hf_model"),
+            ("backends.megatron_utils.model", "save_hf_model"),
+        ),
     ),
 )
 
@@ -170,4 +172,4 @@ def _independent_replicas(framework: Framework) -> int:
     if framework.name != "miles":
         return 1
     state: Any = importlib.import_module("miles.backends.training_utils.parallel").get_parallel_state()
-    return int(state.indep_dp.size)
+    return int(state.indep_dp.size) if hasattr(state, "indep_dp") else 1  # miles-rl 0.0 has none

@@ -11,10 +11,18 @@ import pytest
 
 from foreshock.client.reporting import LogOnce
 from foreshock.integrations import releases
-from foreshock.integrations.releases import INDEXED, RELEASES, known_versions, releases_of, warn_of_unknown_version
+from foreshock.integrations.releases import (
+    INDEXED,
+    RELEASES,
+    Releases,
+    known_versions,
+    releases_of,
+    warn_of_unknown_version,
+)
+from foreshock.integrations.slime_framework import FRAMEWORKS, Framework
 
 SOURCES = Path(os.environ.get("FORESHOCK_RELEASE_SOURCES") or Path(sys.prefix) / "releases")
-CASES = [(name, version) for name in INDEXED for row in RELEASES[name] for version in row.versions]
+CASES = [(name, version) for name in INDEXED for row in RELEASES[name] if row.places for version in row.versions]
 
 
 def source_of(framework: str, version: str, name: str) -> ast.Module:
@@ -25,11 +33,14 @@ def source_of(framework: str, version: str, name: str) -> ast.Module:
 
 
 def names_in(module: ast.Module) -> set[str]:
-    """Return what a file defines ("f", "Class.f"), calls by its name ("f()"), and reads of self ("self.x")."""
+    """Return what a file defines ("f", "Class.f", "Class.field"), calls ("f()"), and reads of self ("self.x")."""
     found = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(module):
         if isinstance(node, ast.ClassDef):
             found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            found |= {
+                f"{node.name}.{ast.unparse(each.target)}" for each in node.body if isinstance(each, ast.AnnAssign)
+            }
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             found.add(f"{node.func.id}()")
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
@@ -43,6 +54,19 @@ def test_each_release_has_what_is_observed(framework: str, version: str) -> None
     assert known
     for name, places in row.places.items():
         assert set(places) <= names_in(source_of(framework, version, name)), name
+
+
+@pytest.mark.parametrize(
+    ("framework", "row"), [(each, row) for each in FRAMEWORKS for row in RELEASES[each.name] if row.places]
+)
+def test_the_slime_family_finds_a_place_for_each_hook(framework: Framework, row: Releases) -> None:
+    for places in (framework.rollout_data, framework.end, framework.metrics, framework.forward, framework.save):
+        files = [(f"{framework.name}/{module.replace('.', '/')}", function) for module, function in places]
+        assert any(
+            {function, f"{function}()"} & set(row.places.get(f"{path}{end}", ()))
+            for path, function in files
+            for end in (".py", "/__init__.py")
+        ), places
 
 
 @pytest.mark.parametrize("version", [version for name, version in CASES if name == "trl"])
@@ -62,7 +86,7 @@ def test_an_unknown_release_gets_the_nearest_row_and_one_line(
     assert releases_of("trl", "1.99.0") == (RELEASES["trl"][-1], False)
     assert releases_of("trl", "0.29.1") == (RELEASES["trl"][0], False)
     assert releases_of("trl", "1.16.3")[1]
-    monkeypatch.setattr(releases, "_installed", lambda _: "1.99.0")
+    monkeypatch.setattr(releases, "installed", lambda _: "1.99.0")
     log = LogOnce("foreshock.tests")
     for _ in range(2):
         warn_of_unknown_version("trl", log)
@@ -72,7 +96,7 @@ def test_an_unknown_release_gets_the_nearest_row_and_one_line(
 
 
 def test_a_known_release_logs_no_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(releases, "_installed", lambda _: "0.9.1")
+    monkeypatch.setattr(releases, "installed", lambda _: "0.9.1")
     warn_of_unknown_version("verl", LogOnce("foreshock.tests"))
     assert not caplog.records
     assert known_versions("verl") == "0.6, 0.7, 0.8, 0.9"

@@ -222,7 +222,7 @@ def test_hooks_outside_of_a_training_process_warn_once(caplog: pytest.LogCapture
         log_rollouts(None, 0, {})
         apply_advice(None, 0, 0, [], None, None)
     assert len(caplog.records) == 1
-    assert "Known: slime (0.2, 0.3), vime (0.2), miles (0.1)" in caplog.text
+    assert "Known: slime (0.2, 0.3), vime (0.2), miles (0.0, 0.1)" in caplog.text
 
 
 def test_removed_samples_with_tool_output_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
