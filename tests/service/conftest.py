@@ -21,8 +21,11 @@ from foreshock_service.platform.database.tables import Base
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs.shard_decoding import PRELOAD
+from tests.service.engines import spare_engines
 from tests.service.postgres import PostgresCluster, start_postgres
 from tests.service.server import NO_CERTIFICATES, RunningServer
+
+spare_engines()
 
 
 @pytest.fixture(scope="session")
