@@ -1,4 +1,4 @@
-"""Forward passes of trainers for the scorer `torch.own`: a plain FSDP2 loop, and TRL.
+"""Forward passes of trainers for the scorer `torch.own`: a plain FSDP2 loop, TRL, and verl's actor.
 
     FORESHOCK_TRAINER_FORWARD=examples.trainer_forward:load_fsdp2 foreshock worker
     foreshock probe my-run 10 --scorer torch.own --scorer torch.trainer
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.scorers.tokens import sequences
 
 Forward = Callable[[RolloutBatch], np.ndarray]
 
@@ -27,9 +28,7 @@ def load_fsdp2(weights_folder: Path) -> Forward:
     from transformers import AutoModelForCausalLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not torch.distributed.is_initialized():
-        backend, address = "nccl" if device == "cuda" else "gloo", f"file://{tempfile.mkdtemp()}/store"
-        torch.distributed.init_process_group(backend, address, rank=0, world_size=1)
+    _start_process_group()
     model = AutoModelForCausalLM.from_pretrained(weights_folder, dtype=torch.float32).to(device).eval()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device, (1,))
@@ -61,6 +60,54 @@ def load_trl(weights_folder: Path) -> Forward:
 
     forward.master_dtype, forward.autocast = "float32", "bfloat16"  # type: ignore[attr-defined]
     return forward
+
+
+def load_verl(weights_folder: Path) -> Forward:
+    """Return the forward pass of verl's actor: its FSDP engine, which computes in bfloat16 over float32 weights."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    _start_process_group()
+    attention = {"attn_implementation": "sdpa"}
+    model = HFModelConfig(
+        path=str(weights_folder), load_tokenizer=False, use_remove_padding=False, override_config=attention
+    )
+    engine = FSDPEngineWithLMHead(
+        model, FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False), FSDPOptimizerConfig(lr=1e-6), None
+    )
+    engine.initialize()
+
+    def forward(batch: RolloutBatch) -> np.ndarray:
+        rows = [torch.from_numpy(row.astype(np.int64)) for row in sequences(batch, np.arange(batch.num_rollouts))]
+        ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        positions = torch.nested.as_nested_tensor([torch.arange(len(row)) for row in rows], layout=torch.jagged)
+        data = TensorDict(
+            {"input_ids": ids, "position_ids": positions, "loss_mask": torch.ones_like(ids)}, batch_size=len(rows)
+        )
+        tensordict_utils.assign_non_tensor(
+            data, use_remove_padding=False, use_dynamic_bsz=True, max_token_len_per_gpu=16384, temperature=1.0
+        )
+        with engine.eval_mode():
+            found = engine.infer_batch(data)["model_output"]["log_probs"]
+        # The log-prob of a token is at the place of the one before it.
+        return np.concatenate(
+            [
+                each[len(each) - 1 - n : len(each) - 1].float().cpu().numpy()
+                for each, n in zip(found.unbind(), batch.response_lengths, strict=True)
+            ]
+        )
+
+    forward.dtype, forward.master_dtype = "bfloat16", "float32"  # type: ignore[attr-defined]
+    return forward
+
+
+def _start_process_group() -> None:
+    """Start a process group of this process alone."""
+    if not torch.distributed.is_initialized():
+        backend, address = "nccl" if torch.cuda.is_available() else "gloo", f"file://{tempfile.mkdtemp()}/store"
+        torch.distributed.init_process_group(backend, address, rank=0, world_size=1)
 
 
 @torch.no_grad()

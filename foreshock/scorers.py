@@ -135,6 +135,7 @@ ENGINES: dict[str, Engine] = {
     for engine in (
         Engine("vllm", packages=("vllm",), forks=True),
         Engine("torch", packages=("torch", "transformers"), forks=False),
+        Engine("megatron", packages=("torch", "megatron"), forks=False),
         Engine("http", packages=("httpx",), forks=False, remote=True),
     )
 }
@@ -240,6 +241,15 @@ SCORERS: dict[str, Scorer] = {
             place=_FORWARD,
             engine="torch",
             implementation="foreshock_probes.scorers.trainer_forward:score",
+            by_default=False,
+        ),
+        Scorer(
+            name="megatron.local",
+            title="Megatron-core's GPTModel with its local layers, in one process",
+            colour=3,
+            place=_FORWARD,
+            engine="megatron",
+            implementation="foreshock_probes.scorers.megatron_local:score",
             by_default=False,
         ),
         Scorer(

@@ -5,7 +5,7 @@
 `load(weights_folder)` loads a checkpoint, once, and returns `forward(batch)`, which gives the log-probs of all response
 tokens, [T] in nats, of a `foreshock.rollouts.RolloutBatch`. What it sets as attributes of `forward` (`dtype`,
 `head_dtype`, `master_dtype`, `autocast`, `attention_backend`) goes into the fingerprint. `examples/trainer_forward.py`
-has one for FSDP2 and one for TRL. The function is named by the worker's configuration, never by a request.
+has them for FSDP2, TRL and verl. The function is named by the worker's configuration, never by a request.
 """
 
 from __future__ import annotations
