@@ -24,8 +24,8 @@ def spare_engines() -> None:
         _share_statements(dialect)
     prepare = product._prepare_sqlite_connection
 
-    def prepare_without_syncs(connection: sqlite3.Connection, record: Any) -> None:
-        prepare(connection, record)
+    def prepare_without_syncs(connection: sqlite3.Connection, _: Any) -> None:
+        prepare(connection, _)
         connection.execute("PRAGMA synchronous = OFF").close()
 
     product._prepare_sqlite_connection = prepare_without_syncs
