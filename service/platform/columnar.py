@@ -7,6 +7,7 @@ import math
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -24,7 +25,7 @@ from foreshock_service.platform import problem, request_guards
 from foreshock_service.platform.parameters import content_etag, matches
 
 Kind = Literal["integer", "float", "boolean", "label"]
-_DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_}
+_DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boolean": np.bool_, "label": np.object_}
 # Python objects of so many rows exist at a time; more gives no more speed.
 _BLOCK_ROWS = 4096
 
@@ -124,7 +125,9 @@ def read_columns(session: Session, query: Select[Any], kinds: Mapping[str, Kind]
     The rows are not sorted here. Raises AnswerTooLarge if they have more than `most_values` values, and reads no more.
     """
     most_rows = most_values // len(kinds)
-    columns = [_Receiver(kind) for kind in kinds.values()]
+    row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items()])
+    codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "label"}
+    blocks = [np.empty(0, row_type)]
     rows = 0
     for block in _blocks(session, query.limit(most_rows + 1)):
         rows += len(block)
@@ -134,9 +137,17 @@ def read_columns(session: Session, query: Select[Any], kinds: Mapping[str, Kind]
                 "shorter range (from_step, to_step), add max_points, or raise FORESHOCK_MAX_ANSWER_VALUES "
                 "(FORESHOCK_MAX_READ_VALUES with max_points)"
             )
-        for column, values in zip(columns, zip(*block, strict=True), strict=True):
-            column.add(values)
-    return ColumnTable({name: column.column() for name, column in zip(kinds, columns, strict=True)})
+        received = np.fromiter(block, row_type, len(block))
+        for name, known in codes.items():
+            received[name] = [known.setdefault(label, len(known)) for label in received[name]]
+        blocks.append(received)
+    whole = np.concatenate(blocks)
+    return ColumnTable(
+        {
+            name: Labels(whole[name].astype(np.int32), tuple(codes[name])) if name in codes else whole[name]
+            for name in kinds
+        }
+    )
 
 
 def check_answer(table: ColumnTable, most_values: int) -> None:
@@ -151,42 +162,15 @@ def check_answer(table: ColumnTable, most_values: int) -> None:
 def _blocks(session: Session, query: Select[Any]) -> Iterator[Sequence[tuple[Any, ...]]]:
     connection = session.connection()
     if connection.dialect.name == "sqlite":
-        result = connection.execute(query)
-        # The driver's own rows: SQLAlchemy's take three times as long, and no column here needs a conversion.
-        fetch = result.cursor.fetchmany
+        with closing(connection.execute(query)) as result:
+            # The driver's own rows: SQLAlchemy's take three times as long, and no column here needs a conversion.
+            while block := result.cursor.fetchmany(_BLOCK_ROWS):
+                yield block
     else:
         # Streamed: psycopg would otherwise hold the whole answer.
-        result = connection.execute(query, execution_options={"stream_results": True})
-        fetch = result.fetchmany
-    try:
-        while block := fetch(_BLOCK_ROWS):
-            yield block
-    finally:
-        result.close()
-
-
-class _Receiver:
-    """One column while its blocks arrive."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
-        self._blocks: list[NDArray[Any]] = []
-        self._codes: dict[str, int] = {}
-
-    def add(self, values: tuple[Any, ...]) -> None:
-        """Add a block of values."""
-        if self._kind == "label":
-            codes = self._codes
-            self._blocks.append(np.array([codes.setdefault(value, len(codes)) for value in values], dtype=np.int32))
-        else:
-            self._blocks.append(np.array(values, dtype=_DTYPES[self._kind]))
-
-    def column(self) -> Column:
-        """Return the whole column."""
-        dtype = np.int32 if self._kind == "label" else _DTYPES[self._kind]
-        whole = np.concatenate(self._blocks) if self._blocks else np.empty(0, dtype)
-        self._blocks.clear()
-        return Labels(whole, tuple(self._codes)) if self._kind == "label" else whole
+        with closing(connection.execute(query, execution_options={"stream_results": True})) as result:
+            while block := result.fetchmany(_BLOCK_ROWS):
+                yield [tuple(row) for row in block]
 
 
 def keep_extremes(table: ColumnTable, curves: Sequence[str], measures: Sequence[str], max_points: int) -> ColumnTable:
