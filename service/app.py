@@ -53,7 +53,6 @@ from foreshock_service.runs import (
     attempts,
     changes,
     checkpoints,
-    closing,
     corrections,
     curves,
     deletions,
@@ -65,6 +64,7 @@ from foreshock_service.runs import (
     runs,
     scalars,
     shard_decoding,
+    shards,
     steps,
     tokens,
     weights,
@@ -201,7 +201,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
 def _frequent_jobs(context: ServiceContext) -> list[Job]:
     started = now_us()
     return [
-        Job("close_waiting_steps", lambda: closing.close_waiting_steps(context)),
+        Job("close_waiting_steps", lambda: shards.close_waiting_steps(context)),
         Job("close_scalar_tails", lambda: background.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),

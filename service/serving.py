@@ -1,5 +1,11 @@
-"""Start the service: check the settings, migrate the database, then run uvicorn."""
+"""Start the service: check the settings, migrate the database, then run uvicorn.
 
+One connection is read by uvicorn's httptools protocol, with bounds on everything that is not a body. httptools parses
+in C, and bounds nothing. h11 bounds headers, but parses in Python: a body in chunks of one byte kept the event loop
+busy for two seconds a megabyte.
+"""
+
+import asyncio
 import errno
 import gc
 import math
@@ -15,15 +21,80 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreshock.errors import ConfigurationError
 from foreshock.retry import Backoff, retry
-from foreshock_service.platform import audit, disk_room, keys, logs, process
+from foreshock_service.platform import audit, keys, logs, process, uploads
 from foreshock_service.platform.database import engine, opening
 from foreshock_service.platform.database.session import Database
-from foreshock_service.platform.http_protocol import BoundedProtocol
 from foreshock_service.platform.settings import Settings, load_settings
 from foreshock_service.platform.store.tokens import open_store
+
+# Parsed at a time: a bound is checked, and the connection may be closed, between two pieces.
+_PIECE_BYTES = 16 * 1024
+_MOST_HEADERS = 200
+# Framing of chunks, for each byte that headers may have: 100,000 chunks of a byte by default.
+_FRAMING = 8
+# Chunks of 100 bytes and more have no framing that counts.
+_BODY_BYTES_PER_FRAMING_BYTE = 16
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Refuses headers beyond `max_header_bytes`, more than 200 of them, and bodies that are mostly framing."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._most = int(self.config.h11_max_incomplete_event_size or 65_536)
+        self._limit = self._most
+        # Bytes of heads, trailers and framing since the last request that was answered.
+        self._counted = 0.0
+        self._piece = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, a piece at a time."""
+        for start in range(0, len(data), _PIECE_BYTES):
+            if self.transport.is_closing():
+                return
+            piece = data[start : start + _PIECE_BYTES]
+            self._piece = len(piece)
+            self._counted += self._piece
+            super().data_received(piece)
+            if self._counted > self._limit:
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        """Begin to count anew, unless the request came before the one in front of it was answered."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._counted = float(self._piece)
+            self._limit = self._most
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Raises ValueError beyond the bound, which is answered as what is no HTTP is."""
+        if len(self.headers) >= _MOST_HEADERS:
+            raise ValueError(f"more than {_MOST_HEADERS} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Go on to the body."""
+        super().on_headers_complete()
+        self._limit = self._most * _FRAMING
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body, which does not count."""
+        self._counted = max(0.0, self._counted - len(body) * (1 + 1 / _BODY_BYTES_PER_FRAMING_BYTE))
+        super().on_body(body)
+
+    def _refuse(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.cycle is None or not self.cycle.response_started:
+            self.send_400_response("Invalid HTTP request received.")
+        elif isinstance(self.transport, asyncio.Transport):
+            self.transport.close()
+
 
 KEEP_ALIVE_SECONDS = 30
 """Idle connections are closed then. Longer than httpx keeps one, which therefore closes it first."""
@@ -48,9 +119,9 @@ def serve(*, show_settings: bool = False) -> None:
     # First: a service that cannot have its port makes no database and no folder.
     with bound_socket(settings.host, settings.port) as bound:
         port: int = bound.getsockname()[1]
-        disk_room.free_reserve(settings)
+        uploads.free_reserve(settings)
         opening.prepare_database(settings.database_url, upgrade_older=settings.upgrade_at_start)
-        disk_room.make_reserve(settings)
+        uploads.make_reserve(settings)
         with opening.only_service(settings.database_url):
             check_store(settings)
             prepare_keys(settings)

@@ -32,7 +32,7 @@ class KillPoint(NamedTuple):
     when: Literal["before", "after", "inside"]
 
 
-_INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.closing"
+_INGEST, _STEPS = "foreshock_service.runs.ingest", "foreshock_service.runs.shards"
 _STORE, _DATABASE = "foreshock_service.platform.store.tokens", "foreshock_service.platform.database.session"
 _SCORES, _SHARDS = "foreshock_service.replay.results.publishing", "foreshock_service.replay.results.shards"
 _SPOOL, _SENDER, _REGISTRAR = (f"foreshock.client.{name}" for name in ("spool", "sender", "registrar"))

@@ -39,7 +39,7 @@ from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from foreshock_service.replay.results.exact import remeasure_exact
-from foreshock_service.runs import closing, events, judging, shard_decoding, steps
+from foreshock_service.runs import events, judging, shard_decoding, shards, steps
 from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.runs.shard_decoding import fold_step
 from foreshock_service.runs.shards import measure_again, replace_shards, shards_of_step, why_not_whole
@@ -150,7 +150,7 @@ def _replace(context: ServiceContext, key: events.StepKey, measured: _Measured, 
     numbers = [file.shard for file in measured.stored.files]
     replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
     if steps.is_closed(session, key):
-        closing.store_fold(session, key, measured.folded, again=True)
+        shards.store_fold(session, key, measured.folded, again=True)
     if measured.attribution is not None and measured.stored.scored is not None:
         store_attribution(context, session, key, measured.stored.scored.version, measured.attribution)
     return True

@@ -17,7 +17,7 @@ from foreshock.clock import now_us
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS_MEDIA_TYPE
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard, Step
-from foreshock_service.platform.decoding.turns import decoding_seconds
+from foreshock_service.platform.decoding.pool import decoding_seconds
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.parameters import LARGEST_STEP, AttemptQuery, StepPath, api_router
 from foreshock_service.platform.problem import InvalidRequest, ProblemError
@@ -27,8 +27,15 @@ from foreshock_service.platform.store.removal import check_not_taken
 from foreshock_service.platform.store.tokens import shard_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, commit_file, received_upload
 from foreshock_service.runs import attempts, changes, deletions, events, run_endpoints, runs, shard_decoding, steps
-from foreshock_service.runs.closing import is_waiting, mark_closed, store_fold, try_to_close
-from foreshock_service.runs.shards import add_shard, find_shard, set_file_bytes
+from foreshock_service.runs.shards import (
+    add_shard,
+    find_shard,
+    is_waiting,
+    mark_closed,
+    set_file_bytes,
+    store_fold,
+    try_to_close,
+)
 
 router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 

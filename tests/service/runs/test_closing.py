@@ -21,11 +21,11 @@ from foreshock.clock import now_us
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import DetectorSnapshot, Shard, Step
-from foreshock_service.runs import closing
-from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs import shards
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.judging import judge_step
 from foreshock_service.runs.shard_decoding import decode_shard, fold_step
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 
 TOKENS = {"comparison": "trainer/rollout", "measure": "tokens"}
@@ -77,7 +77,7 @@ def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], o
     """Run an action once, after the next fold is prepared and before it is stored; the folds are listed."""
 
     def install(action: Callable[[], object]) -> list[StepKey]:
-        prepare, prepared = closing._fold, []
+        prepare, prepared = shards._fold, []
 
         def wrapped(session: Session, key: StepKey) -> Any:
             found = prepare(session, key)
@@ -86,7 +86,7 @@ def during_the_fold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], o
                 action()
             return found
 
-        monkeypatch.setattr(closing, "_fold", wrapped)
+        monkeypatch.setattr(shards, "_fold", wrapped)
         return prepared
 
     return install
@@ -221,7 +221,7 @@ def test_step_whose_fold_fails_is_closed_by_the_sweeper_or_by_the_same_upload(
         raise OSError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(closing, "fold_step", fail)
+        patch.setattr(shards, "fold_step", fail)
         for step in (0, 1):
             sender.put_shard(step, make_batch(seed=0), 0, 2).raise_for_status()
             answer = sender.put_shard(step, make_batch(seed=1), 1, 2)

@@ -17,11 +17,11 @@ from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope, create_key, new_secret
-from foreshock_service.runs.closing import try_to_close
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.findings import FindingOfStep, FindingOfSteps, rebuild_due_findings, replace_findings
 from foreshock_service.runs.judging import LintPart, judge_step, lint_shard
 from foreshock_service.runs.lint import findings_of_run, store_verdict
+from foreshock_service.runs.shards import try_to_close
 from tests.foreshock.lint.healthy import healthy_batch
 from tests.service.replay.attribution.test_environments import AMX, AVX2, KNOWN, replay, start
 from tests.service.replay.results.test_doctor import STEP, examined

@@ -20,7 +20,6 @@ from foreshock.measures import CONDITIONS, ComparisonStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.shard_decoding import (
     FoldedStatistics,
     MeasuredShard,
@@ -28,6 +27,7 @@ from foreshock_service.runs.shard_decoding import (
     decode_statistics,
     fold_step,
 )
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.foreshock.batches import random_batch
 from tests.foreshock.measures.test_merging import assert_alike
 from tests.service.sending import Sender, make_batch, start_run

@@ -13,8 +13,8 @@ from sqlalchemy import update
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Attempt, Run, Step
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.runs import mark_stale_runs
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 
 

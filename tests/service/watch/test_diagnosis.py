@@ -18,9 +18,9 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Run, Step, StoredDiagnosis
-from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.findings import rebuild_due_findings
 from foreshock_service.runs.runs import mark_stale_runs
+from foreshock_service.runs.shards import close_waiting_steps
 from foreshock_service.watch import diagnosis
 from foreshock_service.watch.detection.background import derive_due
 from tests.service.sending import Sender, make_batch, start_run

@@ -16,8 +16,8 @@ from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard
-from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.events import StepKey
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.maintenance.remeasure.old_release import VERSION, make_old, put_step, stored_bytes
 from tests.service.sending import Sender, start_run
 from tests.service.server import RunningServer

@@ -20,9 +20,9 @@ from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Shard, measurements
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.closing import close_waiting_steps
 from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.shard_decoding import measure_stored
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.maintenance.remeasure.old_release import make_old, put_step, stored_bytes
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files

@@ -17,7 +17,7 @@ from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import Scope
 from foreshock_service.replay.probes.policies import UNFINISHED_AT_ONCE, make_automatic_probes
-from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.replay.leases.test_access import client_with_key
 from tests.service.replay.probes.test_priorities import add_alert
 from tests.service.sending import Sender, make_batch, start_run
@@ -95,7 +95,7 @@ def test_a_late_shard_gives_a_step_no_second_automatic_probe(
     announce_checkpoint(sender, 1)
     # The step is not closed yet.
     assert make_automatic_probes(context) == 0
-    monkeypatch.setattr("foreshock_service.runs.closing.now_us", lambda: now_us() + 10**13)
+    monkeypatch.setattr("foreshock_service.runs.shards.now_us", lambda: now_us() + 10**13)
     close_waiting_steps(context)
     assert make_automatic_probes(context) == 1
     sender.put_shard(1, make_batch(3, seed=1), shard=1, shards=2).raise_for_status()

@@ -17,7 +17,7 @@ from foreshock.rollouts import encode_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.paths import REPOSITORY
 from tests.ports import free_port
 from tests.service.sending import Sender, make_batch, start_run

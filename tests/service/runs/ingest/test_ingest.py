@@ -13,7 +13,7 @@ from foreshock.rollouts import decode_rollouts, encode_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import Settings
-from foreshock_service.runs.closing import close_waiting_steps
+from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
 from tests.service.stored import count_rows, list_files
