@@ -46,8 +46,7 @@ from foreshock_service.replay.attribution import conclusions
 from foreshock_service.replay.attribution import service as attribution
 from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
-from foreshock_service.replay.probes import policies, requests, workers
-from foreshock_service.replay.probes.service import cancel_jobs_of_run, raise_jobs_near_alerts
+from foreshock_service.replay.probes import policies, requests, service, workers
 from foreshock_service.replay.results import doctor, publishing
 from foreshock_service.runs import (
     attempts,
@@ -194,7 +193,7 @@ def subscribe_handlers(bus: EventBus) -> EventBus:
     bus.subscribe(events.ShardAwaitsOthers, diagnosis.note_awaiting)
     for changes_run in CHANGES_OF_RUNS:
         bus.subscribe(changes_run, diagnosis.note_change)
-    bus.subscribe(events.RunRemoved, cancel_jobs_of_run)
+    bus.subscribe(events.RunRemoved, service.cancel_jobs_of_run)
     return bus
 
 
@@ -205,7 +204,7 @@ def _frequent_jobs(context: ServiceContext) -> list[Job]:
         Job("close_scalar_tails", lambda: background.close_scalar_tails(context)),
         Job("mark_stale_runs", lambda: runs.mark_stale_runs(context, started)),
         Job("expire_leases", lambda: sweep_leases(context)),
-        Job("raise_jobs_near_alerts", lambda: raise_jobs_near_alerts(context)),
+        Job("raise_jobs_near_alerts", lambda: service.raise_jobs_near_alerts(context)),
         Job("make_automatic_probes", lambda: policies.make_automatic_probes(context)),
         Job("compute_stale_attributions", lambda: attribution.compute_stale_attributions(context)),
         Job("diagnose_due_runs", lambda: diagnosis.diagnose_due_runs(context)),

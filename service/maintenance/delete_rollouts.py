@@ -29,8 +29,7 @@ from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.store.removal import check_not_taken, give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
-from foreshock_service.runs import events, runs
-from foreshock_service.runs.deletions import DeletedIds
+from foreshock_service.runs import deletions, events, runs
 
 _STEPS_AT_ONCE = 100
 _ROUND_SECONDS = 20.0
@@ -109,7 +108,9 @@ def carry_out_deletions(
             .order_by(tables.Deletion.requested_at_us)
         ).all()
     for deletion in pending:
-        ids = DeletedIds(deletion.run_id, frozenset(deletion.sample_digests), frozenset(deletion.group_digests))
+        ids = deletions.DeletedIds(
+            deletion.run_id, frozenset(deletion.sample_digests), frozenset(deletion.group_digests)
+        )
         place = (deletion.attempt, deletion.step)
         while True:
             with context.database.read() as session:
@@ -127,7 +128,9 @@ def carry_out_deletions(
     return False
 
 
-def strip_step(context: ServiceContext, key: events.StepKey, ids: DeletedIds, *, dry_run: bool = False) -> StepPlan:
+def strip_step(
+    context: ServiceContext, key: events.StepKey, ids: deletions.DeletedIds, *, dry_run: bool = False
+) -> StepPlan:
     """Take the deleted rollouts out of a step; return what was replaced, or would be."""
     for _ in range(_TRIES):
         with context.database.read() as session:
@@ -141,7 +144,9 @@ def strip_step(context: ServiceContext, key: events.StepKey, ids: DeletedIds, *,
     raise RuntimeError(f"step {key.step} of run {key.run_id} kept changing while its rollouts were deleted")
 
 
-def _plan(context: ServiceContext, key: events.StepKey, ids: DeletedIds, rows: StepRows, *, dry_run: bool) -> StepPlan:
+def _plan(
+    context: ServiceContext, key: events.StepKey, ids: deletions.DeletedIds, rows: StepRows, *, dry_run: bool
+) -> StepPlan:
     plan = StepPlan(rows.version())
     run, file_of = context.decoders.run, context.store.file
     deleted: set[str] = set()

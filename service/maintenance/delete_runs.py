@@ -26,8 +26,7 @@ from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_if_absent, table_of
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.store.removal import give_up_files
-from foreshock_service.replay.probes.jobs import FAILURES
-from foreshock_service.replay.probes.service import cancel_jobs_of_run
+from foreshock_service.replay.probes import jobs, service
 from foreshock_service.runs.deletions import DeletedIds, DeletionCreate, store_deletion
 from foreshock_service.runs.events import RunRemoved
 from foreshock_service.runs.runs import delete_run
@@ -90,7 +89,7 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
     statement = delete(table).where((key[0] if one else tuple_(*key)).in_(rows))
     if table is table_of(tables.Lease):
         ended = session.execute(statement.returning(table.c.outcome, table.c.accelerator)).all()
-        _keep_failures(session, run_id, Counter(row.accelerator for row in ended if row.outcome in FAILURES))
+        _keep_failures(session, run_id, Counter(row.accelerator for row in ended if row.outcome in jobs.FAILURES))
         return len(ended)
     return int(cast("CursorResult[Any]", session.execute(statement)).rowcount)
 
@@ -193,7 +192,7 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
             print(f"{extent} would be deleted; nothing was changed")
             return
         events = EventBus()
-        events.subscribe(RunRemoved, cancel_jobs_of_run)
+        events.subscribe(RunRemoved, service.cancel_jobs_of_run)
         context.database.write(lambda session: delete_run(session, events, operator(), found.id))
         while delete_rows_of_deleted_runs(context):
             pass

@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select, and_, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
+from foreshock import clock, errors
 from foreshock.api.runs import RetentionRecord
-from foreshock.clock import now_us
-from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
@@ -108,7 +107,7 @@ def set_rules(session: Session, principal: Principal, run_id: str, rules: Retent
     run = lock_run(session, principal, run_id)
     before = run.retention
     run.retention = None if rules is None else rules.model_dump()
-    run.updated_at_us = now_us()
+    run.updated_at_us = clock.now_us()
     action = "retention.set" if rules is not None else "retention.remove"
     record(session, principal, action, run.id, project=run.project, run_id=run.id, before=before, after=run.retention)
 
@@ -173,7 +172,7 @@ def _purge_step(context: ServiceContext, key: StepKey, files: list[tuple[str, in
     if _files_of_step(session, key) != files:
         return False
     give_up_files(session, files, "retention", context.settings.removal_grace_seconds)
-    _mark_purged(session, key, now_us())
+    _mark_purged(session, key, clock.now_us())
     return True
 
 
@@ -280,7 +279,7 @@ def retention(run: str | None, *, dry_run: bool) -> None:
                 f"{report.files} files\t{report.file_bytes / 1e6:,.1f} MB\tkept: {_in_words(report.rules)}"
             )
         if not reported:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 "no rule says which tokens to keep: set FORESHOCK_RETENTION_LAST_STEPS, or the `retention` of a run"
             )
         if dry_run:

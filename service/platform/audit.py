@@ -11,8 +11,7 @@ from fastapi import Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import from_attributes
-from foreshock.api.service import AuditRecord
+from foreshock.api import records, service
 from foreshock.clock import now_us
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
@@ -71,12 +70,12 @@ def list_audit(
     run: Annotated[parameters.Name | None, Query(description="only changes of the run with this id")] = None,
     cursor: parameters.Cursor = None,
     limit: parameters.Limit = 100,
-) -> parameters.Page[AuditRecord]:
+) -> parameters.Page[service.AuditRecord]:
     """List who changed advice, alerts, runs and keys, newest first; for a key of one project, of that project."""
     chosen = {"actor": actor, "action": action, "run_id": run, "project": principal.project}
     query = select(AuditEntry).filter_by(**{name: value for name, value in chosen.items() if value is not None})
     with context.database.read() as session:
         return parameters.page_of_query(
             session, query, (AuditEntry.at_us, AuditEntry.id), cursor, limit,
-            lambda rows: [from_attributes(AuditRecord, row) for (row,) in rows],
+            lambda rows: [records.from_attributes(service.AuditRecord, row) for (row,) in rows],
         )  # fmt: skip

@@ -25,12 +25,11 @@ from sqlalchemy.orm import Session
 from foreshock.api import service
 from foreshock.api.records import from_attributes
 from foreshock.clock import now_us
-from foreshock_service.platform import jobs, security
+from foreshock_service.platform import jobs, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
 from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
 from foreshock_service.platform.jobs import JobRecord, JobRunner
-from foreshock_service.platform.parameters import api_router
 
 _LOOK_SECONDS = 0.5
 # A minute of looks at the event loop.
@@ -166,7 +165,7 @@ def resident_bytes() -> int:
 
 
 Part = TypeVar("Part")
-router = api_router(tags=["health"])
+router = parameters.api_router(tags=["health"])
 
 CHECK_SECONDS = 3.0
 """A check that takes longer has failed: a frozen database answers nothing."""

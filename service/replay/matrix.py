@@ -12,27 +12,23 @@ from foreshock import comparisons, configuration_grid, json_values, probe_kinds,
 from foreshock.api.records import from_attributes
 from foreshock.api.replays import MatrixCellRecord, MatrixPairRecord, MatrixRecord, MismatchRecord
 from foreshock.diagnosis.configurations import MeasuredSetting, Setting, recommend
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, ScoreShard
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath, api_router
-from foreshock_service.platform.problem import ProblemError, present_file
-from foreshock_service.platform.security import Principal, Reader
-from foreshock_service.replay.probes import pinned_rollouts, workers
+from foreshock_service.replay.probes import pinned_rollouts, service, workers
 from foreshock_service.replay.probes.jobs import JobState, waiting_reason
-from foreshock_service.replay.probes.service import rollouts_of_probe
 from foreshock_service.replay.results.files import CellFiles, CellMeasures, MeasuredCells, measure_cells
-from foreshock_service.runs import attempts, events, runs
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import attempts, events, run_endpoints, runs
 
-router = api_router(prefix="/v1", tags=["probes"])
+router = parameters.api_router(prefix="/v1", tags=["probes"])
 
 # Cells of older rollouts and those on several kinds of hardware are read too.
 _MOST_READ = 4 * configuration_grid.MOST_CELLS
 _MOST_PAIRS = 256
 
 
-class MatrixNotFound(ProblemError):
+class MatrixNotFound(problem.ProblemError):
     """The step has no configuration matrix: request one with `foreshock probe matrix`."""
 
     status = 404
@@ -61,7 +57,11 @@ class _Cell:
 
 @router.get("/runs/{run}/steps/{step}/matrix")
 def read_matrix(
-    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
 ) -> MatrixRecord:
     """Return hardware × configuration of a step: mismatch and cost of each cell, and what is recommended.
 
@@ -72,7 +72,7 @@ def read_matrix(
     scored = [cell.files for cell in cells if cell.files is not None]
     reference = next((cell for cell in cells if cell.scorer == scorers.REFERENCE and cell.files is not None), None)
     pairs = _pairs(cells, reference)
-    with present_file(f"a score of the matrix of step {step}"):
+    with problem.present_file(f"a score of the matrix of step {step}"):
         measured = context.decoders.run(measure_cells, rollouts, scored, pairs) if scored else None
     changed = _changed(cells)
     first = cells[0].probe
@@ -89,7 +89,12 @@ def read_matrix(
 
 
 def _cells(
-    context: ServiceContext, session: Session, principal: Principal, run_id: str, step: int, attempt: int | None
+    context: ServiceContext,
+    session: Session,
+    principal: security.Principal,
+    run_id: str,
+    step: int,
+    attempt: int | None,
 ) -> tuple[list[_Cell], int, pinned_rollouts.PinnedRollouts]:
     """Return the cells over the rollouts and weights of the newest one, oldest first; the number of others."""
     run = runs.get_run(session, principal, run_id)
@@ -121,7 +126,7 @@ def _cells(
                 files=CellFiles(probe.id, tuple(files[job.id])) if done else None,
             )
         )
-    return cells, len(found) - len(same), rollouts_of_probe(context, session, newest)
+    return cells, len(found) - len(same), service.rollouts_of_probe(context, session, newest)
 
 
 def _over(probe: Probe) -> tuple[str, Any]:

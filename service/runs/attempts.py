@@ -22,9 +22,8 @@ from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
 from foreshock_service.platform.parameters import api_router
-from foreshock_service.runs import runs
+from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
-from foreshock_service.runs.run_endpoints import RunIdentifier
 
 BEYOND_EVERY_STEP = 2**62
 
@@ -168,7 +167,11 @@ class AttemptConflict(problem.ProblemError):
     "", status_code=status.HTTP_201_CREATED, responses={200: {"model": AttemptRecord, "description": "It existed"}}
 )
 def create_attempt(
-    run: RunIdentifier, body: AttemptCreate, context: Context, principal: security.Ingester, response: Response
+    run: run_endpoints.RunIdentifier,
+    body: AttemptCreate,
+    context: Context,
+    principal: security.Ingester,
+    response: Response,
 ) -> AttemptRecord:
     """Get or create the attempt of this key: 201 if it is new. A step is active in the newest attempt that holds it."""
     attempt, created = context.database.write(
@@ -181,7 +184,7 @@ def create_attempt(
 
 @router.put("/{attempt}/clients/{client}", status_code=status.HTTP_204_NO_CONTENT)
 def put_heartbeat(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     attempt: Annotated[int, Path(ge=1, le=parameters.LARGEST_STEP)],
     client: Annotated[str, Path(max_length=200, pattern=r"^[A-Za-z0-9._-]+$")],
     body: Heartbeat,
@@ -196,7 +199,7 @@ def put_heartbeat(
 
 @router.get("")
 def list_attempts(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Reader,
     cursor: parameters.Cursor = None,

@@ -14,10 +14,8 @@ from pydantic import BaseModel, Field, StringConstraints
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from foreshock import changes, clock, digests
 from foreshock.api.runs import ChangeRecord, DifferenceRecord, Plain
-from foreshock.changes import CHANGE_KINDS, ChangeKind
-from foreshock.clock import now_us
-from foreshock.digests import canonical_json, digest_of_bytes
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
@@ -71,7 +69,7 @@ class _Chosen(NamedTuple):
 def put_change(
     run: run_endpoints.RunIdentifier,
     step: parameters.StepPath,
-    kind: ChangeKind,
+    kind: changes.ChangeKind,
     body: ChangePut,
     context: Context,
     principal: security.Ingester,
@@ -102,7 +100,7 @@ def list_changes(
             cast("tuple[int, str]", parameters.decode_cursor(cursor, (int, str))) if cursor is not None else (-1, "")
         )
         # The page before may have ended within a step.
-        found = _changes(session, run, _Chosen(limit + 2 + len(CHANGE_KINDS), from_step=max(after[0], 0)))
+        found = _changes(session, run, _Chosen(limit + 2 + len(changes.CHANGE_KINDS), from_step=max(after[0], 0)))
     return parameters.page_of([change for change in found if _key_of(change) > after][: limit + 1], limit, _key_of)
 
 
@@ -110,7 +108,7 @@ def note_setup(session: Session, step: Step, setup: str) -> None:
     """Add the setup of a new shard, as canonical JSON, to those of its step. The run is locked."""
     if setup == "{}" or len(setup) > LONGEST_SETUP:
         return
-    digest, of_run = digest_of_bytes(setup.encode()), RunSetup.run_id == step.run_id
+    digest, of_run = digests.digest_of_bytes(setup.encode()), RunSetup.run_id == step.run_id
     number = session.scalar(select(RunSetup.number).where(of_run, RunSetup.digest == digest))
     if number is None:
         number = 1 + (session.scalar(select(func.max(RunSetup.number)).where(of_run)) or 0)
@@ -122,7 +120,12 @@ def note_setup(session: Session, step: Step, setup: str) -> None:
 
 
 def announce_change(
-    session: Session, events: EventBus, principal: security.Principal, key: StepKey, kind: ChangeKind, body: ChangePut
+    session: Session,
+    events: EventBus,
+    principal: security.Principal,
+    key: StepKey,
+    kind: changes.ChangeKind,
+    body: ChangePut,
 ) -> tuple[ChangeRecord, bool]:
     """Store a change that the trainer announces, overwriting an older one of the kind at the step.
 
@@ -131,7 +134,7 @@ def announce_change(
     runs.lock_run(session, principal, key.run_id)
     check_attempt(session, key.run_id, key.attempt)
     values = {name: value for name, value in (("before", body.before), ("after", body.after)) if value is not None}
-    row = {**key._asdict(), "kind": kind, "note": body.note, "values": values, "announced_at_us": now_us()}
+    row = {**key._asdict(), "kind": kind, "note": body.note, "values": values, "announced_at_us": clock.now_us()}
     created = insert_if_absent(session, AnnouncedChange, row)
     if created:
         events.publish(session, ChangeAnnounced(*key))
@@ -172,7 +175,7 @@ def _observed(
     setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
     ranges = active_ranges(attempts)[::-1]
     found_fingerprints = fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
-    fingerprints = {attempt: canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
+    fingerprints = {attempt: digests.canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
     before: tuple[str | None, int] | None = None
     for active in ranges:
         named = select(Step.step, Step.setups).where(*_naming_setups(run_id, active)).limit(1)
@@ -258,7 +261,7 @@ def _fields(setup: Setup) -> dict[str, Any]:
 
 def _values(setups: Sequence[Mapping[str, Any]], name: str) -> dict[str, Plain]:
     """Return the different values of a field by their JSON text, in its order."""
-    values = {canonical_json(fields[name]): fields[name] for fields in setups if fields.get(name) is not None}
+    values = {digests.canonical_json(fields[name]): fields[name] for fields in setups if fields.get(name) is not None}
     return {text: value if isinstance(value, Plain) else text for text, value in sorted(values.items())}
 
 
@@ -266,7 +269,7 @@ def _announced(change: AnnouncedChange) -> ChangeRecord:
     return ChangeRecord(
         step=change.step,
         attempt=change.attempt,
-        kind=cast("ChangeKind", change.kind),
+        kind=cast("changes.ChangeKind", change.kind),
         note=change.note,
         **change.values,
         rebaseline=True,

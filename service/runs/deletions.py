@@ -23,8 +23,7 @@ from foreshock_service.platform import audit, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion, new_identifier
 from foreshock_service.platform.parameters import Cursor, Limit, Page, api_router, page_of_query
-from foreshock_service.runs import events, runs
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import events, run_endpoints, runs
 
 router = api_router(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
 
@@ -43,7 +42,7 @@ class DeletionCreate(BaseModel):
 
 @router.post("", status_code=status.HTTP_202_ACCEPTED)
 def request_deletion(
-    run: RunIdentifier, body: DeletionCreate, context: Context, principal: security.Administrator
+    run: run_endpoints.RunIdentifier, body: DeletionCreate, context: Context, principal: security.Administrator
 ) -> DeletionRecord:
     """Delete the tokens of rollouts by sample or group id, now and when they are sent again; aggregates stay."""
     made = context.database.write(lambda session: store_deletion(session, principal, run, body))
@@ -52,7 +51,11 @@ def request_deletion(
 
 @router.get("")
 def list_deletions(
-    run: RunIdentifier, context: Context, principal: security.Administrator, cursor: Cursor = None, limit: Limit = 50
+    run: run_endpoints.RunIdentifier,
+    context: Context,
+    principal: security.Administrator,
+    cursor: Cursor = None,
+    limit: Limit = 50,
 ) -> Page[DeletionRecord]:
     """List the deletions of the run, newest first, and how far they are."""
     with context.database.read() as session:

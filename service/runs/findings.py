@@ -25,8 +25,7 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
 from foreshock_service.platform.parameters import api_router
-from foreshock_service.runs import attempts, run_endpoints, runs
-from foreshock_service.runs.events import AttemptStarted, FindingsChanged, StepKey
+from foreshock_service.runs import attempts, events, run_endpoints, runs
 
 router = api_router(prefix="/v1", tags=["findings"])
 
@@ -147,7 +146,11 @@ _COUNTED = (
 
 
 def add_step(
-    session: Session, key: StepKey, source: FindingSource, before: Mapping[str, str], found: Sequence[FindingOfStep]
+    session: Session,
+    key: events.StepKey,
+    source: FindingSource,
+    before: Mapping[str, str],
+    found: Sequence[FindingOfStep],
 ) -> None:
     """Add the findings of a step to those of its run, which the caller has locked.
 
@@ -206,7 +209,7 @@ def mark_due(session: Session, run_id: str, source: FindingSource) -> None:
     session.execute(again, {"run_id": run_id, "source": source, "changes": 1})
 
 
-def forget_superseded(session: Session, started: AttemptStarted) -> None:
+def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Have the findings read anew that include steps which the new attempt supersedes."""
     query = select(StoredFinding.source).where(
         StoredFinding.run_id == started.run_id, StoredFinding.newest_step >= started.resume_step
@@ -312,5 +315,5 @@ def _store(context: ServiceContext, due: Due, found: Sequence[FindingOfSteps], s
     if not cast("CursorResult[Any]", settled).rowcount:
         return False
     replace_findings(session, due.run_id, due.source, found)
-    context.events.publish(session, FindingsChanged(due.run_id))
+    context.events.publish(session, events.FindingsChanged(due.run_id))
     return True

@@ -11,10 +11,9 @@ import numpy as np
 from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
-from foreshock.clock import now_us
+from foreshock import clock, json_values
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
 from foreshock.errors import did_you_mean
-from foreshock.json_values import number_or_nan
 from foreshock.measures import comparison_statistics, pooling, registry, rollout_summaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
@@ -81,7 +80,7 @@ def store_measurements(session: Session, step: StepKey, folded: Sequence[shard_d
 
     The run is locked.
     """
-    now = now_us()
+    now = clock.now_us()
     rows, statistics, newest = [], [], []
     for each in folded:
         key = {**step._asdict(), "comparison": each.comparison}
@@ -332,5 +331,7 @@ def _pool(window: Sequence[MeasuredStep], summaries: Sequence[bytes]) -> pooling
         return pooling.pool_summaries(
             [rollout_summaries.RolloutSummaries.from_bytes(each) for each in summaries], ("k3_kl",)
         )["k3_kl"]
-    k3, tokens = (np.array([number_or_nan(step.values[name]) for step in window]) for name in ("k3_kl", "tokens"))
+    k3, tokens = (
+        np.array([json_values.number_or_nan(step.values[name]) for step in window]) for name in ("k3_kl", "tokens")
+    )
     return pooling.pool_over_steps(k3, tokens)

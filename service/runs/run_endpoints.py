@@ -10,23 +10,14 @@ from starlette.concurrency import run_in_threadpool
 from foreshock.api.diagnosis import Verdict
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.model_kind import ModelKind
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import is_identifier
-from foreshock_service.platform.parameters import (
-    SEGMENT_PATTERN,
-    Cursor,
-    Limit,
-    Name,
-    Page,
-    api_router,
-    decoded_segment,
-)
-from foreshock_service.platform.security import Administrator, Ingester, Reader, authenticate, bearer
 from foreshock_service.runs import runs as service
 from foreshock_service.runs.runs import RunCreate, RunFilter, RunUpdate
 
-_Segment = Annotated[str, Path(max_length=200, pattern=SEGMENT_PATTERN)]
-_Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
+_Segment = Annotated[str, Path(max_length=200, pattern=parameters.SEGMENT_PATTERN)]
+_Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(security.bearer)]
 
 
 async def run_of_path(
@@ -34,7 +25,9 @@ async def run_of_path(
     context: Context,
     credentials: _Credentials,
     run: Annotated[_Segment, Path(description="id or key of the run; write `/` in a key as `%2F`")],
-    project: Annotated[Name | None, Query(description="project of the key, if several projects have it")] = None,
+    project: Annotated[
+        parameters.Name | None, Query(description="project of the key, if several projects have it")
+    ] = None,
 ) -> str:
     """Return the id of the run that a path of the API names. Raises RunNotFound, RunKeyAmbiguous."""
     # Trainers address runs by id: no query is made for them.
@@ -47,7 +40,7 @@ async def run_of_page_path(
     request: Request, context: Context, credentials: _Credentials, project: _Segment, key: _Segment
 ) -> str:
     """Return the id of the run that a page's path names. Raises RunNotFound."""
-    return await run_in_threadpool(_find, context, request, credentials, decoded_segment(project), key)
+    return await run_in_threadpool(_find, context, request, credentials, parameters.decoded_segment(project), key)
 
 
 RunIdentifier = Annotated[str, Depends(run_of_path)]
@@ -61,18 +54,18 @@ def _find(
     project: str | None,
     segment: str,
 ) -> str:
-    principal = authenticate(context, request, credentials.credentials if credentials else None)
+    principal = security.authenticate(context, request, credentials.credentials if credentials else None)
     with context.database.read() as session:
-        return service.id_of_key(session, principal, project, decoded_segment(segment))
+        return service.id_of_key(session, principal, project, parameters.decoded_segment(segment))
 
 
-router = api_router(prefix="/v1/runs", tags=["runs"])
+router = parameters.api_router(prefix="/v1/runs", tags=["runs"])
 
 
 @router.post(
     "", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRecord, "description": "It existed"}}
 )
-def create_run(body: RunCreate, context: Context, principal: Ingester, response: Response) -> RunRecord:
+def create_run(body: RunCreate, context: Context, principal: security.Ingester, response: Response) -> RunRecord:
     """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
 
     def create(session: Session) -> tuple[RunRecord, bool]:
@@ -88,17 +81,17 @@ def create_run(body: RunCreate, context: Context, principal: Ingester, response:
 @router.get("")
 def list_runs(
     context: Context,
-    principal: Reader,
+    principal: security.Reader,
     project: Annotated[str | None, Query(max_length=200, pattern=r"^[^\x00]*$")] = None,
-    key: Annotated[Name | None, Query(description="only runs with this client key: one per project")] = None,
-    model: Annotated[Name | None, Query()] = None,
+    key: Annotated[parameters.Name | None, Query(description="only runs with this client key: one per project")] = None,
+    model: Annotated[parameters.Name | None, Query()] = None,
     model_kind: Annotated[ModelKind | None, Query()] = None,
     state: Annotated[list[ShownRunState] | None, Query(max_length=4, description="absent: all")] = None,
-    search: Annotated[Name | None, Query(description="a part of the name or key, in any case")] = None,
+    search: Annotated[parameters.Name | None, Query(description="a part of the name or key, in any case")] = None,
     verdict: Annotated[Verdict | None, Query(description="only runs whose diagnosis has this verdict")] = None,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[RunRecord]:
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 50,
+) -> parameters.Page[RunRecord]:
     """List runs, newest first."""
     chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
     with context.database.read() as session:
@@ -106,14 +99,14 @@ def list_runs(
 
 
 @router.get("/{run}")
-def read_run(run: RunIdentifier, context: Context, principal: Reader) -> RunRecord:
+def read_run(run: RunIdentifier, context: Context, principal: security.Reader) -> RunRecord:
     """Return one run."""
     with context.database.read() as session:
         return service.run_records(session, [service.get_run(session, principal, run)])[0]
 
 
 @router.patch("/{run}")
-def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: Ingester) -> RunRecord:
+def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: security.Ingester) -> RunRecord:
     """Change a run's state, name, advice mode or model kind."""
 
     def update(session: Session) -> RunRecord:
@@ -124,7 +117,7 @@ def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal:
 
 
 @router.delete("/{run}", status_code=status.HTTP_204_NO_CONTENT)
-def delete_run(run: RunIdentifier, context: Context, principal: Administrator) -> None:
+def delete_run(run: RunIdentifier, context: Context, principal: security.Administrator) -> None:
     """Delete a run; later calls that name it, late uploads included, return 410.
 
     Its rows are deleted in the background, its files after FORESHOCK_REMOVAL_GRACE_SECONDS. Its key stays taken.

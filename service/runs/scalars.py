@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
-from foreshock.clock import now_us
-from foreshock.json_values import finite_or_none
+from foreshock import clock, json_values
 from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
@@ -147,9 +146,15 @@ def store_scalars(
     """Store the scalars of a source for a step, before or after the step closes."""
     run = runs.lock_run(session, principal, key.run_id)
     check_attempt(session, key.run_id, key.attempt)
-    now = now_us()
+    now = clock.now_us()
     rows: list[dict[str, Any]] = [
-        {**key._asdict(), "source": body.source, "name": name, "value": finite_or_none(value), "received_at_us": now}
+        {
+            **key._asdict(),
+            "source": body.source,
+            "name": name,
+            "value": json_values.finite_or_none(value),
+            "received_at_us": now,
+        }
         for name, value in sorted(body.values.items())
     ]
     upsert(session, Scalar, rows, _KEY)

@@ -20,12 +20,11 @@ from foreshock.api.records import to_json
 from foreshock.api.runs import Coverage, IncompleteStep
 from foreshock.api.steps import TokensRecord
 from foreshock.rollouts import parquet_files, schema
-from foreshock_service.platform import columnar, parameters, problem, security
+from foreshock_service.platform import columnar, parameters, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import api_router
-from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.runs import (
     attempts,
     chosen_tokens,
@@ -124,7 +123,9 @@ def read_tokens(
 @router.get(
     "/rollouts",
     response_class=Response,
-    responses={200: {"content": {PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}},
+    responses={
+        200: {"content": {request_guards.PARQUET_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+    },
 )
 def export_rollouts(
     run: run_endpoints.RunIdentifier,
@@ -151,7 +152,7 @@ def export_rollouts(
         raise
     return StreamingResponse(
         iter(partial(joined.read, _CHUNK_BYTES), b""),
-        media_type=PARQUET_MEDIA_TYPE,
+        media_type=request_guards.PARQUET_MEDIA_TYPE,
         headers={"Content-Disposition": f'attachment; filename="step_{step}.parquet"'},
         background=BackgroundTask(joined.close),
     )

@@ -12,9 +12,8 @@ from typing import Any, Final, Protocol
 from sqlalchemy import bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
+from foreshock import clock, comparisons, severity
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
-from foreshock.clock import now_us
-from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.diagnose import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -29,7 +28,7 @@ from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of, quantities_of
 from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
-from foreshock.severity import severity_rank
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import before_commit
@@ -41,8 +40,6 @@ from foreshock_service.platform.database.tables import (
     StoredDiagnosis,
     StoredFinding,
 )
-from foreshock_service.platform.parameters import api_router
-from foreshock_service.platform.security import Reader
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
@@ -64,11 +61,11 @@ _MOST_RESOLVED = 100
 
 _logger = logging.getLogger(__name__)
 
-router = api_router(prefix="/v1/runs/{run}/diagnosis", tags=["diagnosis"])
+router = parameters.api_router(prefix="/v1/runs/{run}/diagnosis", tags=["diagnosis"])
 
 
 @router.get("")
-def read_diagnosis(run: run_endpoints.RunIdentifier, context: Context, principal: Reader) -> Diagnosis:
+def read_diagnosis(run: run_endpoints.RunIdentifier, context: Context, principal: security.Reader) -> Diagnosis:
     """Return the diagnosis of a run: verdict, headline, what happened in order, causes, what to do, what is missing."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
@@ -127,7 +124,7 @@ def judge(history: History) -> Diagnosis:
 
 def diagnose_due_runs(context: ServiceContext) -> int:
     """Compute the diagnoses that no transaction does; return how many. For the sweeper."""
-    before_us = now_us() - int(WAIT_SECONDS * 1e6)
+    before_us = clock.now_us() - int(WAIT_SECONDS * 1e6)
     with context.database.read() as session:
         due = {*diagnoses.runs_to_judge(session, _AT_ONCE), *_runs_waiting(session, before_us, _AT_ONCE)}
     for run_id in sorted(due):
@@ -146,8 +143,8 @@ def history_of(session: Session, run_id: str) -> History:
     run, observed = runs.find_run(session, run_id), _observed_step(session, run_id)
     rows = measurements.newest_rows(session, run_id, attempts, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
     first = 2 + len(_OF_STEP)
-    of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == STEP_ROW]
-    measured = [(row[0], row[first:]) for row in rows if row[1] != STEP_ROW and row[first] is not None]
+    of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
+    measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
     reward, reported_k3 = _stepped((step, value) for step, value, _ in of_steps), SteppedValues()
     if observed is not None and not (reward.values and measured):
         reported = _reported(session, run, attempts, observed)
@@ -216,7 +213,8 @@ def _causes(
     undeclared: list[MissingData] = []
     catalogue = {name: place for place, name in enumerate(CHECKS)}
     found = sorted(
-        _findings(session, run_id), key=lambda row: (severity_rank(row.severity), catalogue.get(row.name, 0), row.name)
+        _findings(session, run_id),
+        key=lambda row: (severity.severity_rank(row.severity), catalogue.get(row.name, 0), row.name),
     )
     for row in found:
         name, title, sentence, remedy = row.name, row.title, row.sentence, row.remedy
@@ -259,7 +257,7 @@ def _awaited(
     session: Session, run_id: str, attempts: Sequence[AttemptStart], observed: int | None
 ) -> tuple[AwaitedShards, ...]:
     """Return the oldest steps that wait for shards: all before the first complete step, else those that wait long."""
-    before_us = now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
+    before_us = clock.now_us() - (0 if observed is None else int(WAIT_SECONDS * 1e6))
     waiting = session.scalars(_WAITING, {"run_id": run_id, "before_us": before_us + 1})
     active = [each for each in waiting if active_attempt_of(attempts, each.step) == each.attempt]
     return tuple(

@@ -27,9 +27,8 @@ from functools import partial
 from typing import Generic, ParamSpec, TypeVar
 
 from foreshock.retry import Backoff, retry
+from foreshock_service.platform import logs, problem
 from foreshock_service.platform.decoding import worker
-from foreshock_service.platform.logs import span
-from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import Settings
 
 Place = TypeVar("Place")
@@ -127,7 +126,7 @@ _ALLOCATORS = {
 }
 
 
-class DecoderDied(ProblemError):
+class DecoderDied(problem.ProblemError):
     """A body that ends the process which decodes it, twice: by the memory limit, the time limit or a crash."""
 
     # Of this body, not of the service: a client sends what is behind it first.
@@ -135,7 +134,7 @@ class DecoderDied(ProblemError):
     problem_type = "decoder-died"
 
 
-class DecodersBusy(ProblemError):
+class DecodersBusy(problem.ProblemError):
     """A full queue of bodies that wait for a decoder."""
 
     status = 503
@@ -310,7 +309,7 @@ class DecoderPool:
                 raise DecodersBusy("too many uploads wait to be decoded: try again", headers={"Retry-After": "1"})
             self._bodies += 1
         try:
-            with span("decode"):
+            with logs.span("decode"):
                 return self._run(partial(function, *arguments, **named))
         finally:
             with self._lock:

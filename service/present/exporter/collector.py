@@ -20,17 +20,15 @@ from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
-from foreshock_service.platform import columnar, health, security
+from foreshock_service.platform import columnar, health, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us, of_step
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.present.exporter import families
 from foreshock_service.present.exporter.families import Scrape
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import ANY_ACCELERATOR, count_live_workers, is_visible, jobs_by_state
-from foreshock_service.runs.diagnoses import verdicts_of_runs
-from foreshock_service.runs.scalars import FIRST_SOURCE
+from foreshock_service.runs import diagnoses, scalars
 from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import observed_steps
 
@@ -91,7 +89,7 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
         .join(tables.Scalar, of_step(tables.Scalar, tables.DetectorSnapshot))
     ).all()
     found: dict[str, dict[str, float]] = {}
-    for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
+    for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != scalars.FIRST_SOURCE, row.source)):
         if value is not None:
             found.setdefault(run_id, {}).setdefault(name, value)
     return found
@@ -238,7 +236,7 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> Scrape
             for run_id, rule, severity, count in open_alerts(session, run_ids):
                 found.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
             fallen = runs_with_open_rule(session, run_ids, "reward_collapse")
-            for run_id, said in verdicts_of_runs(session, run_ids).items():
+            for run_id, said in diagnoses.verdicts_of_runs(session, run_ids).items():
                 for verdict in VERDICTS:
                     found.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
                 found.add(families.REWARD_COLLAPSED, (run_id,), run_id in fallen)
@@ -353,7 +351,7 @@ def _advice(session: Session, scrape: Scrape, runs: Sequence[tables.Run]) -> Non
         scrape.add_row(_OF_ACKNOWLEDGEMENT, (run.id,), (newest.revision, scale))
 
 
-router = api_router(tags=["metrics"])
+router = parameters.api_router(tags=["metrics"])
 _FORMATS = {
     "text/plain": {"schema": {"type": "string"}},
     "application/openmetrics-text": {"schema": {"type": "string"}},

@@ -16,14 +16,12 @@ from foreshock.severity import Severity
 from foreshock_service.platform import health, keys, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.present.pages import rendering, sessions, view_models
-from foreshock_service.present.pages.presenters import alerts, attribution, rollout, run_list
-from foreshock_service.present.pages.presenters.advice import rules_page
+from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout, run_list
 from foreshock_service.present.pages.presenters.figures import Asked as AskedFigure
 from foreshock_service.present.pages.presenters.figures import run_plot, step_plot
 from foreshock_service.present.pages.presenters.run import probes_part, run_page, scalar_addresses, semantics_part
 from foreshock_service.present.pages.presenters.step import step_page, worst_tokens
-from foreshock_service.replay.probes.requests import request_probe
-from foreshock_service.replay.probes.schemas import ProbeCreate
+from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
@@ -202,7 +200,7 @@ def examine_step(
     run: RunIdentifier, step: parameters.StepPath, context: Context, visitor: sessions.IngesterSession
 ) -> Response:
     """Ask for an examination of the step by the doctor, then redirect to the step."""
-    request_probe(context, visitor.principal, run, ProbeCreate(step=step, kind=DOCTOR.name))
+    requests.request_probe(context, visitor.principal, run, schemas.ProbeCreate(step=step, kind=DOCTOR.name))
     return RedirectResponse(f"/runs/{run}/steps/{step}", status_code=303, headers=rendering.PAGE_HEADERS)
 
 
@@ -337,7 +335,7 @@ def static_file(request: Request, name: str, v: str = "") -> Response:
 @rules.get("/runs/{project}/{key}/rules")
 def show_rules(run: RunOfPage, visitor: sessions.ReaderSession) -> Response:
     """Return the page of the rules that watch a run."""
-    return visitor.page("rules.html", rules_page, run)
+    return visitor.page("rules.html", advice.rules_page, run)
 
 
 @rules.post("/runs/{run}/rules/{rule}")

@@ -19,16 +19,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from tokenizers import Tokenizer
 
-from foreshock.api.attribution import LinkRecord
-from foreshock.api.runs import RunRecord
+from foreshock import json_values, page_addresses, ranges
+from foreshock.api import attribution, runs
 from foreshock.corrections import Threshold
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
-from foreshock.json_values import finite_or_none
 from foreshock.lint import CHECKS
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
-from foreshock.page_addresses import run_page_path
-from foreshock.ranges import Verdict, verdict_of
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import matches
 from foreshock_service.present.pages.figures.attribution import percent
@@ -57,7 +54,7 @@ MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),
     "apply": Label("apply mode: sent to trainers that ask", "good"),
 }
-VERDICT_TONES: dict[Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
+VERDICT_TONES: dict[ranges.Verdict, Tone] = {"healthy": "", "warning": "warning", "critical": "critical", "unknown": ""}
 TONES: dict[str, Tone] = {"info": "", "warning": "warning", "critical": "critical"}
 
 
@@ -80,9 +77,13 @@ def share_in_words(share: float | None, low: float | None, high: float | None) -
     return f"{percent(share)} ({percent(low)} to {percent(high)})"
 
 
-def shares_of(link: LinkRecord) -> tuple[float | None, float | None, float | None]:
+def shares_of(link: attribution.LinkRecord) -> tuple[float | None, float | None, float | None]:
     """Return the share of a link and the ends of its interval; None if not estimable."""
-    return finite_or_none(link.share), finite_or_none(link.share_low), finite_or_none(link.share_high)
+    return (
+        json_values.finite_or_none(link.share),
+        json_values.finite_or_none(link.share_low),
+        json_values.finite_or_none(link.share_high),
+    )
 
 
 def precise_percent(share: float) -> str:
@@ -126,7 +127,7 @@ def judged_value(measure: str, value: float | None, model_kind: ModelKind | None
     """Return a measure's value with the tone of the range that it lies in; without a range it has none."""
     if value is None or math.isnan(value):
         return Value(DASH)
-    return Value(number(value), VERDICT_TONES[verdict_of(measure, value, model_kind)])
+    return Value(number(value), VERDICT_TONES[ranges.verdict_of(measure, value, model_kind)])
 
 
 LONG_CACHE = "public, max-age=31536000, immutable"
@@ -286,7 +287,9 @@ def templates() -> Environment:
         "fix": fix_of,
     }
     environment.globals.update(static=address_of, plotly=address_of(PLOTLY), version=version("foreshock"))
-    environment.globals.update(state_tones=STATE_TONES, tones=TONES, run_page_path=run_page_path, lint_checks=CHECKS)
+    environment.globals.update(
+        state_tones=STATE_TONES, tones=TONES, run_page_path=page_addresses.run_page_path, lint_checks=CHECKS
+    )
     return environment
 
 
@@ -304,9 +307,9 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:] if first else text
 
 
-def run_address(run: Run | RunRecord) -> str:
+def run_address(run: Run | runs.RunRecord) -> str:
     """Return the path of a run's page."""
-    return run_page_path(run.project, run.key)
+    return page_addresses.run_page_path(run.project, run.key)
 
 
 def with_code(text: str) -> Markup:

@@ -22,16 +22,14 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database.engine import upsert
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
 from foreshock_service.platform.database.tables import Attribution as StoredAttribution
-from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.parameters import api_router
 from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
-from foreshock_service.replay.probes.service import rollouts_of_step
+from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
 from foreshock_service.replay.results.publishing import files_of_score, newest_scores
@@ -78,7 +76,7 @@ class AttributionInputs:
     """
 
     version: str
-    rollouts: PinnedRollouts
+    rollouts: pinned_rollouts.PinnedRollouts
     scores: tuple[files.ScoreFiles, ...]
     attempt_fingerprint: dict[str, Any]
 
@@ -133,7 +131,7 @@ def attribution_of_step(
     )
 
 
-def _read(session: Session, run: Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
+def _read(session: Session, run: tables.Run, document: AttributionDocument, stale: bool) -> AttributionRecord:
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
     others = documents.newest_documents(
@@ -232,7 +230,7 @@ def _inputs_if_stored(context: ServiceContext, session: Session, key: events.Ste
 
 def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
     """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
-    rollouts = rollouts_of_step(context, session, key)
+    rollouts = service.rollouts_of_step(context, session, key)
     chosen = newest_scores(session, key)
     attempt = find_attempt(session, key.run_id, key.attempt)
     lines = [f"{score.scorer} {score.variant} {score.job_id} {score.token}" for score in chosen]
@@ -266,7 +264,7 @@ def store_attribution(
         document = documents.document_of(key, result.attribution, result, sources, now)
     found = None if document is None else to_json(document)
     row = {**key._asdict(), "stale": False, "changed_at_us": now, "document": found, "computed_at_us": now}
-    upsert(session, StoredAttribution, [row], events.StepKey._fields)
+    engine.upsert(session, StoredAttribution, [row], events.StepKey._fields)
     findings.mark_due(session, key.run_id, "attribution")
     measurements.store_measurements(session, key, result.comparisons)
     session.flush()

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api import probes, records
 from foreshock.clock import now_us
-from foreshock.diagnosis.default_rules import policy_rules
-from foreshock.diagnosis.diagnose import REWARD_RULES
+from foreshock.diagnosis import default_rules, diagnose
 from foreshock.errors import InvalidRolloutsError
 from foreshock.probe_kinds import DOCTOR, EXACT
 from foreshock.scorers import default_scorers
@@ -159,7 +158,7 @@ UNFINISHED_AT_ONCE = 4
 
 # Probes made in one round of all runs: each reads the rollouts of its step.
 _MADE_AT_ONCE = 8
-_NOT_ON_MISMATCH = sorted(REWARD_RULES | {rule.name for rule in policy_rules(None)})
+_NOT_ON_MISMATCH = sorted(diagnose.REWARD_RULES | {rule.name for rule in default_rules.policy_rules(None)})
 _SERVICE = security.Principal(None, None, frozenset())
 _logger = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from fastapi import Path, Query, Response, status
 from sqlalchemy.orm import Session
 
-from foreshock import digests, errors, probe_kinds
+from foreshock import clock, digests, errors, probe_kinds
 from foreshock.api.probes import ProbeRecord
-from foreshock.clock import now_us
 from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
@@ -224,7 +223,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
             f"no checkpoint is announced for step {key.step} of attempt {key.attempt}{_announced(newest)}: the trainer "
             "announces saved weights with log_checkpoint(step, root=…, path=…)"
         )
-    if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= now_us():
+    if checkpoint.expires_at_us is not None and checkpoint.expires_at_us <= clock.now_us():
         raise service.ProbeNotPossible(f"the checkpoint of step {key.step} has expired: its weights are gone")
     shards = shards_of_step(session, key)
     present = [shard for shard in shards if shard.tokens_removed is None]
@@ -263,7 +262,7 @@ def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> 
     if step <= key.step:
         raise service.ProbeNotPossible(f"checkpoint_step must be after step {key.step}, got {step}")
     found = service.find_checkpoint(session, key.run_id, key.attempt, step)
-    if found is None or (found.expires_at_us is not None and found.expires_at_us <= now_us()):
+    if found is None or (found.expires_at_us is not None and found.expires_at_us <= clock.now_us()):
         raise service.ProbeNotPossible(
             f"an update of step {key.step} needs the weights of step {step} too, and none are announced, or they have "
             "expired; checkpoint_step names a later step"
@@ -273,7 +272,7 @@ def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> 
 
 def _tried_by_doctor(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]]:
     """Return the checkpoints that the doctor tries, the nearest and the first ones in turn."""
-    now = now_us()
+    now = clock.now_us()
     earlier = service.earlier_checkpoints(session, attempts.attempts_of_run(session, key.run_id), key)
     left = [each for each in earlier if each.expires_at_us is None or each.expires_at_us > now]
     chosen: list[dict[str, Any]] = []

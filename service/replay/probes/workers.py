@@ -10,14 +10,13 @@ from sqlalchemy import ColumnElement, func, select, true
 from sqlalchemy.orm import Session
 
 from foreshock.api import probes, records
+from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Probe, ProbeJob, Run, Score, Worker
-from foreshock_service.platform.parameters import api_router
-from foreshock_service.platform.security import Principal, Reader
 from foreshock_service.replay.probes.jobs import LIVE_MINUTES, JobState
 
-router = api_router(prefix="/v1", tags=["hardware"])
+router = parameters.api_router(prefix="/v1", tags=["hardware"])
 
 ANY_ACCELERATOR = "any"
 """Stands for jobs that any worker may do."""
@@ -27,13 +26,13 @@ _MOST_ACCELERATORS, _MOST_DEVICES = 500, 50
 
 
 @router.get("/hardware")
-def read_hardware(context: Context, principal: Reader) -> probes.HardwareRecord:
+def read_hardware(context: Context, principal: security.Reader) -> probes.HardwareRecord:
     """Return the workers, and the queued jobs, running jobs and published scores of each accelerator."""
     with context.database.read() as session:
         return hardware_of(session, principal)
 
 
-def hardware_of(session: Session, principal: Principal) -> probes.HardwareRecord:
+def hardware_of(session: Session, principal: security.Principal) -> probes.HardwareRecord:
     """Return the workers and accelerators that the principal may see."""
     workers = newest_workers(session, principal.project, _MOST_WORKERS)
     live = count_live_workers(session, principal.project, database_now_us(session))

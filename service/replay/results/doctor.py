@@ -15,16 +15,13 @@ from foreshock.api.runs import ConfidenceRecord
 from foreshock.diagnosis.wording import as_sentence
 from foreshock.doctor.findings import explained, fix_of
 from foreshock.probe_kinds import DOCTOR
-from foreshock_service.platform import problem, security
+from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeResult
-from foreshock_service.platform.parameters import ActiveOrAttempt, StepPath
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
-from foreshock_service.replay.probes.requests import request_probe
-from foreshock_service.replay.probes.schemas import ProbeCreate
+from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.replay.results.documents import DocumentKind
-from foreshock_service.runs import attempts, findings
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import attempts, findings, run_endpoints
 
 router = APIRouter(prefix="/v1")
 
@@ -84,16 +81,16 @@ KIND = DocumentKind(
     tags=["doctor"],
 )
 def examine_step(
-    run: RunIdentifier,
-    step: StepPath,
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
     body: DoctorRequest,
     context: Context,
     principal: security.Ingester,
     response: Response,
 ) -> ProbeRecord:
     """Have a worker find the change that reproduces what a step logged: weights, sampling, forward pass or data."""
-    asked = ProbeCreate(step=step, kind=DOCTOR.name, **body.model_dump())
-    probe, is_new = request_probe(context, principal, run, asked)
+    asked = schemas.ProbeCreate(step=step, kind=DOCTOR.name, **body.model_dump())
+    probe, is_new = requests.request_probe(context, principal, run, asked)
     if not is_new:
         response.status_code = status.HTTP_200_OK
     return probe
@@ -109,7 +106,11 @@ def put_report(
 
 @router.get("/runs/{run}/steps/{step}/doctor", tags=["doctor"])
 def read_report(
-    run: RunIdentifier, step: StepPath, context: Context, principal: security.Reader, attempt: ActiveOrAttempt = None
+    run: run_endpoints.RunIdentifier,
+    step: parameters.StepPath,
+    context: Context,
+    principal: security.Reader,
+    attempt: parameters.ActiveOrAttempt = None,
 ) -> DoctorStepRecord:
     """Return the newest report of the doctor on a step: found, ruled out, not tried, and the price.
 

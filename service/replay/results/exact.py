@@ -32,8 +32,7 @@ from foreshock_service.replay.probes.service import rollouts_of_probe, rollouts_
 from foreshock_service.replay.results.documents import ResultIncomplete, visible_step
 from foreshock_service.replay.results.files import align_exact, measure_exact_files, read_exact_shard
 from foreshock_service.replay.results.shards import FileKind, Key, ShardAddress, receive_shard
-from foreshock_service.runs import chosen_tokens, events, tokens
-from foreshock_service.runs.run_endpoints import RunIdentifier
+from foreshock_service.runs import chosen_tokens, events, run_endpoints, tokens
 
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
@@ -87,7 +86,11 @@ async def put_exact(
 
 @router.get("/runs/{run}/steps/{step}/exact")
 def read_exact(
-    run: RunIdentifier, step: StepPath, context: Context, principal: Reader, attempt: ActiveOrAttempt = None
+    run: run_endpoints.RunIdentifier,
+    step: StepPath,
+    context: Context,
+    principal: Reader,
+    attempt: ActiveOrAttempt = None,
 ) -> replays.ExactStepRecord:
     """Return the exact divergences of the step's pairs; 404 `exact-not-found` if none are published."""
     with context.database.read() as session:
@@ -192,7 +195,7 @@ _VALUES_OF_TOKEN = len(replays.ExactTokenRecord.__slots__)
 
 @router.get("/runs/{run}/steps/{step}/exact/tokens")
 def read_exact_tokens(
-    run: RunIdentifier,
+    run: run_endpoints.RunIdentifier,
     step: StepPath,
     context: Context,
     principal: Reader,

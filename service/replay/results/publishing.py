@@ -22,8 +22,7 @@ from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, is_completed, lock_lease
-from foreshock_service.replay.probes import environments, jobs
-from foreshock_service.replay.probes.schemas import ScorerName, VariantName
+from foreshock_service.replay.probes import environments, jobs, schemas
 from foreshock_service.replay.results import documents, exact, shards
 from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
@@ -56,12 +55,12 @@ async def put_scores(
     lease: LeaseIdentifier,
     shard: Annotated[int, Path(ge=0, le=parameters.LARGEST_STEP)],
     token: LeaseToken,
-    scorer: Annotated[ScorerName, Query()],
+    scorer: Annotated[schemas.ScorerName, Query()],
     request: Request,
     context: Context,
     principal: security.Worker,
     response: Response,
-    variant: Annotated[VariantName, Query()] = "",
+    variant: Annotated[schemas.VariantName, Query()] = "",
 ) -> UploadReceipt:
     """Store one shard of a scorer's log-probs: 201 if it is new, 200 for the same bytes, 409 for other bytes."""
     address = shards.ShardAddress(SCORES, lease, token, (scorer, variant), shard)

@@ -23,13 +23,11 @@ from foreshock_service.platform.database.tables import probes
 from foreshock_service.platform.decoding.worker import decode_limits
 from foreshock_service.platform.problem import ProblemError, present_file
 from foreshock_service.platform.security import Principal
-from foreshock_service.platform.store.removal import check_not_taken
-from foreshock_service.platform.store.tokens import StoredFile
+from foreshock_service.platform.store import removal, tokens
 from foreshock_service.platform.uploads import Upload, commit_file, received_upload
 from foreshock_service.replay.leases.endpoints import UploadReceipt
 from foreshock_service.replay.leases.service import check_held, find_lease, hold, is_completed
-from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
-from foreshock_service.replay.probes.service import rollouts_of_probe
+from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import documents, files
 from foreshock_service.runs.events import StepKey
 
@@ -216,7 +214,7 @@ def check_address(context: ServiceContext, principal: Principal, address: ShardA
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    pinned: PinnedRollouts
+    pinned: pinned_rollouts.PinnedRollouts
     siblings: tuple[probes.UploadedShard, ...]
     file: str
     weights: str
@@ -250,7 +248,7 @@ def _prepare(
         return stored
     check_held(lease, job, address.token)
     return _Prepared(
-        rollouts_of_probe(context, session, probe),
+        service.rollouts_of_probe(context, session, probe),
         tuple(_siblings(address, session, job)),
         address.kind.file_name(probe.run_id, probe.attempt, probe.step, job.id, upload.digest),
         str(probe.checkpoint["digest"]),
@@ -261,7 +259,7 @@ def _check(context: ServiceContext, address: ShardAddress, upload: Upload, prepa
     """Check the upload in a decoder process and publish its file."""
     temporary = context.store.temporary_file()
     try:
-        siblings: tuple[StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
+        siblings: tuple[tokens.StoredFile, ...] = tuple(context.store.file(each.file) for each in prepared.siblings)
         with present_file("the probe's rollouts, or of another shard of this result,"):
             checked = context.decoders.run(
                 files.check_upload, address.kind.name, upload.path, temporary, prepared.pinned, siblings,
@@ -295,7 +293,7 @@ def _commit(
         return stored
     if {each.digest for each in _siblings(address, session, job)} != {each.digest for each in prepared.siblings}:
         return None
-    check_not_taken(session, [prepared.file])
+    removal.check_not_taken(session, [prepared.file])
     _add(address, session, job, upload, checked, prepared.file)
     return UploadReceipt(status="stored", digest=upload.digest, rollouts=checked.rollouts, tokens=checked.tokens)
 

@@ -11,18 +11,12 @@ from foreshock_service.platform.parameters import LARGEST_STEP, Cursor, Limit, P
 from foreshock_service.platform.security import Administrator, Ingester, Principal, Reader
 from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch import long_polls
-from foreshock_service.watch.advice import service
-from foreshock_service.watch.advice.schemas import (
-    AcknowledgementCreate,
-    AdviceRead,
-    FollowedStep,
-    OperatorDecisionCreate,
-)
+from foreshock_service.watch.advice import schemas, service
 
 router = api_router(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
 
 
-@router.get("", response_model=AdviceRead, responses=long_polls.NOT_MODIFIED)
+@router.get("", response_model=schemas.AdviceRead, responses=long_polls.NOT_MODIFIED)
 async def read_advice(
     run: RunIdentifier,
     context: Context,
@@ -64,7 +58,7 @@ def _advice(
 
 
 @router.post("/follow", status_code=status.HTTP_204_NO_CONTENT)
-def follow_advice(run: RunIdentifier, body: FollowedStep, context: Context, principal: Ingester) -> None:
+def follow_advice(run: RunIdentifier, body: schemas.FollowedStep, context: Context, principal: Ingester) -> None:
     """Report the step that a trainer does with the advice: later decisions do not change steps up to it."""
     with context.database.read() as session:
         is_new = service.is_new_step(session, principal, run, body)
@@ -73,7 +67,7 @@ def follow_advice(run: RunIdentifier, body: FollowedStep, context: Context, prin
 
 
 @router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)
-def acknowledge(run: RunIdentifier, body: AcknowledgementCreate, context: Context, principal: Ingester) -> None:
+def acknowledge(run: RunIdentifier, body: schemas.AcknowledgementCreate, context: Context, principal: Ingester) -> None:
     """Report the learning rate used at a step; a repeated report overwrites the older one."""
     context.database.write(lambda session: service.acknowledge(session, principal, run, body))
 
@@ -88,6 +82,8 @@ def list_decisions(
 
 
 @router.post("/decisions", status_code=status.HTTP_201_CREATED)
-def operate(run: RunIdentifier, body: OperatorDecisionCreate, context: Context, principal: Administrator) -> AdviceRead:
+def operate(
+    run: RunIdentifier, body: schemas.OperatorDecisionCreate, context: Context, principal: Administrator
+) -> schemas.AdviceRead:
     """Hold, release, raise or halve as an operator; 409 if it changes nothing. The answer is the advice."""
     return context.database.write(lambda session: service.operate(session, principal, run, body))

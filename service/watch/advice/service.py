@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import BindParameter, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from foreshock.api.records import from_attributes
-from foreshock.api.watch import DecisionRecord
+from foreshock.api import records, watch
 from foreshock.clock import now_us
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
@@ -42,9 +41,7 @@ from foreshock_service.platform.database.tables import (
     TrainerProgress,
 )
 from foreshock_service.replay.probes.policies import steps_between_probes
-from foreshock_service.runs import attempts, events, runs
-from foreshock_service.runs.corrections import read_pair
-from foreshock_service.runs.measurements import MeasurementNotFound, StatisticsOutOfDate
+from foreshock_service.runs import attempts, corrections, events, measurements, runs
 from foreshock_service.watch import alerts, long_polls
 from foreshock_service.watch.advice import schemas
 from foreshock_service.watch.detection import derivation, history, states
@@ -109,8 +106,8 @@ def _remedies(
     if detectors.step is None or not loop.enabled or not is_wanted(detectors.loop, loop):
         return Remedies()
     try:
-        pair = read_pair(session, principal, run_id, detectors.step, None, TRAINER_ROLLOUT)
-    except (MeasurementNotFound, StatisticsOutOfDate):
+        pair = corrections.read_pair(session, principal, run_id, detectors.step, None, TRAINER_ROLLOUT)
+    except (measurements.MeasurementNotFound, measurements.StatisticsOutOfDate):
         return favoured(detectors.loop, loop, ())
     return favoured(detectors.loop, loop, evaluate_remedies(pair.statistics, pair.summaries))
 
@@ -200,12 +197,12 @@ def operate(
 
 def list_decisions(
     session: Session, principal: security.Principal, run_id: str, cursor: str | None, limit: int
-) -> parameters.Page[DecisionRecord]:
+) -> parameters.Page[watch.DecisionRecord]:
     """Return one page of the log of decisions, oldest first."""
     runs.get_run(session, principal, run_id)
     return parameters.page_of_query(
         session, select(AdviceDecision).where(AdviceDecision.run_id == run_id), (AdviceDecision.revision,),
-        cursor, limit, lambda rows: [from_attributes(DecisionRecord, row) for (row,) in rows], rising=True,
+        cursor, limit, lambda rows: [records.from_attributes(watch.DecisionRecord, *row) for row in rows], rising=True,
     )  # fmt: skip
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import Select, and_, delete, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from foreshock import retry, severity
-from foreshock.page_addresses import run_page_path
+from foreshock import page_addresses, retry, severity
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Alert, Notification, Run, StoredDiagnosis, new_identifier
@@ -62,7 +61,7 @@ def verdict_message(session: Session, row: Notification, page_root: str) -> Mess
     said = verdicts_of_runs(session, [run.id])[run.id]
     if said.verdict != row.change.split()[1]:
         return None
-    return Message(row.id, "verdict", None, run, page_root + run_page_path(run.project, run.key), said)
+    return Message(row.id, "verdict", None, run, page_root + page_addresses.run_page_path(run.project, run.key), said)
 
 
 _SECOND_US = 1_000_000
@@ -162,7 +161,7 @@ def _lease(
         row.state = "sent" if row.sent_at_us is not None else "dropped"
         return row, None, now_us
     alert, run = found
-    page = context.settings.page_root + run_page_path(run.project, run.key)
+    page = context.settings.page_root + page_addresses.run_page_path(run.project, run.key)
     said = verdicts_of_runs(session, [run.id])[run.id]
     return row, Message(row.id, row.change, alert, run, page, said), now_us
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from foreshock import comparisons, scorers
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import ranges_note, required_range
-from foreshock_service.present.pages.figures import drawing
-from foreshock_service.present.pages.figures.overview import MOST_COLUMNS, columns_of
+from foreshock_service.present.pages.figures import drawing, overview
 
 MISMATCH_TITLE = "Mismatch per token (k3)"
 
@@ -89,9 +88,9 @@ def _traces(name: str, curve: drawing.Curve) -> list[drawing.Json]:
     )
     # A log axis cannot show 0: the caption counts those steps.
     visible = drawing.Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
-    if len(visible.points()) <= MOST_COLUMNS:
+    if len(visible.points()) <= overview.MOST_COLUMNS:
         return [drawing.line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
-    steps, means, low, high = columns_of(visible)
+    steps, means, low, high = overview.columns_of(visible)
     edge = {"type": "scatter", "mode": "lines", "x": steps, "line": {"width": 0}, "hoverinfo": "skip", **hidden}
     edge |= {"showlegend": False, "legendgroup": name}
     mean = drawing.line(
@@ -139,7 +138,7 @@ def _caption(curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None) 
         "between other scores it is the size of a link, no KL. "
         f"{ranges_note('k3_kl', model_kind)}"
     )
-    is_long = any(len(curve.points()) > MOST_COLUMNS for curve in curves.values())
+    is_long = any(len(curve.points()) > overview.MOST_COLUMNS for curve in curves.values())
     lines = ["Lines: the mean of neighbouring steps; bands: their range."] if is_long else []
     return " ".join([bands, *lines, *(f"{zero}." for zero in zeros)])
 

@@ -14,8 +14,7 @@ from foreshock_service.platform.settings import Settings
 from foreshock_service.present.pages.figures.overview import Mark
 from foreshock_service.present.pages.presenters.advice import advice_of, plan_of, stairs_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
-from foreshock_service.runs import changes, steps
-from foreshock_service.runs.attempts import attempts_of_run
+from foreshock_service.runs import attempts, changes, steps
 from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.alerts import AlertFilter, list_alerts, list_alerts_of_runs
 
@@ -160,7 +159,10 @@ def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
 
 def named_marks(viewing: Viewing, run: Run) -> list[Mark]:
     """Return where attempts resumed, the length surge, and the decays that it led to so far."""
-    marks = [Mark(each.resume_step, f"attempt {each.attempt}") for each in attempts_of_run(viewing.session, run.id)[1:]]
+    marks = [
+        Mark(each.resume_step, f"attempt {each.attempt}")
+        for each in attempts.attempts_of_run(viewing.session, run.id)[1:]
+    ]
     advice = advice_of(viewing, run.id)
     if advice.schedule is not None:
         marks.append(Mark(advice.schedule.surge_step, "surge"))

@@ -18,8 +18,7 @@ from foreshock_service.present.pages.presenters.doctor import DoctorPanel, docto
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
 from foreshock_service.present.pages.presenters.step import LintPanel, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.replay.probes.policies import policy_in_words
-from foreshock_service.replay.probes.service import list_probes
+from foreshock_service.replay.probes import policies, service
 from foreshock_service.runs import events, measurements, runs, scalars, steps, weights
 from foreshock_service.runs.attempts import attempts_of_run
 from foreshock_service.watch.diagnosis import diagnosis_of_run
@@ -165,8 +164,8 @@ def probes_part(viewing: Viewing, run_id: str) -> ProbesPart:
     return ProbesPart(
         run_id,
         page_addresses.run_page_path(run.project, run.key),
-        policy_in_words(viewing.session, viewing.principal, run_id),
-        list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items,
+        policies.policy_in_words(viewing.session, viewing.principal, run_id),
+        service.list_probes(viewing.session, viewing.principal, run_id, None, None, MOST_PROBES).items,
         doctor_of_run(viewing, run_id),
     )
 

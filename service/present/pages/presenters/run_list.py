@@ -7,14 +7,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from foreshock import comparisons, ranges
-from foreshock.api.diagnosis import Verdict
-from foreshock.api.probes import AcceleratorRecord
+from foreshock.api import diagnosis, probes
 from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.present.pages import figures, rendering, view_models
-from foreshock_service.present.pages.figures.drawing import spark_paths
-from foreshock_service.present.pages.figures.mismatch import comparison_figure
+from foreshock_service.present.pages.figures import drawing, mismatch
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
 from foreshock_service.present.pages.presenters.run import pooled_in_words
 from foreshock_service.present.pages.presenters.viewing import (
@@ -52,7 +50,7 @@ class Configuration:
 @dataclass(frozen=True, slots=True)
 class HardwarePage:
     configurations: Sequence[Configuration]
-    accelerators: Sequence[AcceleratorRecord]
+    accelerators: Sequence[probes.AcceleratorRecord]
     accelerators_left_out: int
 
 
@@ -144,7 +142,7 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figu
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(COMPARED)}")
     asked = COMPARED[name]
     curves = [(run.name or run.key, _curve(viewing, run.id, asked)) for run in chosen_runs(viewing, run_ids)]
-    return comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
+    return mismatch.comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
 
 
 def _curve(viewing: Viewing, run_id: str, asked: Compared) -> figures.Curve:
@@ -203,7 +201,7 @@ def _text(value: object) -> str:
 
 RUNS_ON_A_PAGE = 50
 STATES: tuple[ShownRunState, ...] = ("running", "stale", "finished", "failed")
-VERDICTS: tuple[Verdict, ...] = ("critical", "warning", "unknown", "healthy")
+VERDICTS: tuple[diagnosis.Verdict, ...] = ("critical", "warning", "unknown", "healthy")
 """The worst first."""
 SORTS = ("verdict", "name", "reward", "k3", "step", "age", "scale")
 GROUPS = ("project", "model", "tag")
@@ -352,7 +350,9 @@ def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[Li
     versions = {run_id: (step, tokens[run_id]) for run_id, step in _last_steps(viewing, runs).items()}
     curves = listing.short_curves(viewing.session, versions)
     paths = {
-        name: spark_paths({run: of[name].points for run, of in curves.items() if name in of}, logarithmic=name == "k3")
+        name: drawing.spark_paths(
+            {run: of[name].points for run, of in curves.items() if name in of}, logarithmic=name == "k3"
+        )
         for name in listing.QUANTITIES
     }
     scales, incomplete = _scales(viewing, runs), steps.incomplete_counts(viewing.session, run_ids)

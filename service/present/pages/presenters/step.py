@@ -15,13 +15,12 @@ from foreshock.lint import CHECKS
 from foreshock.measures import registry, rollout_summaries
 from foreshock_service.platform import columnar, problem
 from foreshock_service.platform.database.tables import Run
-from foreshock_service.present.pages import view_models
+from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
 from foreshock_service.present.pages.presenters import attribution as links
 from foreshock_service.present.pages.presenters.doctor import DoctorPanel, doctor_of_step
 from foreshock_service.present.pages.presenters.viewing import Viewing
-from foreshock_service.present.pages.rendering import OUT_OF_DATE
 from foreshock_service.runs import events, lint, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
@@ -179,7 +178,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         earlier=around.earlier,
         later=around.later,
         judged=[row for row in measures[0].rows if row.name in JUDGED] if comparisons else [],
-        out_of_date=OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
+        out_of_date=rendering.OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,
         sampled=[name for name, table in curves.by_comparison().items() if table.array("from_sample")[0]],

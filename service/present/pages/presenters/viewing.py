@@ -10,9 +10,8 @@ from foreshock_service.platform import columnar, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.present.pages.figures import Curve
-from foreshock_service.runs.attempts import rows_of_steps
+from foreshock_service.runs import attempts, scalars
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
-from foreshock_service.runs.scalars import FIRST_SOURCE, scalar_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,15 @@ def scalar_curves(
     viewing: Viewing, run_id: str, names: Sequence[str], max_points: int | None = MOST_POINTS
 ) -> dict[str, Curve]:
     """Return scalars by name over the active steps; the trainer's value wins over other sources."""
-    active = rows_of_steps(viewing.session, run_id, None, (Scalar.attempt, Scalar.step))
-    table = scalar_table(viewing.session, viewing.context.settings, run_id, active, names=names, max_points=max_points)
+    active = attempts.rows_of_steps(viewing.session, run_id, None, (Scalar.attempt, Scalar.step))
+    table = scalars.scalar_table(
+        viewing.session, viewing.context.settings, run_id, active, names=names, max_points=max_points
+    )
     columns = (table.array("step").tolist(), table.strings("source"), table.strings("name"))
     points: dict[str, dict[int, float | None]] = {}
     for step, source, name, value in zip(*columns, columnar.floats_or_none(table.array("value")), strict=True):
         of_name = points.setdefault(name, {})
-        if step not in of_name or source == FIRST_SOURCE:
+        if step not in of_name or source == scalars.FIRST_SOURCE:
             of_name[step] = value
     return {
         name: Curve(sorted(of_name), [of_name[step] for step in sorted(of_name)]) for name, of_name in points.items()
