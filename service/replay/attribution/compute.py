@@ -8,8 +8,6 @@ floor is therefore halved before it is subtracted. The result is never clamped: 
 the larger part.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The learning-rate advice of a run, and its rules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
