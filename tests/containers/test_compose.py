@@ -139,17 +139,18 @@ def test_prometheus_starts_with_the_configuration_of_the_repository(services: di
     assert "service:8765" in targets, "Prometheus scrapes the service by its name on the compose network"
 
 
-def test_images_are_pinned_to_a_version(services: dict[str, dict[str, Any]]) -> None:
+def test_images_are_pinned_to_a_version_and_a_digest(services: dict[str, dict[str, Any]]) -> None:
     for name, service in services.items():
-        image, digest = re.fullmatch(r"([^$]+)(\$\{[A-Z]+_DIGEST:-\})?", service["image"]).groups()  # type: ignore[union-attr]
-        assert digest or "build" in service, f"{name} has an image whose digest cannot be set"
+        image, digest = re.fullmatch(r"([^$]+)(\$\{[A-Z]+_DIGEST:-@sha256:[0-9a-f]{64}\})?", service["image"]).groups()  # type: ignore[union-attr]
+        assert digest or "build" in service, f"{name} has an image without a digest"
         _, colon, tag = image.rpartition(":")
         assert colon, f"{name} has an image without a tag"
         assert re.search(r"\d+\.\d+", tag), f"{name}: {tag} is not a version"
     for dockerfile in (REPOSITORY / "containers").glob("Dockerfile.*"):
         images = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", dockerfile.read_text(), re.MULTILINE)
         assert images, dockerfile
-        assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-[a-z-]+", image) for image in images), dockerfile
+        pinned = r"python:\d+\.\d+\.\d+-[a-z-]+@sha256:[0-9a-f]{64}"
+        assert all(re.fullmatch(pinned, image) for image in images), dockerfile
 
 
 def test_every_service_has_a_limit_of_memory_and_no_worker_has_the_administrators_key(
