@@ -77,17 +77,13 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
 
 def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict[str, float]]:
     """Return run → name → value of the newest step that the detectors have seen, each from its preferred source."""
-    observed = select(tables.DetectorSnapshot.run_id, func.max(tables.DetectorSnapshot.step).label("step"))
-    newest = (
-        observed.where(tables.DetectorSnapshot.run_id.in_(run_ids)).group_by(tables.DetectorSnapshot.run_id).subquery()
+    seen, scalar = tables.DetectorSnapshot, tables.Scalar
+    place = func.row_number().over(partition_by=seen.run_id, order_by=(seen.step.desc(), seen.attempt.desc()))
+    ranked = (
+        select(seen.run_id, seen.attempt, seen.step, place.label("place")).where(seen.run_id.in_(run_ids)).subquery()
     )
-    state = and_(tables.DetectorSnapshot.run_id == newest.c.run_id, tables.DetectorSnapshot.step == newest.c.step)
-    query = select(tables.Scalar.run_id, tables.Scalar.source, tables.Scalar.name, tables.Scalar.value)
-    rows = session.execute(
-        query.select_from(newest)
-        .join(tables.DetectorSnapshot, state)
-        .join(tables.Scalar, of_step(tables.Scalar, tables.DetectorSnapshot))
-    ).all()
+    query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(ranked)
+    rows = session.execute(query.join(scalar, of_step(scalar, ranked.c)).where(ranked.c.place == 1)).all()
     found: dict[str, dict[str, float]] = {}
     for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != scalars.FIRST_SOURCE, row.source)):
         if value is not None:

@@ -1,0 +1,57 @@
+"""A run of 50,000 steps without rollouts costs the database as much as one of 500: counted, not timed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from foreshock_service.platform.database.engine import insert_rows
+from foreshock_service.platform.database.session import Database
+from foreshock_service.platform.database.tables import Scalar
+from tests.service.runs.test_long_runs import MARGIN, Instructions
+from tests.service.sending import Sender, start_run
+
+SHORT, LONG = 500, 50_000
+READ = ("/runs/{run}", "/metrics", "/v1/runs/{run}/lr-advice", "/v1/runs/{run}/diagnosis", "/v1/runs/{run}/alerts")
+
+
+def run_of(http: httpx.Client, database: Database, steps: int) -> Sender:
+    """Return a run with a scalar at each step: the first ones logged, the others put into the database."""
+    run = start_run(http, f"run of {steps} steps")
+    for step in (1, 2):
+        run.put_scalars(step, {"reward": 0.5}).raise_for_status()
+    of_run = {"run_id": run.run, "attempt": 1, "source": "trainer", "name": "reward", "received_at_us": 1}
+    rows = [{**of_run, "step": step, "value": 0.5 + 0.1 * (step % 3)} for step in range(3, steps)]
+    database.write(partial(insert_rows, target=Scalar, rows=rows))
+    return run
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_run_of_many_scalar_steps_takes_no_more_instructions(
+    app: FastAPI, http: httpx.Client, database: Database
+) -> None:
+    counts: dict[int, list[int]] = {}
+    for steps in (SHORT, LONG):
+        run = run_of(http, database, steps)
+        counts[steps] = [least_instructions(app, run, address) for address in (None, *READ)]
+    assert min(counts[SHORT]) > 0
+    # Of two runs /metrics reads twice as much.
+    assert all(long <= 2 * short + MARGIN for short, long in zip(counts[SHORT], counts[LONG], strict=True)), counts
+
+
+def least_instructions(app: FastAPI, run: Sender, address: str | None) -> int:
+    """Return the least instructions of four reads, or of four further steps; the service reads too."""
+    found = []
+    for number in range(4):
+        with Instructions(app.state.context.database) as executed:
+            answer = (
+                run.put_scalars(LONG + number, {"reward": 0.5})
+                if address is None
+                else run.http.get(address.format(run=run.run))
+            )
+        answer.raise_for_status()
+        found.append(executed.count)
+    return min(found)
