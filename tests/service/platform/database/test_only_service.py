@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,4 +70,14 @@ def test_lock_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> 
     (tmp_path / "foreshock.db.lock").mkdir()
     refusal = pytest.raises(ConfigurationError, match=r"foreshock\.db\.lock cannot be opened")
     with refusal, only_service(f"sqlite:///{tmp_path}/foreshock.db"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_folder_without_locks_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    with only_service(f"sqlite:///{tmp_path}/foreshock.db"):
         pass
