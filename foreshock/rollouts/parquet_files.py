@@ -155,6 +155,9 @@ def has_own_layout(file: pq.ParquetFile, body: pa.Buffer) -> bool:
     specs = [column for column in ROLLOUT_COLUMNS if column.name in schema.names]
     if [column.name for column in specs] != schema.names or sorted(metadata.metadata or {}) != _OWN_KEYS:
         return False
+    # Arrow reads the end only; other readers refuse a file that does not begin as one.
+    if bytes(memoryview(body)[: len(_MAGIC)]) != _MAGIC:
+        return False
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     if any(each != ROLLOUTS_PER_ROW_GROUP for each in rows[:-1]) or not 0 < rows[-1] <= ROLLOUTS_PER_ROW_GROUP:
         return False

@@ -92,6 +92,12 @@ def test_bytes_that_belong_to_no_page_are_not_kept() -> None:
     assert not keeps(body[: -8 - footer] + b"hidden" + body[-8 - footer :])
 
 
+def test_body_that_does_not_begin_as_parquet_is_encoded_again() -> None:
+    body = encode_rollouts(rollouts())
+    assert read_rollouts(body, DecodeLimits()).own_layout
+    assert not read_rollouts(b"Q" + body[1:], DecodeLimits()).own_layout
+
+
 def test_body_with_a_wider_type_is_encoded_again() -> None:
     body = encode_rollouts(rollouts())
     plain = pq.read_table(io.BytesIO(body))
