@@ -15,7 +15,7 @@ _MOST_SAMPLED, _SAMPLE = 1 << 16, 4096
 # Nearer to 0, log-probs of certain tokens are multiples of a coarse step and repeat by chance.
 _LEAST_SIZE = 0.01
 # A log-prob that repeats is one of one prompt and one id; 16 bits repeat all of their numbers about equally often.
-_LEAST_REPEATED, _LEAST_IDS, _LEAST_SHARE = 4, 3, 0.02
+_LEAST_REPEATED, _LEAST_IDS, _LEAST_SHARE = 4, 3, 0.005
 _TIMES_OF_OTHERS, _OTHERS = 4, 4
 # A policy that is uniform over its ids gives one number too.
 _MOST_SHARE = 0.9

@@ -223,7 +223,7 @@ def check_missing_engine(evidence: LintEvidence) -> Outcome:
     place = _place(evidence, "no_mu", missing)
     trailing = evidence.count("no_mu_trailing")
     if trailing >= _NEARLY_ALL * missing and evidence.count("no_mu_last") < _NEARLY_ALL * missing:
-        place = ", in runs up to the end of their response: padding that the trainer scored"
+        place = ", in runs up to the end of their response: padding, or log-probs that the engine did not return"
     in_runs = evidence.count("no_mu_beside") >= _NEARLY_ALL * missing
     unlikely = evidence.sum("no_mu_log_pi") <= _UNSAMPLED_LOG_PI * missing
     if not place and in_runs and unlikely and -evidence.extreme("minus_min_temperature") != 0:

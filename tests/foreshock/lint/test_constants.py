@@ -79,7 +79,17 @@ def test_scattered_constants_are_named_without_a_place() -> None:
     assert "in runs" not in seen_of(report, "tokens_without_engine")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("value", [-1.0, -3.0, -0.25])
+def test_constant_at_a_hundredth_of_the_tokens_is_named(value: float) -> None:
+    batch = healthy_batch(11, _WIDE, longest=60)
+    end = np.repeat(batch.response_offsets[1:], batch.response_lengths) - np.arange(batch.num_tokens)
+    of_few = np.repeat(np.arange(batch.num_rollouts) % 10 == 0, batch.response_lengths) & (end <= 3)
+    mu = np.where(of_few, np.float32(value), real_mu(batch))
+    assert 0.005 < of_few.mean() < 0.02
+    assert names(lint_batch(replace(batch, rollout_log_probs=mu, entropy=None))) == {"tokens_without_engine"}
+
+
+@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", [Policy(), _WIDE, Policy(vocabulary=256, sharpness=0.3)])
 def test_log_probs_of_a_policy_have_no_constants(seed: int, policy: Policy) -> None:
     batch = healthy_batch(seed, policy)

@@ -111,7 +111,7 @@ def padded(batch: RolloutBatch, pad: int) -> RolloutBatch:
 
 def test_padding_scored_by_trainer_is_not_truncation() -> None:
     warning = only(lint_batch(padded(healthy_batch(4), 11)), "tokens_without_engine")
-    assert "padding that the trainer scored" in warning.seen
+    assert "padding, or log-probs that the engine did not return" in warning.seen
     assert "id 11, log μ 0, log π -4.1" in warning.where[0].text
 
 
