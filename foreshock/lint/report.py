@@ -300,8 +300,8 @@ _ALL = (
         "the engine has no log-prob for tokens that the trainer scored",
         "ρ of these tokens is as small as they are unlikely: mean ρ falls below 1 and k3 is large, as if μ had been "
         "truncated.",
-        "Let the engine return a log-prob for every token that it samples, the end of sequence too; set the response mask "
-        "to 0 for padding, tool output and prompt tokens.",
+        "Let the engine return a log-prob for every token that it samples, the end of sequence too; set the response "
+        "mask to 0 for padding, tool output and prompt tokens.",
     ),
     Check(
         "tokens_without_trainer",
