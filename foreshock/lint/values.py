@@ -206,7 +206,11 @@ def _placeholders(evidence: LintEvidence) -> Outcome:
             of = format_number(ends[0]) if ends[0] == ends[1] else " to ".join(map(format_number, ends))
             logged = evidence.count(f"{name}_logged")
             runs = evidence.count(f"{name}_placeholders_beside") >= _MOST_BESIDE * count
-            where = " and stand in runs, as of tokens that the model did not sample" if runs else ""
+            where = (
+                " and stand in runs, as of tokens that the model did not sample, or that were not scored"
+                if runs
+                else ""
+            )
             parts.append(f"{count:,} of {logged:,} values of {_NAMES[name]} are {of}{where}")
             numbers |= {f"{name}_placeholders": float(count), f"{name}_least": ends[0], f"{name}_largest": ends[1]}
     hidden = evidence.count("masked_placeholders")
