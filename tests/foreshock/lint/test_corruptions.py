@@ -103,6 +103,29 @@ def test_probability_above_1_is_named_with_its_place(step: RolloutBatch) -> None
     assert "0.25" in warning.where[0].text
 
 
+@pytest.mark.parametrize("column", ["rollout_log_probs", "trainer_log_probs"])
+def test_log_probs_of_rounded_logits_may_be_above_0(column: str) -> None:
+    batch = healthy_batch(3)
+    values = getattr(batch, column).copy()
+    likely = np.flatnonzero(values > -0.01)
+    values[likely] = np.linspace(0.001, 0.06, likely.size, dtype=np.float32)
+    warning = only(lint_batch(replace(batch, entropy=None, **{column: values})), "positive_log_probs")
+    assert warning.severity == "warning"
+    assert f"{likely.size:,} of {batch.num_tokens:,} values of {column}" in warning.seen
+    assert "above 0, by at most 0.06, as of rounded logits; they are measured" in warning.seen
+
+
+def test_too_few_log_probs_of_the_engine_are_counted_at_the_ends() -> None:
+    batch = healthy_batch(4)
+    end = np.repeat(batch.response_offsets[1:], batch.response_lengths) - np.arange(batch.num_tokens)
+    of_few = np.repeat((np.arange(batch.num_rollouts) % 8 == 0) & (batch.response_lengths > 4), batch.response_lengths)
+    mu = np.where(of_few & (end <= 3), np.float32(0), real_mu(batch))
+    warning = only(lint_batch(replace(batch, rollout_log_probs=mu, entropy=None)), "tokens_without_engine")
+    assert (
+        "in runs up to the end of their response: padding, or log-probs that the engine did not return" in warning.seen
+    )
+
+
 def test_non_finite_values_are_counted_by_kind(step: RolloutBatch) -> None:
     broken = real_pi(step).copy()
     broken[3:5], broken[9] = -np.inf, np.nan
