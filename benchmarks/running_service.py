@@ -2,58 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
+from benchmarks.forking import fork_service
 from foreshock_service.platform.decoding.worker import FOR_NOW
+from tests.ports import free_port
 
 # Importing the web framework is slow while an engine keeps both cores busy.
 PATIENCE_SECONDS = 240
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def running_service(folder: Path, **settings: str) -> Iterator[str]:
+def running_service(folder: Path, **settings: str) -> AbstractContextManager[str]:
     """Start `foreshock serve` on its embedded default in `folder`, yield its address, and stop it at the end.
 
     `settings` are FORESHOCK_* variables by name. Raises RuntimeError with the end of its log when it dies or is not
     ready in time.
     """
+    return _running(folder, settings, forked=False)
+
+
+def forked_service(folder: Path, **settings: str) -> AbstractContextManager[str]:
+    """As `running_service`, in a process that is forked as in `forking`: for tests."""
+    return _running(folder, settings, forked=True)
+
+
+@contextmanager
+def _running(folder: Path, settings: Mapping[str, str], *, forked: bool) -> Iterator[str]:
     port = free_port()
     log = folder / "serve.log"
-    with log.open("w") as sink:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "foreshock.commands.main", "serve", "--port", str(port)],
-            cwd=folder,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")} | settings,
-        )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
+    environment |= settings
+    environment["FORESHOCK_PORT"] = str(port)
+    server: subprocess.Popen[bytes] | psutil.Process
+    if forked:
+        server = fork_service(environment, folder, log)
+    else:
+        with log.open("w") as sink:
+            command = [sys.executable, "-m", "foreshock.commands.main", "serve"]
+            server = subprocess.Popen(command, cwd=folder, stdout=sink, stderr=subprocess.STDOUT, env=environment)
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(address, server, log)
         yield address
     finally:
-        server.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.terminate()
         server.wait(timeout=120)
 
 
-def _wait_until_ready(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_ready(address: str, server: subprocess.Popen[bytes] | psutil.Process, log: Path) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline and server.poll() is None:
+    while time.monotonic() < deadline and _is_running(server):
         try:
             ready = httpx.get(f"{address}/readyz")
             # What is compiled meanwhile would take the processors, and what is measured then be numpy's.
@@ -63,3 +72,7 @@ def _wait_until_ready(address: str, server: subprocess.Popen[bytes], log: Path) 
             pass
         time.sleep(0.1)
     raise RuntimeError(f"the service did not become ready:\n{log.read_text()[-2000:]}")
+
+
+def _is_running(server: subprocess.Popen[bytes] | psutil.Process) -> bool:
+    return server.is_running() if isinstance(server, psutil.Process) else server.poll() is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.running_service import running_service
+from benchmarks.running_service import forked_service
 from foreshock.setting_names import setting_names
 from tests.paths import DOCS, REPOSITORY
 
@@ -38,7 +38,8 @@ def test_the_readmes_python_connects_a_trainer(tmp_path: Path, monkeypatch: pyte
     assert len(code.strip().splitlines()) <= 14
     monkeypatch.setenv("FORESHOCK_SPOOL_DIRECTORY", str(tmp_path / "spool"))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
-    with running_service(tmp_path, FORESHOCK_TOKEN_PASS="numpy", FORESHOCK_DECODE_PROCESSES="1") as address:
+    settings = {"FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}
+    with forked_service(tmp_path, **settings) as address:
         names: dict[str, Any] = {
             "batches": [batch(seed) for seed in range(5)],
             "optimizer": optimizer,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.running_service import running_service
+from benchmarks.running_service import forked_service
 from examples.tiny_rl.record import RECORDED
 from tests.paths import DOCS, REPOSITORY
 
@@ -25,7 +25,8 @@ def test_commands_of_the_tour_run_and_its_numbers_are_those_of_the_run(tmp_path:
     assert start == "make demo\n"
     assert re.search(r"^demo:$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     described = json.loads((RECORDED / "manifest.json").read_text())["run"]
-    with running_service(tmp_path, FORESHOCK_TOKEN_PASS="numpy", FORESHOCK_DECODE_PROCESSES="1") as url:
+    settings = {"FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}
+    with forked_service(tmp_path, **settings) as url:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
         environment |= {
             "FORESHOCK_URL": url,

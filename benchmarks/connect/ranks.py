@@ -34,7 +34,8 @@ import httpx
 import numpy as np
 
 import foreshock
-from benchmarks.running_service import free_port, running_service
+from benchmarks.running_service import running_service
+from tests.ports import free_port
 
 LAUNCHERS = ("torchrun", "torchrun static", "multiprocessing", "srun variables")
 SCENARIOS = ("plain", "late", "killed", "restart")

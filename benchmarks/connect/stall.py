@@ -37,7 +37,8 @@ from typing import Any
 import numpy as np
 
 import foreshock
-from benchmarks.running_service import free_port, running_service
+from benchmarks.running_service import running_service
+from tests.ports import free_port
 
 ROLLOUTS, RESPONSE_TOKENS, PROMPT_TOKENS = 1_024, 3_000, 200
 STEP_SECONDS, LOG_AFTER_SECONDS = 10.0, 1.0

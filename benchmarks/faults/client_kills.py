@@ -66,7 +66,7 @@ def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
             _verify(totals, served, spool, expected)
         finally:
             gate.close()
-            served.close()
+            served.kill()
 
 
 def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> str:

@@ -5,18 +5,15 @@ transaction of a unit of work.
 
     BENCHMARK_KILL_AT=ingest.after-commit:3
 
-ends the process after the third call (without a number: the first). `python -m benchmarks.faults.kill_points` has the
-service imported, which takes most of a start, and forks a process of `foreshock serve` for each line of its input.
+ends the process after the third call (without a number: the first).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -117,31 +114,3 @@ def _wrapped(function: Callable[..., Any], when: str, calls: int) -> Callable[..
         return result
 
     return call
-
-
-def fork_services() -> None:
-    """Fork a service for each line of the input, {environment, log}, and print its process id."""
-    importlib.import_module("foreshock_service.app")
-    from foreshock.commands.main import main
-
-    # The system forgets a process when it ends.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        if pid := os.fork():
-            os.setpgid(pid, pid)
-            print(pid, flush=True)
-            continue
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        wanted = json.loads(line)
-        os.environ.clear()
-        os.environ.update(wanted["environment"])
-        log = os.open(wanted["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        arm(os.environ.get(VARIABLE, ""))
-        sys.exit(main(["serve"]))
-
-
-if __name__ == "__main__":
-    fork_services()

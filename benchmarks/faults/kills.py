@@ -74,8 +74,8 @@ class Campaign:
                 check_files(self.totals.findings, database, served.store)
                 database.close()
             finally:
-                served.close()
-                clean.close()
+                served.kill()
+                clean.kill()
 
     @property
     def _goes_on(self) -> bool:

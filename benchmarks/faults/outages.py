@@ -40,8 +40,8 @@ class _Need:
     settings: dict[str, str] = field(default_factory=dict)
 
 
-def kill_what_is_needed(name: str, totals: Totals, *, most: int, seed: int) -> None:
-    """Kill PostgreSQL or the S3 server `most` times, over as many runs as that takes."""
+def kill_what_is_needed(name: str, totals: Totals, *, most: int, seed: int, phases: int = 5) -> None:
+    """Kill PostgreSQL or the S3 server `most` times, over as many runs of `phases` phases as that takes."""
     with tempfile.TemporaryDirectory(prefix="foreshock-faults-") as place, _started(name) as need:
         folder = Path(place)
         served = Served(
@@ -55,19 +55,19 @@ def kill_what_is_needed(name: str, totals: Totals, *, most: int, seed: int) -> N
                 each.start()
                 each.wait_until("/readyz")
             while totals.done < most:
-                _one_run(name, need, totals, served, clean, most=most, seed=seed)
+                _one_run(name, need, totals, served, clean, most=most, seed=seed, phases=phases)
                 totals.runs += 1
             check_catalogue(totals.findings, served)
         finally:
-            served.close()
-            clean.close()
+            served.kill()
+            clean.kill()
 
 
 def _one_run(
-    name: str, need: _Need, totals: Totals, served: Served, clean: Served, *, most: int, seed: int
+    name: str, need: _Need, totals: Totals, served: Served, clean: Served, *, most: int, seed: int, phases: int
 ) -> None:  # fmt: skip
     draw = random.Random(f"{seed}-{name}-{totals.runs}")
-    plan = plan_run(seed * 100_003 + totals.runs, serial=False)
+    plan = plan_run(seed * 100_003 + totals.runs, serial=False, phases=phases)
     stop = threading.Event()
     sender, reference = RunSender(served.url, plan, stop=stop), RunSender(clean.url, plan, canonical=True)
 

@@ -56,7 +56,7 @@ def kill_removals(totals: Totals, *, database_url: str, most: int, seed: int) ->
                     flush=True,
                 )
         finally:
-            served.close()
+            served.kill()
 
 
 class _Round:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import httpx
 import psutil
 
 from benchmarks.faults.kill_points import VARIABLE
+from benchmarks.forking import fork_service
 from tests.ports import free_port
 
 PATIENCE_SECONDS = 600.0
@@ -44,22 +42,14 @@ class Served:
             "FORESHOCK_PROBE_TRIES": "1000",
             **settings,
         }
-        self._forker = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.faults.kill_points"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
         self._process: psutil.Process | None = None
 
     def start(self, kill_at: tuple[str, int] | None = None) -> None:
         """Start it; with `kill_at` it ends itself at that call of that point. Does not wait."""
         others = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
         armed = {VARIABLE: "" if kill_at is None else f"{kill_at[0]}:{kill_at[1]}"}
-        wanted = {"environment": others | self.settings | armed, "log": str(self.folder / "service.log")}
-        assert self._forker.stdin is not None
-        assert self._forker.stdout is not None
-        self._forker.stdin.write(json.dumps(wanted).encode() + b"\n")
-        self._forker.stdin.flush()
         with contextlib.suppress(psutil.NoSuchProcess):
-            self._process = psutil.Process(int(self._forker.stdout.readline()))
+            self._process = fork_service(others | self.settings | armed, self.folder, self.folder / "service.log")
 
     def wait_until(self, path: str = "/livez", seconds: float = PATIENCE_SECONDS) -> bool:
         """Wait until a path is answered with 200; False if the service has ended."""
@@ -97,11 +87,6 @@ class Served:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.wait(60)
             self._process = None
-
-    def close(self) -> None:
-        """End the service, and start none again."""
-        self.kill()
-        self._forker.communicate()
 
     def kill_decoder(self) -> bool:
         """End one decoder with SIGKILL; False if there is none."""

@@ -45,7 +45,7 @@ def test_removals_that_are_killed_are_done_and_remove_nothing_else() -> None:
 @pytest.mark.parametrize("name", NEEDS)
 def test_what_the_service_needs_is_killed_and_nothing_is_lost(name: str) -> None:
     totals = Totals()
-    kill_what_is_needed(name, totals, most=2, seed=5)
+    kill_what_is_needed(name, totals, most=2, seed=5, phases=1)
     assert totals.findings.problems == []
     assert totals.done == 2
     assert totals.findings.counts["acknowledged_shards"] > 0

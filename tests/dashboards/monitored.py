@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.running_service import running_service
+from benchmarks.running_service import forked_service
 from dashboards.generate import dashboards
 from examples.tiny_rl.record import RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT, start_run
@@ -164,7 +164,7 @@ def monitored_service(folder: Path, *, hurried: bool) -> Iterator[Monitored]:
         (folder / "service").mkdir()
         environment = {"FORESHOCK_DATABASE_URL": database, "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
                        "FORESHOCK_TOKEN_PASS": "numpy", "FORESHOCK_DECODE_PROCESSES": "1"}  # fmt: skip
-        url = stack.enter_context(running_service(folder / "service", **environment))
+        url = stack.enter_context(forked_service(folder / "service", **environment))
         service = stack.enter_context(httpx.Client(base_url=url, timeout=60))
         alertmanager = stack.enter_context(
             running_alertmanager(alertmanager_configuration(receiver, hurried=hurried), folder)

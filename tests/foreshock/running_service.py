@@ -1,18 +1,18 @@
-"""The real service, started by `foreshock serve` in its own process."""
+"""The real service, `foreshock serve` in a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
+from benchmarks.forking import fork_service
 from tests.ports import free_port
 
 
@@ -23,7 +23,7 @@ class RunningService:
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Process | None = None
 
     def start(self) -> None:
         """Start it and wait until it is ready."""
@@ -38,13 +38,7 @@ class RunningService:
             "FORESHOCK_TOKEN_PASS": "numpy",
             "FORESHOCK_DECODE_PROCESSES": "1",
         }
-        with (self.folder / "service.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "foreshock.commands.main", "serve"],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._process = fork_service(environment, self.folder, self.folder / "service.log")
         deadline = time.monotonic() + 240
         while True:
             try:
@@ -52,7 +46,7 @@ class RunningService:
                     return
             except httpx.HTTPError:
                 pass
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if not self._process.is_running() or time.monotonic() > deadline:
                 raise RuntimeError("the service did not start: " + (self.folder / "service.log").read_text()[-2000:])
             time.sleep(0.1)
 
@@ -60,10 +54,11 @@ class RunningService:
         """Terminate it, and kill it after 120 s."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.terminate()
         try:
             self._process.wait(120)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._process = None

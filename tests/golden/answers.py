@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,21 @@ def _score_jobs(http: httpx.Client) -> None:
         holder.complete().raise_for_status()
 
 
-def collect(http: httpx.Client, sender: Sender, history: History) -> dict[str, Any]:
-    """Return all answers about the run once they have settled, without what differs from one logging to the next."""
+def collect(
+    http: httpx.Client, sender: Sender, history: History, are_expected: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Return all answers about the run, without what differs from one logging to the next.
+
+    They are collected after two rounds of the service's jobs, and again until they are expected or have settled.
+    """
     deadline = time.monotonic() + _SETTLE_SECONDS
     before: dict[str, Any] | None = None
     while True:
+        time.sleep(1.5)
         found = {name: comparable(value) for name, value in _answers(sender, history)}
-        if found == before or time.monotonic() > deadline:
+        if are_expected(found) or found == before or time.monotonic() > deadline:
             break
         before = found
-        time.sleep(1.5)
     return found | {"command:report": _report(http, sender)}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.running_service import running_service
+from benchmarks.running_service import forked_service
 from tests.golden.histories import histories
 from tests.golden.store import RECORDED, SETTINGS, differences, read, results_of
 from tests.service.postgres import start_postgres
@@ -22,12 +22,13 @@ CASES = [("sqlite", name) for name in NAMES] + [("postgresql", name) for name in
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("golden")
     if request.param == "sqlite":
-        with running_service(folder, **SETTINGS) as url:
+        with forked_service(folder, **SETTINGS) as url:
             yield url
         return
     cluster = start_postgres()
     try:
-        with running_service(folder, FORESHOCK_DATABASE_URL=cluster.new_database(), **SETTINGS) as url:
+        database = cluster.new_database()
+        with forked_service(folder, FORESHOCK_DATABASE_URL=database, **SETTINGS) as url:
             yield url
     finally:
         cluster.stop()
@@ -39,5 +40,6 @@ def test_results_equal_the_golden_results(name: str, service: str, tmp_path: Pat
     history = histories().get(name)
     if history is None:
         pytest.skip(f"the recorded run {name} is not beside this checkout")
-    found = list(differences(read(name), results_of(service, history, tmp_path)))
+    expected = read(name)
+    found = list(differences(expected, results_of(service, history, tmp_path, expected)))
     assert not found, "\n".join(found[:40])

@@ -190,5 +190,5 @@ def test_stop_does_not_wait_for_compilation(tmp_path: Path) -> None:
     wait_until(lambda: pool._compiler is not None)
     pool.close()
     assert pool._compiler is not None
-    assert pool._compiler.wait(10) == -signal.SIGKILL
+    assert pool._compiler.wait(60) == -signal.SIGKILL
     assert not {child for child in set(psutil.Process().children()) - others if "spawn_main" in child.cmdline()}
