@@ -45,10 +45,12 @@ def pytest_collection_finish() -> None:
 
 
 TOGETHER = (
-    re.compile(r"tests/probes/(exact_divergence/|(scorers|routing|layer_divergence)/test_vllm_|test_replay)"),
+    re.compile(r"tests/probes/(doctor/|exact_divergence/|(\w+/)?test_(vllm_(?!tensor)|replay|(?!ray)\w*worker))"),
     re.compile(r"tests/service/present/pages/"),
 )
-"""Files that one process runs: they share engines that stay warm, or a browser and services with many runs."""
+"""Files that one process runs: they share a service and engines that stay warm, or a browser and services with many
+runs.
+"""
 
 
 def unit_of(nodeid: str) -> str:

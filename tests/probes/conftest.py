@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.recorded_runs import shipped_run
-from benchmarks.running_service import running_service
+from benchmarks.running_service import forked_service
 from foreshock_probes.engines.process import EnginePool
 from tests.probes.held import HeldProcess, held
 from tests.probes.replaying import Replayer
@@ -37,9 +37,15 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
+def engine_log() -> list[str]:
+    """The lines that `engines` have logged."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory, engine_log: list[str]) -> Iterator[EnginePool]:
     """Engines that stay warm from test to test: starting one takes seconds. Not for tests of their start or end."""
-    pool = EnginePool(tmp_path_factory.mktemp("engines"))
+    pool = EnginePool(tmp_path_factory.mktemp("engines"), log=engine_log.append)
     yield pool
     pool.close()
 
@@ -65,7 +71,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService
     # No connection is kept: the server closes idle ones, and tests sleep for as long as that takes.
     limits = httpx.Limits(max_keepalive_connections=0)
     with (
-        running_service(tmp_path_factory.mktemp("service"), **settings) as url,
+        forked_service(tmp_path_factory.mktemp("service"), **settings) as url,
         httpx.Client(base_url=url, timeout=120, limits=limits) as http,
     ):
         yield RunningService(url, http)

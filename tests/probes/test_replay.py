@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.recorded_runs import RecordedRun, recorded_runs
+from benchmarks.recorded_runs import RecordedRun, recorded_runs, shipped_run
 from tests.probes.replaying import BAR_K3, BAR_MAXIMUM, SCORERS, TRAINER_REPLAY, Replayer, Row, rows_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(1800)]
@@ -50,6 +50,17 @@ def test_replay_with_the_weights_of_another_step_differs(rows: list[Row], scorer
     for row in of_scorer(rows, scorer):
         assert row.wrong.maximum > 100 * BAR_MAXIMUM, row
         assert row.wrong.k3 > 100 * BAR_K3, row
+
+
+def test_decode_of_forced_tokens_gives_the_logged_log_probs(replay: Replayer) -> None:
+    run = shipped_run()
+    step = run.steps()[0]
+    rollouts = run.rollouts(step)
+    environment = run.environment.nearest()
+    scored, _ = replay.score(rollouts, run.checkpoint(step), "vllm.decode", environment=environment)
+    assert rollouts.rollout_log_probs is not None
+    bar = 1e-5 if environment == run.environment else 0.05
+    assert np.abs(scored - rollouts.rollout_log_probs).max() <= bar
 
 
 def test_vllm_and_torch_agree_in_float32(replay: Replayer) -> None:

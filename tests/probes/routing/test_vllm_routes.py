@@ -59,16 +59,17 @@ def test_routes_agree_with_torch_in_float32_and_less_in_bfloat16(
 ) -> None:
     rollouts = make_rollouts(30)
     torch_routes = record(engines, tmp_path, weights, rollouts, "torch.float32")
+    coarse = record(engines, tmp_path, weights, rollouts, "vllm.prefill")
+    alone, fingerprint = replay.score(rollouts, weights, "vllm.prefill", dtype="float32", batch_size=1)
+    # Last: the next test uses the engine that has loaded it.
     exact = record(engines, tmp_path, weights, rollouts, "vllm.prefill", dtype="float32")
     assert exact.layers == tuple(range(LAYERS))
     found = compare_routes(rollouts, torch_routes, exact, ("torch.float32", "vllm.prefill")).measures
     assert [each.agreement.mean for each in found.layers] == [1.0] * LAYERS
     assert (found.all_tokens.tokens, found.excluded) == (rollouts.num_tokens, 0)
     assert found.all_tokens.abs_d.mean < 1e-5
-    alone, fingerprint = replay.score(rollouts, weights, "vllm.prefill", dtype="float32", batch_size=1)
     np.testing.assert_array_equal(exact.log_probs, alone)
     assert exact.fingerprint == fingerprint
-    coarse = record(engines, tmp_path, weights, rollouts, "vllm.prefill")
     found = compare_routes(rollouts, torch_routes, coarse, ("torch.float32", "vllm.prefill")).measures
     assert 0.0 < found.any_difference.mean < 1.0
     assert found.differing.abs_d.mean > found.agreeing.abs_d.mean > 0.0

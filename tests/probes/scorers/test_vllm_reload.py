@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreshock_probes.engines.process import EnginePool
 from tests.probes.replaying import Replayer
 from tests.probes.tiny import make_rollouts, save_checkpoint, save_mixture_of_experts
 
@@ -41,19 +40,14 @@ def test_tied_head_follows_the_embeddings(tmp_path: Path, replay: Replayer) -> N
     assert reloaded.tobytes() == started.tobytes()
 
 
-def test_weights_that_cannot_be_verified_are_loaded_by_another_process(tmp_path: Path) -> None:
-    lines: list[str] = []
-    engines = EnginePool(tmp_path, log=lines.append)
-    replay = Replayer(tmp_path, engines)
+def test_weights_that_cannot_be_verified_are_loaded_by_another_process(
+    tmp_path: Path, replay: Replayer, engine_log: list[str]
+) -> None:
     rollouts = make_rollouts(3)
-    folders = [save_mixture_of_experts(tmp_path / str(seed), seed) for seed in (1, 2)]
-    try:
-        processes = []
-        for folder in folders:
-            replay.score(rollouts, folder, "vllm.prefill")
-            processes.append(replay.process_ids()["vllm"])
-    finally:
-        engines.close()
+    before, processes = len(engine_log), []
+    for seed in (1, 2):
+        replay.score(rollouts, save_mixture_of_experts(tmp_path / str(seed), seed), "vllm.prefill")
+        processes.append(replay.process_ids()["vllm"])
     assert len(set(processes)) == 2
-    assert len(lines) == 1
-    assert "experts" in lines[0]
+    (line,) = engine_log[before:]
+    assert "experts" in line
