@@ -112,8 +112,9 @@ RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
         Releases(("0.1.0",), {}),
     ),
     "skyrl": (
+        # 0.1.0 pickles its tensors as calls of torch.load, which no import executes.
         Releases(
-            ("0.1.0", "0.2.0", "0.3.0", "0.4.0"),
+            ("0.2.0", "0.3.0", "0.4.0"),
             {
                 "skyrl/train/trainer.py": ("RayPPOTrainer.dump_data",),
                 "skyrl/backends/skyrl_train/training_batch.py": (

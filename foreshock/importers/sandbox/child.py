@@ -192,10 +192,10 @@ def _table(value: Any, columns: Sequence[str]) -> pa.Table:
 
 def _skyrl_array(value: Any) -> Any:
     """Return a tensor of SkyRL's `__getstate__` as an array [N, L]; None for what is no such tensor."""
-    if isinstance(value, Mapping) and value.get("format") == "torch":
-        value = load_pt(io.BytesIO(value["data"]))
-    elif isinstance(value, Mapping) and isinstance(value.get("data"), bytes):
-        return numpy_array(value["data"], str(value["dtype"])).reshape(tuple(value["shape"]))
+    if isinstance(value, Mapping) and isinstance(value.get("data"), bytes):
+        if "dtype" in value:
+            return numpy_array(value["data"], str(value["dtype"])).reshape(tuple(value["shape"]))
+        value = load_pt(io.BytesIO(value["data"]))  # a dtype that numpy lacks
     return _array(value)
 
 
