@@ -1,4 +1,4 @@
-# make demo    replay a recorded run with real engines and show the pages; ONCE=1 exits at the end
+# make demo    replay a recorded run with real engines and show the pages; ONCE=1 exits at the end, ENGINE=sglang: one that SGLang sampled
 # make collapses  make the missing runs of examples/collapses; RUNS=10: the next ten. Long: nice -n 19 make collapses
 # make closed-loop  make the missing runs of examples/closed_loop, as above
 # make test    run everything that CI runs; WORKERS=2: fewer processes of pytest, for a machine with less than 16 GB
@@ -26,7 +26,8 @@ help:
 
 demo:
 	@scripts/setup_environment.sh demo
-	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
+	@$(if $(filter sglang,$(ENGINE)),scripts/setup_sglang.sh)
+	@$(BIN)/python -m examples.demo $(if $(ONCE),--once) $(if $(ENGINE),--engine $(ENGINE))
 
 closed-loop: setup
 	@$(BIN)/python -m examples.closed_loop $(if $(RUNS),--runs $(RUNS))

@@ -10,20 +10,17 @@ samples; six checkpoints, the start of the server included, may take 1.3 times a
 from __future__ import annotations
 
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 
+from examples.tiny_rl.sglang_sampler import running_sglang
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import REFERENCE, SCORERS
@@ -31,7 +28,6 @@ from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers import sglang_http
 from foreshock_probes.scorers.request import Scored, ScoreRequest, WarmModel
 
-SGLANG = Path(os.environ.get("FORESHOCK_SGLANG") or Path(sys.prefix) / "sglang")
 PREFILL, DECODE = (
     next(name for name, scorer in SCORERS.items() if scorer.implementation == f"{sglang_http.__name__}:{function}")
     for function in ("score_prefill", "score_decode")
@@ -39,36 +35,6 @@ PREFILL, DECODE = (
 CHECKPOINTS = 6
 ROLLOUTS, TOKENS, PAIRS = 32, 96, 9
 LARGEST_DIFFERENCE, LEAST_THROUGHPUT, MOST_TIME = 5e-5, 0.85, 1.3
-
-
-@contextmanager
-def running_sglang(
-    folder: Path, port: int, log: Path, *arguments: str, path: str = str(SGLANG)
-) -> Iterator[httpx.Client]:
-    """Yield a connection to an SGLang server on the checkpoint of `folder`, in float32; its output goes to `log`."""
-    command = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), "--dtype", "float32",
-        "--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph", "--disable-overlap-schedule",
-        "--skip-tokenizer-init", "--mem-fraction-static", "0.05", "--max-total-tokens", "8192", "--host", "127.0.0.1",
-        "--port", str(port), "--enable-custom-logit-processor", "--sleep-on-idle", *arguments,
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as http:
-            deadline = time.monotonic() + 600
-            while "The server is fired up" not in log.read_text(errors="replace"):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"SGLang did not start:\n{log.read_text(errors='replace')[-3000:]}")
-                time.sleep(0.5)
-            yield http
-    finally:
-        # Its processes are a group of their own.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def sample(
@@ -100,21 +66,20 @@ def _score(scorer: str, folder: Path, rollouts: RolloutBatch) -> Scored:
 
 def main() -> None:
     """Measure, print and exit 1 below a bar."""
-    from tests.ports import free_port
     from tests.probes.tiny import VOCABULARY, save_checkpoint
 
     random = np.random.default_rng(0)
     prompts = [random.integers(0, VOCABULARY, random.integers(2, 9)).tolist() for _ in range(ROLLOUTS)]
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        root, port = Path(temporary), free_port()
+        root = Path(temporary)
         folders = [save_checkpoint(root / f"step_{step}", seed=step) for step in range(CHECKPOINTS)]
-        os.environ |= {
-            "FORESHOCK_ENGINE_SERVERS": f"sglang=http://127.0.0.1:{port}",
-            "FORESHOCK_ENGINE_SERVERS_RELOAD": "sglang",
-        }
         start = time.monotonic()
-        with running_sglang(folders[0], port, root / "server.log") as server:
+        with running_sglang(folders[0], root / "server.log") as server:
+            os.environ |= {
+                "FORESHOCK_ENGINE_SERVERS": f"sglang={server.base_url}",
+                "FORESHOCK_ENGINE_SERVERS_RELOAD": "sglang",
+            }
             rollouts = sample(server, prompts, TOKENS)
             scores = [_score(PREFILL, folders[0], rollouts)]
             one = time.monotonic() - start

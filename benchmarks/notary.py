@@ -181,13 +181,12 @@ def _ask_real_engines() -> bool:
 
     from safetensors.torch import load_file
 
-    from benchmarks import engines
-    from tests.ports import free_port
+    from examples.tiny_rl import sglang_sampler
     from tests.probes.tiny import save_checkpoint
 
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     with tempfile.TemporaryDirectory() as temporary:
-        root, port = Path(temporary), free_port()
+        root = Path(temporary)
         folders = [save_checkpoint(root / f"step_{step}", seed=step) for step in range(3)]
         weights = [load_file(folder / "model.safetensors") for folder in folders]
 
@@ -204,8 +203,8 @@ def _ask_real_engines() -> bool:
         (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: foreshock-notary\nVersion: 1\n")
         entry = "foreshock = foreshock.notary.engines:add_to_sglang"
         (plugin / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{entry}\n")
-        paths = os.pathsep.join(map(str, (engines.SGLANG, plugin.parent, Path(__file__).parents[1])))
-        with engines.running_sglang(folders[0], port, root / "log", path=paths) as server:
+        paths = os.pathsep.join(map(str, (sglang_sampler.SGLANG, plugin.parent, Path(__file__).parents[1])))
+        with sglang_sampler.running_sglang(folders[0], root / "log", path=paths) as server:
             said = [judged(torch.float32, 2, ask_sglang(str(server.base_url)))]
             server.post("/update_weights_from_disk", json={"model_path": str(folders[2])}).raise_for_status()
             said.append(judged(torch.float32, 2, ask_sglang(str(server.base_url))))

@@ -22,16 +22,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from examples.demo.children import Child
 from examples.demo.errors import DemoError
-from examples.demo.probing import complaints, request_probes, start_worker, unfinished_jobs, wait_for_probes
+from examples.demo.probing import complaints, request_probes, running_worker, unfinished_jobs, wait_for_probes
 from examples.demo.replay import log_run, missing_steps
 from examples.demo.service_child import only_demo_of, running_service
-from examples.tiny_rl.record import RECORDED, Manifest, RunRecord
+from examples.tiny_rl.record import RECORDED, RECORDED_OF_SGLANG, Manifest, RunRecord
+from examples.tiny_rl.sglang_sampler import SglangError
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.main import main as foreshock_command
 from foreshock.commands.queries import find_run
 from foreshock.errors import ForeshockError
 
 console = Console(highlight=False)
+RECORDS = {"vllm": RECORDED, "sglang": RECORDED_OF_SGLANG}
 
 
 def main() -> int:
@@ -40,6 +42,7 @@ def main() -> int:
         prog="python -m examples.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--once", action="store_true", help="exit after the diagnosis instead of keeping the pages up")
+    parser.add_argument("--engine", choices=sorted(RECORDS), default="vllm", help="which recorded run: what sampled it")
     parser.add_argument("--data", type=Path, default=Path("foreshock-data"), help="where the service keeps its data")
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -48,8 +51,8 @@ def main() -> int:
         del os.environ[name]  # The demo does not depend on settings of the shell.
     try:
         with only_demo_of(arguments.data.resolve()):
-            run_demo(arguments.data.resolve(), once=arguments.once)
-    except (DemoError, ForeshockError) as error:
+            run_demo(RunRecord(RECORDS[arguments.engine]), arguments.data.resolve(), once=arguments.once)
+    except (DemoError, ForeshockError, SglangError) as error:
         console.print(f"[bold red]The demo stopped:[/] {_plain(str(error))}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -58,10 +61,9 @@ def main() -> int:
     return 0
 
 
-def run_demo(data: Path, *, once: bool) -> None:
+def run_demo(record: RunRecord, data: Path, *, once: bool) -> None:
     """Run every part of the demo. Raises DemoError."""
     started = time.monotonic()
-    record = RunRecord(RECORDED)
     manifest = record.manifest()
     console.print("[bold]1. Service[/]  SQLite and a local folder")
     with running_service(data) as (service, url), ServiceConnection(url) as connection:
@@ -69,7 +71,7 @@ def run_demo(data: Path, *, once: bool) -> None:
         console.print(f"[bold]2. Run[/]      {_plain(manifest.run.name)}: {manifest.steps} recorded steps, over HTTP")
         log_missing(record, manifest, data, connection, service, url)
         run = find_run(connection, manifest.run.key)
-        console.print("[bold]3. Replay[/]   checkpointed steps through vLLM and torch")
+        console.print(f"[bold]3. Replay[/]   checkpointed steps through {manifest.run.engine.split()[0]} and torch")
         failures = replay(record, manifest, data, connection, service, run.id)
         console.print("[bold]4. Diagnosis[/]\n")
         if foreshock_command(["report", run.id, "--full", "--url", url]):
@@ -107,7 +109,7 @@ def replay(
     if not total:
         console.print("   nothing to do: it is stored already")
     else:
-        with start_worker(connection.url, record, data / "worker.log") as worker, _progress() as progress:
+        with running_worker(connection.url, record, manifest, data / "worker.log") as worker, _progress() as progress:
             task = progress.add_task("replayed", total=total, note="engines start, this takes a while")
             probes = wait_for_probes(
                 connection,

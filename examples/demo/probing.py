@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,32 @@ from examples.demo.children import Child
 from examples.demo.errors import DemoError
 from examples.tiny_rl.record import Manifest, RunRecord
 from examples.tiny_rl.run_log import WEIGHTS_ROOT
+from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, running_sglang
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.queries import RunQueries
 from foreshock.scorers import SCORERS, VARIANTS, default_scorers
 
-PROBE_SCORERS = tuple(
-    (name, variant)
-    for name in default_scorers()
-    for variant in (VARIANTS if SCORERS[name].place is not None else ("",))
-)
-"""Scorers and variants: the default probe, and the noise floor of each scorer of the chain."""
 WORKER_IDLE_SECONDS = 90
 """Longer than a lease: the job of a killed worker is queued again only when its lease expires."""
 PATIENCE_SECONDS = 900.0
 
 FINAL_STATES = frozenset({"done", "failed", "skipped"})
+
+
+def probe_scorers(manifest: Manifest) -> list[dict[str, str]]:
+    """Return scorers and variants: the default probe, and the noise floor of each scorer of the chain.
+
+    An engine that no probe asks for by default takes the place of the default one, with all that it can do.
+    """
+    engine, names = manifest.engine_fingerprint["engine"], default_scorers()
+    if not any(name.startswith(f"{engine}.") for name in names):
+        own = (name for name, scorer in SCORERS.items() if name.startswith(f"{engine}.") and scorer.side == "engine")
+        names = (*own, *(name for name in names if SCORERS[name].side != "engine"))
+    return [
+        {"scorer": name, "variant": variant}
+        for name in names
+        for variant in (VARIANTS if SCORERS[name].place is not None else ("",))
+    ]
 
 
 def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) -> list[dict[str, Any]]:
@@ -37,7 +49,7 @@ def request_probes(connection: ServiceConnection, run: str, manifest: Manifest) 
                 f"/v1/runs/{run}/probes",
                 json_body={
                     "step": checkpoint.step,
-                    "scorers": [{"scorer": scorer, "variant": variant} for scorer, variant in PROBE_SCORERS],
+                    "scorers": probe_scorers(manifest),
                     "kind": "exact",
                     "options": manifest.scorer_options,
                 },
@@ -52,11 +64,20 @@ def unfinished_jobs(probes: list[dict[str, Any]]) -> int:
     return sum(job["state"] not in FINAL_STATES for probe in probes for job in probe["jobs"])
 
 
-def start_worker(url: str, record: RunRecord, log: Path) -> Child:
-    """Start a worker that can read the record's weights; leaving its context ends it."""
+@contextlib.contextmanager
+def running_worker(url: str, record: RunRecord, manifest: Manifest, log: Path) -> Iterator[Child]:
+    """Yield a worker that can read the record's weights, with an SGLang server beside it if the run needs one."""
     environment = {"FORESHOCK_WEIGHTS_ROOTS": f"{WEIGHTS_ROOT}={record.folder.resolve()}"}
     arguments = ["worker", "--url", url, "--until-idle", str(WORKER_IDLE_SECONDS)]
-    return Child("worker", arguments, environment, log)
+    with contextlib.ExitStack() as servers:
+        if manifest.engine_fingerprint["engine"] == "sglang":
+            weights = record.folder / manifest.checkpoints[0].path
+            server = servers.enter_context(running_sglang(weights, log.with_name("sglang.log"), *IN_BFLOAT16))
+            environment |= {
+                "FORESHOCK_ENGINE_SERVERS": f"sglang={server.base_url}",
+                "FORESHOCK_ENGINE_SERVERS_RELOAD": "sglang",
+            }
+        yield servers.enter_context(Child("worker", arguments, environment, log))
 
 
 def wait_for_probes(

@@ -10,11 +10,18 @@ from examples.tiny_rl.task import MAX_RESPONSE_TOKENS
 from foreshock.fingerprint import Fingerprint
 from foreshock.process_fingerprint import cpu_name, kernel_flags
 
+ENGINE_FLAGS = {
+    "vllm": {"enforce_eager": "true", "prefix_caching": "false"},
+    "sglang": {"attention_backend": "torch_native", "radix_cache": "false"},
+}
 
-def engine_fingerprint(engine_version: str, weights_version: int | None, weights_digest: str | None) -> Fingerprint:
-    """Return the fingerprint of `Sampler` with the weights of one step; None leaves the weights open."""
+
+def engine_fingerprint(
+    engine_version: str, weights_version: int | None, weights_digest: str | None, engine: str = "vllm"
+) -> Fingerprint:
+    """Return the fingerprint of `engine` with the weights of one step; None leaves the weights open."""
     return Fingerprint(
-        engine="vllm",
+        engine=engine,
         engine_version=engine_version,
         dtype="bfloat16",
         logprobs_mode="raw_logprobs",
@@ -22,12 +29,7 @@ def engine_fingerprint(engine_version: str, weights_version: int | None, weights
         top_p=1.0,
         top_k=-1,
         min_p=0.0,
-        flags={
-            "enforce_eager": "true",
-            "prefix_caching": "false",
-            "max_tokens": str(MAX_RESPONSE_TOKENS),
-            **kernel_flags(),
-        },
+        flags={**ENGINE_FLAGS[engine], "max_tokens": str(MAX_RESPONSE_TOKENS), **kernel_flags()},
         weights_version=weights_version,
         weights_digest=weights_digest,
         batch_composition="continuous batching of 128 sequences",

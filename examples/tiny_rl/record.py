@@ -21,6 +21,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 
 RECORDED = Path(__file__).parent / "recorded"
+RECORDED_OF_SGLANG = Path(__file__).parent / "recorded_sglang"
 
 
 @dataclass(frozen=True, slots=True)

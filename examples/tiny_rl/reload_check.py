@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from transformers import Qwen3ForCausalLM
 
 from examples.tiny_rl.policy import next_token_log_probs, pad
-from examples.tiny_rl.sampler import Sampler
+from examples.tiny_rl.sampler import Samples
 from examples.tiny_rl.task import END_OF_SEQUENCE, draw_problem, encode
 
 LARGEST_MEAN_DIFFERENCE = 0.1
@@ -54,7 +54,7 @@ class ReloadReport:
 class ReloadCheck:
     """Scores a fixed set of right answers, direct and worked ones, after each reload."""
 
-    def __init__(self, sampler: Sampler, model: Qwen3ForCausalLM, seed: int, sequences: int = 32) -> None:
+    def __init__(self, sampler: Samples, model: Qwen3ForCausalLM, seed: int, sequences: int = 32) -> None:
         random_source = random.Random(seed)
         problems = [draw_problem(random_source) for _ in range(sequences)]
         texts = [

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,8 +25,25 @@ class Response:
     """`stop` if the model ended it, `length` if it reached the cap."""
 
 
+class Samples(Protocol):
+    """What the loop asks of an engine: `Sampler`, or `SglangSampler`."""
+
+    engine: str
+    version: str
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], responses_per_prompt: int, max_tokens: int = MAX_RESPONSE_TOKENS
+    ) -> list[list[Response]]: ...
+
+    def score(self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> list[float]: ...
+
+    def reload(self, folder: Path) -> None: ...
+
+
 class Sampler:
     """vLLM with one model loaded. Temperature 1 and no truncation: the logged μ is the sampling distribution."""
+
+    engine = "vllm"
 
     def __init__(self, folder: Path, seed: int, kv_cache_dtype: str = "auto") -> None:
         # vLLM reads these at import: the engine runs in this process, and its cache stays small.
@@ -37,6 +54,7 @@ class Sampler:
         import vllm
 
         self._vllm = vllm
+        self.version = str(vllm.__version__)
         self._engine: Any = vllm.LLM(
             str(folder),
             skip_tokenizer_init=True,
@@ -51,10 +69,6 @@ class Sampler:
             disable_log_stats=True,
             use_tqdm_on_load=False,
         )
-
-    @property
-    def version(self) -> str:
-        return str(self._vllm.__version__)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], responses_per_prompt: int, max_tokens: int = MAX_RESPONSE_TOKENS

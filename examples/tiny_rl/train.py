@@ -9,8 +9,10 @@ The learning rate of a step is the base rate times the scale that the service ad
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import random
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,7 +26,8 @@ from examples.tiny_rl.record import Attempt, Manifest, RunDescription, RunRecord
 from examples.tiny_rl.reload_check import ReloadCheck, ReloadReport
 from examples.tiny_rl.rollouts import StepRollouts, sample_step
 from examples.tiny_rl.run_log import RunLog, open_run_log
-from examples.tiny_rl.sampler import Sampler
+from examples.tiny_rl.sampler import Sampler, Samples
+from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, SglangSampler, running_sglang
 from examples.tiny_rl.task import FEWEST_DIGITS, MAX_RESPONSE_TOKENS, MOST_DIGITS, draw_problem
 from examples.tiny_rl.trainer import Trainer, TrainerOptions, Update
 from examples.tiny_rl.warm_up import BOTH_WAYS, MOSTLY_GUESSES, warm_up
@@ -34,6 +37,8 @@ from foreshock.process_fingerprint import cpu_name
 from foreshock.scorers import noise_floor_scorers
 
 logger = logging.getLogger(__name__)
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 SCORER_OPTIONS = {
     noise_floor_scorers("trainer")[0]: {"autocast": "bfloat16", "master_dtype": "float32", "batch_size": 128}
@@ -46,6 +51,7 @@ class TrainOptions:
     """Options of the command line."""
 
     output: Path
+    engine: str
     url: str | None
     key: str
     start_from: Path | None
@@ -64,11 +70,13 @@ def train(options: TrainOptions) -> None:
     save_model(prepare_model(options), weights)
     # Loaded from disk also if it was just made, so that both ways start from the same numbers.
     model = load_model(weights)
-    sampler = Sampler(weights, options.seed)
-    check = ReloadCheck(sampler, model, seed=options.seed)
     trainer = Trainer(model, TrainerOptions(learning_rate=options.learning_rate))
     attempt = Attempt(key=f"{options.key}-1", resume_step=1)
-    with open_run_log(record, describe(options, model, sampler), attempt, options.url) as log:
+    with (
+        open_sampler(options, weights) as sampler,
+        open_run_log(record, describe(options, model, sampler), attempt, options.url) as log,
+    ):
+        check = ReloadCheck(sampler, model, seed=options.seed)
         random_source = random.Random(options.seed)
         for step in range(1, options.steps + 1):
             if step in (1, options.steps) or step % options.checkpoint_every == 0:
@@ -76,21 +84,32 @@ def train(options: TrainOptions) -> None:
             problems = [draw_problem(random_source) for _ in range(options.prompts)]
             rollouts = sample_step(step, sampler, problems, options.responses)
             learn(step, rollouts, weights, sampler, check, trainer, log)
-    record.write_manifest(make_manifest(options, record, attempt, model, sampler))
+        record.write_manifest(make_manifest(options, record, attempt, model, sampler))
+
+
+@contextlib.contextmanager
+def open_sampler(options: TrainOptions, weights: Path) -> Iterator[Samples]:
+    """Yield the engine with the weights: vLLM in this process, or a server of SGLang that ends with the context."""
+    if options.engine == "vllm":
+        yield Sampler(weights, options.seed)
+        return
+    arguments = (*IN_BFLOAT16, "--random-seed", str(options.seed))
+    with running_sglang(weights, options.output / "sglang.log", *arguments) as server:
+        yield SglangSampler(server)
 
 
 def learn(
     step: int,
     rollouts: StepRollouts,
     weights: Path,
-    sampler: Sampler,
+    sampler: Samples,
     check: ReloadCheck,
     trainer: Trainer,
     log: RunLog,
 ) -> None:
     """Update at the advised learning rate, reload the engine and check the reload."""
     digest = weights_digest(weights)
-    fingerprints = engine_fingerprint(sampler.version, step, digest), trainer_fingerprint(step, digest)
+    fingerprints = engine_fingerprint(sampler.version, step, digest, sampler.engine), trainer_fingerprint(step, digest)
     apply_scale(trainer.optimizer, log.scale(step))
     learning_rate = applied_learning_rates(trainer.optimizer)[0]
     update = trainer.step(rollouts.prompts, rollouts.token_ids, rollouts.advantages)
@@ -127,13 +146,13 @@ def prepare_model(options: TrainOptions) -> Qwen3ForCausalLM:
     return model
 
 
-def describe(options: TrainOptions, model: Qwen3ForCausalLM, sampler: Sampler) -> RunDescription:
+def describe(options: TrainOptions, model: Qwen3ForCausalLM, sampler: Samples) -> RunDescription:
     return RunDescription(
         key=options.key,
         name="Tiny sums, RLOO on two CPU cores",
         model=f"Qwen3 architecture, {parameter_count(model) / 1e6:.2f} M parameters",
         trainer="RLOO, torch, bfloat16 autocast over float32 master weights",
-        engine=f"vLLM {sampler.version} (CPU, bfloat16)",
+        engine=f"{ENGINES[sampler.engine]} {sampler.version} (CPU, bfloat16)",
         hardware=cpu_name(),
         initial_learning_rate=options.learning_rate,
         length_cap=MAX_RESPONSE_TOKENS,
@@ -141,7 +160,7 @@ def describe(options: TrainOptions, model: Qwen3ForCausalLM, sampler: Sampler) -
 
 
 def make_manifest(
-    options: TrainOptions, record: RunRecord, attempt: Attempt, model: Qwen3ForCausalLM, sampler: Sampler
+    options: TrainOptions, record: RunRecord, attempt: Attempt, model: Qwen3ForCausalLM, sampler: Samples
 ) -> Manifest:
     return Manifest(
         run=describe(options, model, sampler),
@@ -155,7 +174,7 @@ def make_manifest(
             **asdict(TrainerOptions(learning_rate=options.learning_rate)),
         },
         scorer_options=SCORER_OPTIONS,
-        engine_fingerprint=engine_fingerprint(sampler.version, None, None).to_dict(),
+        engine_fingerprint=engine_fingerprint(sampler.version, None, None, sampler.engine).to_dict(),
         attempts=[attempt],
         steps=options.steps,
         checkpoints=record.checkpoints_found(),
@@ -166,6 +185,7 @@ def make_manifest(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="a new folder for the run's record")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="vllm", help="what samples")
     parser.add_argument("--url", help="the service to log to; without it the run is recorded on disk only")
     parser.add_argument("--key", default="tiny-rl", help="the run's lasting name at the service")
     parser.add_argument("--start-from", type=Path, help="warmed-up weights, such as recorded/checkpoints/step_0001")

@@ -10,11 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.engines import SGLANG, running_sglang, sample
+from benchmarks.engines import sample
+from examples.tiny_rl.sglang_sampler import SGLANG, running_sglang
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.offers import load_scorer
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
-from tests.ports import free_port
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts
 
@@ -29,7 +29,7 @@ def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if not (SGLANG / "sglang").exists() and not os.environ.get("CI"):
         pytest.skip(f"no SGLang in {SGLANG}; run scripts/setup_sglang.sh")
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    with running_sglang(checkpoints / "first", free_port(), log) as http:
+    with running_sglang(checkpoints / "first", log) as http:
         yield http
 
 
