@@ -213,6 +213,7 @@ SCORERS: dict[str, Scorer] = {
             place=_PREFILL,
             engine="http",
             implementation="foreshock_probes.scorers.sglang_http:score_prefill",
+            routes="foreshock_probes.routing.sglang_routes:record",
             by_default=False,
         ),
         Scorer(

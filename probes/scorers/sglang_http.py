@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,29 +30,41 @@ _LOWEST = -1e30
 
 def score_prefill(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `sglang.http`. Raises UnsupportedScoreError if that cannot be done correctly."""
-    size = vocabulary_size(request.weights_folder)
     with Server("sglang") as server:
+        held, _ = held_model(server, request)
+        return score_prompts(request, server, held, report, lambda answer: None)
 
-        def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> list[NDArray[np.float64]]:
-            body = {
-                "input_ids": [each.tolist() for each in sequences],
-                "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
-                "return_logprob": True,
-                "logprob_start_len": [first - 1 for first in firsts],
-            }
-            return [
-                _prompt_log_probs(tokens.tolist(), value_of(answer, "meta_info", "input_token_logprobs"), first, size)
-                for tokens, answer, first in zip(sequences, _generate(server, body), firsts, strict=True)
-            ]
 
-        held, _ = _held_model(server, request)
-        return score_with_server(request, server, held, lambda _: log_probs_of, report)
+def score_prompts(
+    request: ScoreRequest,
+    server: Server,
+    held: HeldModel,
+    report: Report,
+    keep: Callable[[Any], None],
+    **asked: Any,
+) -> Scored:
+    """Score by prefill, call `keep` with the answer to each sequence; `asked` are further parameters of `/generate`."""
+    size = vocabulary_size(request.weights_folder)
+
+    def log_probs_of(sequences: list[NDArray[np.int32]], firsts: list[int]) -> Iterator[NDArray[np.float64]]:
+        body = {
+            "input_ids": [each.tolist() for each in sequences],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": [first - 1 for first in firsts],
+            **asked,
+        }
+        for tokens, answer, first in zip(sequences, _generate(server, body), firsts, strict=True):
+            keep(answer)
+            yield _prompt_log_probs(tokens.tolist(), value_of(answer, "meta_info", "input_token_logprobs"), first, size)
+
+    return score_with_server(request, server, held, lambda _: log_probs_of, report)
 
 
 def score_decode(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     """Score as `sglang.decode`. Raises UnsupportedScoreError if that cannot be done correctly."""
     with Server("sglang") as server:
-        held, told = _held_model(server, request)
+        held, told = held_model(server, request)
         if not told.get("enable_custom_logit_processor"):
             raise UnsupportedScoreError(
                 "the SGLang server forces no tokens; start it with --enable-custom-logit-processor, or use sglang.http"
@@ -141,7 +154,7 @@ def _processor() -> str:
     return json.dumps({"callable": pickle.dumps(_Forced()).hex()})
 
 
-def _held_model(server: Server, request: ScoreRequest) -> tuple[HeldModel, dict[str, Any]]:
+def held_model(server: Server, request: ScoreRequest) -> tuple[HeldModel, dict[str, Any]]:
     """Return what the server holds and all that it tells of itself; loads the request's weights if it may."""
     folder = request.weights_folder.resolve()
     before = _model_of(server, request)

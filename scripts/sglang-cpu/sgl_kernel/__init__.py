@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
+
+# For --enable-return-routed-experts, SGLang registers memory of the CPU with CUDA, also without a GPU.
+if not torch.cuda.is_available():
+    torch.cuda.cudart = lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0)
 
 
 def assign_req_to_token_pool_cpu(

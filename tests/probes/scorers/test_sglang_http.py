@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from foreshock.rollouts import RolloutBatch
-from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.routing import sglang_routes
+from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.ports import free_port
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY
@@ -32,6 +33,7 @@ class Answers:
         self.arguments: dict[str, Any] = {"version": "0.5.9", "tp_size": 2}
         self.paths = ("/model_info", "/server_info")
         self.received: dict[str, Any] = {}
+        self.dies = False
 
 
 @pytest.fixture
@@ -45,6 +47,9 @@ def answers(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Answ
 
         def do_POST(self) -> None:
             chosen.received = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if chosen.dies:
+                self.close_connection = True
+                return
             self._answer([{"text": "", "meta_info": {"input_token_logprobs": each}} for each in chosen.entries])
 
         def _answer(self, body: Any) -> None:
@@ -112,10 +117,31 @@ def test_decode_needs_a_server_that_forces_tokens(answers: Answers, checkpoints:
         score(checkpoints / "first", ROLLOUTS, "sglang.decode")
 
 
+def test_routes_need_a_server_that_returns_them(answers: Answers, checkpoints: Path) -> None:
+    request = ScoreRequest("sglang.http", "", ROLLOUTS, checkpoints / "first", "sha256:" + 64 * "0")
+    with pytest.raises(UnsupportedScoreError, match="--enable-return-routed-experts"):
+        sglang_routes.record(request, WarmModel(), lambda _: None)
+
+
 def test_a_server_that_dies_may_be_asked_again(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORESHOCK_ENGINE_SERVERS", f"sglang=http://127.0.0.1:{free_port()}")
     with pytest.raises(ConnectionError, match="gives no answer"):
         score(checkpoints / "first", ROLLOUTS, "sglang.http")
+
+
+def test_a_server_that_dies_in_the_middle_may_be_asked_again(answers: Answers, checkpoints: Path) -> None:
+    answers.dies = True
+    with pytest.raises(ConnectionError, match=r"gives no answer \(RemoteProtocolError.*start it, or correct"):
+        score(checkpoints / "first", ROLLOUTS, "sglang.http")
+    answers.dies = False
+    assert score(checkpoints / "first", ROLLOUTS, "sglang.http").log_probs.tolist() == [-0.5, -0.25, -2.0]
+
+
+def test_ids_of_another_tokenizer_are_refused_before_the_server_is_asked(answers: Answers, checkpoints: Path) -> None:
+    rollouts = RolloutBatch.from_lists(["a"], [[3]], [[VOCABULARY]])
+    with pytest.raises(UnsupportedScoreError, match=f"has the token id {VOCABULARY}.*did not sample these rollouts"):
+        score(checkpoints / "first", rollouts, "sglang.http")
+    assert not answers.received
 
 
 def test_weights_version_of_the_server_is_compared_with_the_checkpoints(answers: Answers, checkpoints: Path) -> None:

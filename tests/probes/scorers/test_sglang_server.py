@@ -1,4 +1,7 @@
-"""`sglang.http` and `sglang.decode` on a real SGLang server on a CPU, which `scripts/setup_sglang.sh` sets up."""
+"""`sglang.http`, `sglang.decode` and the routes on a real SGLang server on a CPU, set up by `scripts/setup_sglang.sh`.
+
+The model is a mixture of experts; `make bench-engines` has a dense one.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,28 @@ import pytest
 
 from benchmarks.engines import sample
 from examples.tiny_rl.sglang_sampler import SGLANG, running_sglang
+from foreshock.digests import weights_digest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
-from foreshock_probes.offers import load_scorer
+from foreshock.scorers import SCORERS
+from foreshock_probes.offers import imported, load_scorer
+from foreshock_probes.routing.recorded import RecordedRoutes, compare_routes
 from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.probes.scorers.test_torch_forward import score
-from tests.probes.tiny import VOCABULARY, make_rollouts
+from tests.probes.tiny import VOCABULARY, make_rollouts, save_mixture_of_experts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+LAYERS = 2
 PROCESSED = BatchAttributes(logprobs_mode="processed_logprobs", temperature=0.7)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with two checkpoints of one mixture of experts: `first` and `second`."""
+    root = tmp_path_factory.mktemp("weights")
+    for seed, name in enumerate(("first", "second"), start=1):
+        save_mixture_of_experts(root / name, seed, layers=LAYERS)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +45,7 @@ def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     if not (SGLANG / "sglang").exists() and not os.environ.get("CI"):
         pytest.skip(f"no SGLang in {SGLANG}; run scripts/setup_sglang.sh")
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    with running_sglang(checkpoints / "first", log) as http:
+    with running_sglang(checkpoints / "first", log, "--enable-return-routed-experts") as http:
         yield http
 
 
@@ -109,3 +125,22 @@ def test_a_checkpoint_that_cannot_be_loaded_is_refused_with_the_servers_reason(
     request = ScoreRequest("sglang.http", "", make_rollouts(2), tmp_path, "sha256:" + 64 * "0")
     with pytest.raises(UnsupportedScoreError, match="answered /update_weights_from_disk with 400"):
         load_scorer("sglang.http")(request, WarmModel(), lambda _: None)
+
+
+def test_routes_are_those_of_torch_in_float32(checkpoints: Path) -> None:
+    rollouts = make_rollouts(30)
+
+    def routes(scorer: str, variant: str = "") -> RecordedRoutes:
+        folder = checkpoints / "first"
+        request = ScoreRequest(scorer, variant, rollouts, folder, weights_digest(folder))
+        recorded: RecordedRoutes = imported(str(SCORERS[scorer].routes))(request, WarmModel(), lambda _: None)
+        return recorded
+
+    reference = routes("torch.float32")
+    for variant in ("", "rebatched"):
+        found = routes("sglang.http", variant)
+        assert found.layers == reference.layers == tuple(range(LAYERS))
+        measures = compare_routes(rollouts, reference, found, ("torch.float32", "sglang.http")).measures
+        assert [each.agreement.mean for each in measures.layers] == [1.0] * LAYERS
+        assert (measures.all_tokens.tokens, measures.excluded) == (rollouts.num_tokens, 0)
+        assert measures.all_tokens.abs_d.mean < 1e-5
