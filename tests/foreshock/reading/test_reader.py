@@ -346,9 +346,10 @@ def test_python_of_the_page_runs(made: Made, code: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("commands", blocks_of_page("bash"))
-def test_commands_of_the_page_run(made: Made, commands: str) -> None:
+def test_commands_of_the_page_run(made: Made, commands: str, tmp_path: Path) -> None:
     strict = "set -euo pipefail\n" + commands.replace(ADDRESS, made.url)
-    subprocess.run(["bash", "-c", strict], check=True, capture_output=True, timeout=60)
+    # One of them writes a file.
+    subprocess.run(["bash", "-c", strict], check=True, capture_output=True, timeout=60, cwd=tmp_path)
 
 
 def curls_of_other_pages() -> list[str]:
