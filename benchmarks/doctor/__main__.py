@@ -1,8 +1,9 @@
 """`make bench-doctor`: inject faults into tiny models, let the doctor look at what they log, and count right names.
 
-Tuning seeds are 0 … 999, locked ones 2,000 and beyond: thresholds were chosen on the former. `--seed 0` looks at tuning
-cases, `--only NAME` at one fault, `--sizes 0` at the smallest size of each. The undeclared cases have nothing but the
-rollouts and two folders of weights. A replay of some rollouts counts as their share of the tokens.
+Tuning seeds are 0 … 999: thresholds were chosen on them. Locked ones are looked at once: 2,000 … 2,240 were, at the
+smallest size; the next are 3,000 and beyond. `--seed 0` looks at tuning cases, `--only NAME` at one fault, `--sizes 0`
+at the smallest size of each. The undeclared cases have nothing but the rollouts and two folders of weights. A replay of
+some rollouts counts as their share of the tokens.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 2_000
+LOCKED = 3_000
 PAIRS = 30
 
 
 @dataclass(frozen=True)
 class Result:
-    """A case: what it should say, what was said, the replays and seconds it took."""
+    """A case: what it should say, what was said, the replays and seconds it took; `sides`: those with a fault."""
 
     group: str
     name: str
+    sides: tuple[str, ...]
     wanted: tuple[tuple[str, tuple[str, ...]], ...]
     report: DoctorReport
+    replays: float
     seconds: float
 
     @property
@@ -60,6 +63,19 @@ class Result:
     def is_free_of_false(self) -> bool:
         """Whether nothing is named that was not injected."""
         return all(any(cause in causes for _, causes in self.wanted) for _, cause in self.named)
+
+    @property
+    def is_said_unknown(self) -> bool:
+        """Whether the side with a fault is called unknown, with what was ruled out, and the other is not."""
+        unknown = tuple(each.side for each in self.report.findings if each.kind == "unknown")
+        return unknown == self.sides and bool(self.report.ruled_out)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all is said that should be, and nothing else."""
+        if self.group == "foreign":
+            return self.is_said_unknown and not self.named
+        return self.has_all and self.is_free_of_false and (self.is_first_right or not self.wanted)
 
 
 def main() -> int:
@@ -119,22 +135,22 @@ def _run(group: str, name: str, faults: tuple[Fault, ...], kind: str, size: int,
     batch = batch_of(case.rows, case.pi, BatchAttributes(**case.attributes), **case.columns)
     with tempfile.TemporaryDirectory() as folder:
         engine, trainer, old = case.folders(Path(folder))
-        started = time.process_time()
+        started, budget = time.process_time(), Budget(seconds=300)
         experimenter = TorchExperimenter.of_folders(batch, engine, trainer, [old], threads=1)
-        report = examine(batch, experimenter, Budget(seconds=300))
+        report = examine(batch, experimenter, budget)
         seconds = time.process_time() - started
+    sides = tuple(fault.side for fault in faults)
     wanted = tuple((fault.side, fault.causes) for fault in faults if fault.causes)
-    return Result(group, f"{name} [{kind}, {size}]", wanted, report, seconds)
+    return Result(group, f"{name} [{kind}, {size}]", sides, wanted, report, budget.replays, seconds)
 
 
 def _line(result: Result) -> str:
-    right = result.has_all and result.is_free_of_false and (result.is_first_right or not result.wanted)
     before = ", ".join(
         f"{each.side} {each.before:.1e}→{each.after:.1e}/{each.rounding:.1e}" for each in result.report.sides
     )
     said = "; ".join(f"{each.kind} {each.side} {each.cause} {each.value}" for each in result.report.findings)
     return (
-        f"{'right' if right else 'WRONG'}  {result.group:8} {result.name:55} {result.report.replays:4} replays "
+        f"{'right' if result.is_right else 'WRONG'}  {result.group:8} {result.name:55} {result.replays:5.1f} replays "
         f"{result.seconds:5.1f} s  {said}  [{before}]"
     )
 
@@ -155,15 +171,21 @@ def _summary(results: list[Result]) -> int:
         "pairs_both": _share([each.has_all for each in groups["pairs"]]),
         "false_in_controls": sum(not each.is_free_of_false for each in groups["controls"]),
         "false_in_foreign": sum(not each.is_free_of_false for each in groups["foreign"]),
-        "median_replays": statistics.median([each.report.replays for each in faults]) if faults else 0,
+        "foreign_unknown": _share([each.is_said_unknown for each in groups["foreign"]]),
+        "median_replays": statistics.median([each.replays for each in faults]) if faults else 0,
         "median_seconds": statistics.median([each.seconds for each in faults]) if faults else 0,
     }
     print(", ".join(f"{name}: {len(each)} cases" for name, each in groups.items()))
+    for size in range(3):
+        of_size = [each for each in faults if each.name.endswith(f", {size}]")]
+        right = sum(each.is_right for each in of_size)
+        print(f"size {size}: {right} of {len(of_size)} faults right, nothing false")
     print("replays: a screening on some rollouts counts as their share of the tokens")
     print(" ".join(f"{name}={value:.3g}" for name, value in figures.items()))
-    bars = {"first_right": 0.95, "side_right_nothing_false": 0.90, "pairs_both": 0.85}
-    below = any(figures[name] < bar for name, bar in bars.items())
-    return int(below or figures["false_in_controls"] > 0 or figures["false_in_foreign"] > 0)
+    least = {"first_right": 0.95, "side_right_nothing_false": 0.90, "pairs_both": 0.85, "foreign_unknown": 1}
+    most = {"false_in_controls": 0, "false_in_foreign": 0, "median_replays": 6, "median_seconds": 120}
+    below = any(figures[name] < bar for name, bar in least.items())
+    return int(below or any(figures[name] > bar for name, bar in most.items()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from benchmarks.doctor import inject
+from benchmarks.doctor import healthy, inject
 from benchmarks.doctor.case import UNTRAINED, Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -190,13 +190,16 @@ FOREIGN: tuple[Fault, ...] = (
 
 CONTROLS: tuple[Fault, ...] = (
     Fault("healthy", "", (), lambda case: None),
-    Fault("other batches", "", (), inject.precision("trainer", "autocast", 3)),
-    Fault("float32 trainer", "", (), inject.precision("trainer", "float32")),
-    Fault("bfloat16 trainer", "", (), inject.precision("trainer", "bfloat16", 40)),
+    Fault("other batches", "", (), healthy.precision("trainer", "autocast", 3)),
+    Fault("float32 trainer", "", (), healthy.precision("trainer", "float32")),
+    Fault("bfloat16 trainer", "", (), healthy.precision("trainer", "bfloat16", 40)),
     Fault("float32 engine", "", (), lambda case: case.sampled(dtype=torch.float32)),
-    Fault("prefill engine", "", (), inject.precision("rollout", "bfloat16", 5)),
-    Fault("float16 trainer", "", (), inject.precision("trainer", "float16")),
-    Fault("declared lag", "", (), inject.declared_lag),
-    Fault("greedy reward", "", (), lambda case: case.columns.update(reward=[1.0] * len(case.pi))),
+    Fault("prefill engine", "", (), healthy.precision("rollout", "bfloat16", 5)),
+    Fault("float16 trainer", "", (), healthy.precision("trainer", "float16")),
+    Fault("declared lag", "", (), healthy.declared_lag),
+    Fault("trainer on another instruction set", "", (), healthy.other_instructions("trainer")),
+    Fault("engine on another instruction set", "", (), healthy.other_instructions("rollout")),
+    Fault("learning rate too high", "", (), healthy.too_fast),
+    Fault("gamed reward", "", (), healthy.gamed),
 )
 """Healthy cases: only expected rounding or a declared lag may be found."""

@@ -401,16 +401,6 @@ def tail(case: Case, row: int, values: NDArray[np.float32], tokens: list[int]) -
     return values
 
 
-def declared_lag(case: Case) -> None:
-    case.sampled(case.old)
-    assert case.rows is not None
-    case.columns = {"weights_version": [[7] * len(each) for each in case.rows.responses]}
-
-
-def precision(side: str, precision: str, size: int = 16) -> Callable[[Case], None]:
-    return lambda case: case.rescored(Pass(precision, size=size), side=side)
-
-
 def scaled(part: str, factor: float) -> Callable[[Case, dict[str, torch.Tensor]], None]:
     """Scale the tensors whose name has `part`."""
 
