@@ -8,7 +8,23 @@ from dataclasses import dataclass
 
 from foreshock.scorers import ENGINE_REPLAY, REFERENCE, SCORERS, TRAINER_REPLAY
 
-__all__ = ["DOCTOR", "EXACT", "LAYERS", "MATRIX", "PROBE_KINDS", "ROUTING", "UPDATE", "ProbeKind"]
+__all__ = [
+    "DOCTOR",
+    "DOCTOR_CANDIDATES",
+    "DOCTOR_SECONDS",
+    "EXACT",
+    "LAYERS",
+    "MATRIX",
+    "PROBE_KINDS",
+    "ROUTING",
+    "UPDATE",
+    "ProbeKind",
+]
+
+DOCTOR_SECONDS = 600.0
+"""The time for replays of an examination that names none."""
+DOCTOR_CANDIDATES = 8
+"""The earlier announced checkpoints that an examination tries, unless it names another number."""
 
 _WORDS = {1: "one scorer", 2: "two scorers"}
 

@@ -6,9 +6,7 @@ from typing import Any
 
 from foreshock.api.probes import ScorerRecord
 from foreshock.api.records import Record
-
-DOCTOR_SECONDS = 600.0
-"""The time for replays of an examination that names none."""
+from foreshock.probe_kinds import DOCTOR_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +19,8 @@ class JobWeightsRecord(Record):
     digest: str
     step: int
     weights_version: int | None = None
+    run: str = ""
+    """the title of the run that announced them, if it is another one"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from foreshock.api.doctor import DoctorReport, Finding, SideReport
 from foreshock.doctor.changes import CannotTryError, Change, Experimenter, Subject
 from foreshock.doctor.doctor import examine
-from foreshock.doctor.findings import report_lines
+from foreshock.doctor.findings import lines_of_differences, report_lines
 from foreshock.doctor.trials import Budget
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "SideReport",
     "Subject",
     "examine",
+    "lines_of_differences",
     "report_lines",
 ]

@@ -8,7 +8,15 @@ from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding, SideRe
 from foreshock.api.records import parse
 from foreshock.diagnosis.wording import as_sentence, interval_of_share, number, percent, plural
 
-__all__ = ["SIDE_WORDS", "explained", "fix_of", "lines_of_answer", "report_lines", "ruled_out_in_words"]
+__all__ = [
+    "SIDE_WORDS",
+    "explained",
+    "fix_of",
+    "lines_of_answer",
+    "lines_of_differences",
+    "report_lines",
+    "ruled_out_in_words",
+]
 
 SIDE_WORDS = {"rollout": "the engine's logged log-probs (μ)", "trainer": "the trainer's logged log-probs (π)"}
 
@@ -54,6 +62,29 @@ def fix_of(finding: Finding) -> str:
 def lines_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
     """Return the lines of an answer of the service, for `foreshock probe`."""
     return ["", *report_lines(parse(DoctorStepRecord, answer).report)]
+
+
+def lines_of_differences(reports: Mapping[str, DoctorReport]) -> list[str]:
+    """Return what differs between the reports of two runs, by title: findings of one only, and sizes by side."""
+    (mine, one), (theirs, other) = reports.items()
+    lines = [f"what differs between {mine} and {theirs}:"]
+    for title, report, against in ((mine, one, other), (theirs, other, one)):
+        known = {(each.side, each.cause, each.value) for each in against.findings}
+        lines += [
+            f"  only in {title}: {'; '.join(filter(None, (each.sentence, explained(each))))}"
+            for each in report.findings
+            if each.kind != "expected" and (each.side, each.cause, each.value) not in known
+        ]
+    if len(lines) == 1:
+        lines.append("  no cause: the doctor finds the same in both")
+    sides = {title: {each.side: each for each in report.sides} for title, report in reports.items()}
+    for side in (each for each in SIDE_WORDS if all(each in of_run for of_run in sides.values())):
+        sizes = " and ".join(
+            f"{number(of_run[side].before)} in {title} (ordinary rounding {number(of_run[side].rounding)})"
+            for title, of_run in sides.items()
+        )
+        lines.append(f"  {SIDE_WORDS[side]} differ from a replay of the announced weights by E[d²]/2 {sizes}")
+    return lines
 
 
 def _details(finding: Finding) -> list[str]:

@@ -88,7 +88,9 @@ class SideSearch:
 
     def run(self) -> Trial:
         """Return the trial that explains the side; the base if none does or none is needed."""
-        if not self.is_exact(self.base):
+        if self.is_exact(self.base):
+            self._leave_forward("the side is reproduced as exactly as other batches")
+        else:
             self.found = self._search()
         if self.found.variants and self.found.rows.all():
             self.found = self._further(self.found)
@@ -128,7 +130,7 @@ class SideSearch:
     def _search(self) -> Trial:
         is_little = self._is_within(self.base, _OTHER_PATH)
         if is_little:
-            self.not_tried["forward"] = "what is left is hardly more than the noise of other batches"
+            self._leave_forward("what is left is hardly more than the noise of other batches")
         for family in _CHEAP if is_little else FAMILIES:
             for causes in _by_cause(variants_of(family, self.subject, self.side)):
                 for trial in (each for variant in causes for each in self._attempted(self.base, (variant,))):
@@ -148,6 +150,12 @@ class SideSearch:
         if self.mean(self.base) <= self.rounding:
             return self.base
         return self._pair() or self.base
+
+    def _leave_forward(self, why: str) -> None:
+        """Report that the forward pass is not searched, with the fields in which known configurations differ."""
+        fields = [each for each in variants_of("forward", self.subject, self.side) if each.cause == "configuration"]
+        for name in ("forward", *(f"configuration: {each.label}" for each in fields)):
+            self.not_tried[name] = why
 
     def _is_within_one_rounding(self, trial: Trial) -> bool:
         """Whether a trial leaves no more than one rounding, half of what two differ by: expensive families can wait."""

@@ -13,6 +13,7 @@ from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change
 from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.sampling import Sampling
+from foreshock.probe_kinds import DOCTOR_SECONDS
 
 __all__ = ["Budget", "Trial", "View", "mixtures", "switched"]
 
@@ -25,7 +26,7 @@ class Budget:
     sides.
     """
 
-    seconds: float = 600.0
+    seconds: float = DOCTOR_SECONDS
     most_replays: int = 400
     clock: Callable[[], float] = time.monotonic
     replays: float = 0.0

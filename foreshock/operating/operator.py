@@ -128,11 +128,13 @@ class _Methods:
         budget_seconds: float | None = None,
         max_rollouts: int | None = None,
         max_candidates: int | None = None,
+        against: str | None = None,
     ) -> ProbeRecord:
         """Have the doctor examine a step, and return its probe; `Reader.doctor` has the report when it is done.
 
-        `budget_seconds`: the time for replays (default: 600); `max_candidates`: earlier checkpoints to try (default:
-        8).
+        `budget_seconds`: the time for replays (default: DOCTOR_SECONDS of `foreshock.probe_kinds`); `max_candidates`:
+        earlier checkpoints to try (default: DOCTOR_CANDIDATES); `against`: the id of another run of the project, whose
+        weights and configuration are tried too.
         """
 
     @change("POST", "/v1/probes/{probe}/retry", in_project=False, is_repeatable=False)

@@ -6,15 +6,18 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from foreshock.api.records import to_json
+from foreshock.api.runs import RunRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_project_option, add_service_options, connect
 from foreshock.commands.import_rollouts import find_recording, read_shard
 from foreshock.commands.probe import probe_lines, wait_for_probe
 from foreshock.commands.queries import find_run
-from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine, report_lines
+from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine, lines_of_differences, report_lines
 from foreshock.errors import ConfigurationError
+from foreshock.probe_kinds import DOCTOR, DOCTOR_SECONDS
 from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.reader import Reader
 from foreshock.rollouts import BatchAttributes, RolloutBatch
@@ -52,9 +55,24 @@ class DoctorCommand:
             metavar="DIR",
             help="those of the trainer, then others to try (default: those of the engine)",
         )
-        parser.add_argument("--budget", default="10m", help="time for experiments: 90s, 10m, 1h (default: 10m)")
         parser.add_argument(
-            "--rollouts", type=int, default=256, metavar="N", help="an even sample of N rollouts (default: 256)"
+            "--against",
+            metavar="RUN2",
+            help="another run of the project: its weights and configuration are tried too, it is examined at the same "
+            "step or the last one before with weights, and what differs is printed",
+        )
+        parser.add_argument(
+            "--budget",
+            type=seconds,
+            default=DOCTOR_SECONDS,
+            help=f"time for experiments: 90s, 10m, 1h (default: {DOCTOR_SECONDS / 60:.0f}m)",
+        )
+        parser.add_argument(
+            "--rollouts",
+            type=int,
+            default=DOCTOR.rollouts,
+            metavar="N",
+            help=f"an even sample of N rollouts (default: {DOCTOR.rollouts})",
         )
         parser.add_argument("--temperature", type=float, help="declare the sampling temperature, if the file does not")
         parser.add_argument("--logprobs-mode", choices=LOGPROBS_MODES, help="declare what the engine logs")
@@ -71,30 +89,58 @@ class DoctorCommand:
 
 
 def _examine_run(arguments: argparse.Namespace) -> int:
-    """Ask for an examination of a step, wait for it and print the report."""
+    """Ask for an examination of a step, and of one of the run to compare with; wait and print the reports."""
     if len(arguments.what) > 1 or Path(arguments.what[0]).is_file():
         raise ConfigurationError("give the weights of the files with --engine-weights, or name one run")
-    body = {"budget_seconds": seconds(arguments.budget), "max_rollouts": arguments.rollouts}
     with connect(arguments) as connection:
         run = find_run(connection, arguments.what[0], arguments.project)
-        step = _newest_step(connection, run.id) if arguments.step is None else arguments.step
-        path = f"/v1/runs/{run.id}/steps/{step}/doctor"
-        probe = connection.decoded(connection.request("POST", path, json_body=body))
-        probe = wait_for_probe(connection, probe, body["budget_seconds"] + _LONGEST_START_SECONDS)
-        if probe["state"] != "done":
-            print("\n".join(probe_lines(probe)), file=sys.stderr)
-            return 1
-        found = answer_of(connection, Reader.doctor.request(run.id, step, attempt=probe["attempt"]))
-    _print(found.report, arguments.json)
+        step = _newest_step(connection, run) if arguments.step is None else arguments.step
+        asked: dict[str, tuple[str, int, str | None]] = {run.title: (run.id, step, None)}
+        if arguments.against is not None:
+            other = find_run(connection, arguments.against, arguments.project)
+            asked = {
+                f"{run.title}, step {step}": (run.id, step, other.id),
+                f"{other.title}, step {(last := _newest_step(connection, other, step))}": (other.id, last, None),
+            }
+        reports = {}
+        for title, probe in [(title, _ask(connection, *each, arguments)) for title, each in asked.items()]:
+            done = wait_for_probe(connection, probe, arguments.budget + _LONGEST_START_SECONDS)
+            if done["state"] != "done":
+                print("\n".join(probe_lines(done)), file=sys.stderr)
+                return 1
+            run_id, at, _ = asked[title]
+            request = Reader.doctor.request(run_id, at, attempt=done["attempt"])
+            reports[title] = answer_of(connection, request).report
+    if len(reports) == 1:
+        _print(reports[run.title], arguments.json)
+    elif arguments.json:
+        print(json.dumps({title: to_json(report) for title, report in reports.items()}, ensure_ascii=False))
+    else:
+        for title, report in reports.items():
+            print("\n".join([f"{title}:", *(f"  {line}" for line in report_lines(report)), ""]))
+        print("\n".join(lines_of_differences(reports)))
     return 0
 
 
-def _newest_step(connection: ServiceConnection, run: str) -> int:
-    """Return the newest step with announced weights. Raises ConfigurationError if there is none."""
-    steps = [each.step for each in items_of(connection, Reader.checkpoints.request(run))]
+def _ask(
+    connection: ServiceConnection, run: str, step: int, against: str | None, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Ask for an examination of a step and return its probe."""
+    body = {"budget_seconds": arguments.budget, "max_rollouts": arguments.rollouts, "against": against}
+    given = {name: value for name, value in body.items() if value is not None}
+    answer = connection.request("POST", f"/v1/runs/{run}/steps/{step}/doctor", json_body=given)
+    probe: dict[str, Any] = connection.decoded(answer)
+    return probe
+
+
+def _newest_step(connection: ServiceConnection, run: RunRecord, last: int | None = None) -> int:
+    """Return the newest step, up to `last`, with announced weights. Raises ConfigurationError if there is none."""
+    steps = [each.step for each in items_of(connection, Reader.checkpoints.request(run.id))]
+    steps = [step for step in steps if last is None or step <= last]
     if not steps:
         raise ConfigurationError(
-            "the run has announced no weights, which replays need: announce them with log_checkpoint(step, …)"
+            f"the run {run.title} has announced no weights{'' if last is None else f' up to step {last}'}, which "
+            "replays need: announce them with log_checkpoint(step, …)"
         )
     return max(steps)
 
@@ -111,7 +157,7 @@ def _examine_files(arguments: argparse.Namespace) -> int:
             print(f"  {line}", file=sys.stderr)
 
     try:
-        budget = Budget(seconds=seconds(arguments.budget))
+        budget = Budget(seconds=arguments.budget)
         others = [*engine[1:], *trainer[1:]]
         experimenter = TorchExperimenter.of_folders(batch, engine[0], trainer[0], others, threads=arguments.threads)
         report = examine(batch, experimenter, budget, log)
@@ -127,10 +173,10 @@ def _print(report: DoctorReport, as_json: bool) -> None:
 
 
 def seconds(text: str) -> float:
-    """Return a time such as 90s, 10m or 1h in seconds. Raises ConfigurationError."""
+    """Return a time such as 90s, 10m or 1h in seconds. Raises argparse.ArgumentTypeError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if found is None:
-        raise ConfigurationError(f"--budget must be a time such as 90s, 10m or 1h, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a time such as 90s, 10m or 1h, got {text!r}")
     return float(found[1]) * _SECONDS[found[2] or "s"]
 
 

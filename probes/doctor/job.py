@@ -32,7 +32,7 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
             unusable[_name(each)] = str(error)
     given = {
         "folders": {name: str(each.folder) for name, each in weights.items()},
-        "versions": {_name(each): _version(each) for each in (job.job.checkpoint, *job.job.candidates)},
+        "versions": {_name(each): _version(each) for each in (job.job.checkpoint, *job.job.candidates) if not each.run},
         "announced": announced,
         "unusable": unusable,
         "budget_seconds": job.job.budget_seconds,
@@ -75,7 +75,7 @@ def run_part(
 
 
 def _name(checkpoint: JobWeightsRecord) -> str:
-    return f"step {checkpoint.step}"
+    return f"step {checkpoint.step}{f' of {checkpoint.run}' if checkpoint.run else ''}"
 
 
 def _version(checkpoint: JobWeightsRecord) -> int:

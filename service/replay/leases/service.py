@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy import ColumnElement, and_, or_, select, true, update
 from sqlalchemy.orm import Session
 
-from foreshock.api.leases import DOCTOR_SECONDS, JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
+from foreshock.api.leases import JobRolloutsRecord, JobWeightsRecord, LeasedJobRecord, LeaseRecord
 from foreshock.api.records import from_attributes, parse
+from foreshock.probe_kinds import DOCTOR_SECONDS
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Lease, Probe, ProbeJob, Run, Worker, new_identifier

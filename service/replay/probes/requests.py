@@ -132,9 +132,10 @@ class _Plan:
     def request_digest(self) -> str:
         """Return the digest that equal requests have in common."""
         settled = {"attempt", "scorers", "exact_pairs", "checkpoint_step", "environment", "max_candidates", "priority"}
-        asked = self.body.model_dump(mode="json", exclude={*settled, "budget_seconds"})
+        later = {"environment", "budget_seconds", "against"}
+        asked = self.body.model_dump(mode="json", exclude={*settled, *later})
         # Left out if they are not given, so that probes of the release before keep their digests.
-        asked |= self.body.model_dump(mode="json", include={"environment", "budget_seconds"}, exclude_none=True)
+        asked |= self.body.model_dump(mode="json", include=later, exclude_none=True)
         scorers = [each.model_dump() for each in self.scorers]
         meant = {"attempt": self.attempt, "scorers": scorers, "selection": self.selection, "weights": self.weights}
         pairs = {"exact_pairs": self.exact_pairs} if self.exact_pairs else {}
@@ -240,7 +241,7 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
-        candidates=_candidates(session, key, body),
+        candidates=_candidates(session, principal, run, key, body),
     )
 
 
@@ -250,11 +251,34 @@ def _announced(steps: Sequence[int]) -> str:
     return f" (the newest that are: {', '.join(map(str, steps))})"
 
 
-def _candidates(session: Session, key: events.StepKey, body: ProbeCreate) -> list[dict[str, Any]] | None:
+def _candidates(
+    session: Session, principal: Principal, run: Run, key: events.StepKey, body: ProbeCreate
+) -> list[dict[str, Any]] | None:
     """Return the other weights: those that the doctor tries, or those after the update; None: the kind has none."""
     if body.kind == probe_kinds.UPDATE.name:
         return [_weights_after(session, key, body)]
-    return _tried_by_doctor(session, key, body) if body.kind == probe_kinds.DOCTOR.name else None
+    if body.kind != probe_kinds.DOCTOR.name:
+        return None
+    of_other = [] if body.against is None else [_weights_of_other(session, principal, run, body.against, key.step)]
+    return of_other + _tried_by_doctor(session, key, body)
+
+
+def _weights_of_other(session: Session, principal: Principal, run: Run, against: str, step: int) -> dict[str, Any]:
+    """Return the newest weights up to `step` of the run `against`, with its title."""
+    other = runs.get_run(session, principal, against)
+    title = other.name or other.key
+    if other.project != run.project or other.id == run.id:
+        raise service.ProbeNotPossible(f"against must be another run of the project {run.project}, got {title}")
+    started = attempts.attempts_of_run(session, other.id)
+    key = events.StepKey(other.id, attempts.active_attempt_of(started, step) or 0, step + 1)
+    found = [
+        each
+        for each in service.earlier_checkpoints(session, started, key)
+        if each.expires_at_us is None or each.expires_at_us > now_us()
+    ]
+    if not found:
+        raise service.ProbeNotPossible(f"the run {title} has no announced weights up to step {step} that are left")
+    return {name: getattr(found[-1], name) for name in _WEIGHTS_FIELDS} | {"run": title}
 
 
 def _weights_after(session: Session, key: events.StepKey, body: ProbeCreate) -> dict[str, Any]:

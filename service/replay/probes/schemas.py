@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from foreshock.api import probes, records
-from foreshock.probe_kinds import DOCTOR, EXACT, PROBE_KINDS, ROUTING
+from foreshock.probe_kinds import DOCTOR, DOCTOR_CANDIDATES, DOCTOR_SECONDS, EXACT, PROBE_KINDS, ROUTING
 from foreshock.scorers import REFERENCE, TRAINER_REPLAY
 from foreshock_service.platform.database.tables import Probe, ProbeJob
 from foreshock_service.platform.parameters import AttemptNumber, JsonObject, Step
@@ -43,10 +43,29 @@ class ScorerRequest(BaseModel):
     variant: VariantName = ""
 
 
-class ProbeCreate(BaseModel):
-    """A request for scores. An equal request for the same rollouts and weights is the same probe."""
+class Examination(BaseModel):
+    """What the doctor may spend, and what it tries."""
 
     model_config = ConfigDict(extra="forbid")
+
+    budget_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = Field(
+        default=None, description=f"of the doctor: the time for its replays; absent: {DOCTOR_SECONDS:.0f}"
+    )
+    max_candidates: int = Field(
+        default=DOCTOR_CANDIDATES,
+        ge=0,
+        le=32,
+        description="of the doctor: try the weights of so many earlier announced steps",
+    )
+    against: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = Field(
+        default=None,
+        description="of the doctor: the id of another run of the project, whose newest weights up to this step are "
+        "tried too, as a whole, in parts, and each field in which its configuration differs",
+    )
+
+
+class ProbeCreate(Examination):
+    """A request for scores. An equal request for the same rollouts and weights is the same probe."""
 
     step: Step
     attempt: AttemptNumber | None = Field(default=None, description="absent: the attempt in which the step is active")
@@ -85,12 +104,6 @@ class ProbeCreate(BaseModel):
         description="absent, or the step itself: an exact probe needs its weights; of an update: the step with the "
         "weights after it, absent: the next one",
     )
-    max_candidates: int = Field(
-        default=8, ge=0, le=32, description="of the doctor: try the weights of so many earlier announced steps"
-    )
-    budget_seconds: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = Field(
-        default=None, description="of the doctor: the time for its replays; absent: 600"
-    )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -100,8 +113,9 @@ class ProbeCreate(BaseModel):
         self.max_rollouts = kind.sample(self.max_rollouts)
         if kind is DOCTOR and [each.scorer for each in self.scorers] != list(kind.default_scorers):
             raise ValueError(f"{kind.noun} names no scorers: it makes replays of its own")
-        if kind is not DOCTOR and self.budget_seconds is not None:
-            raise ValueError("budget_seconds is of the doctor")
+        given = [name for name in ("budget_seconds", "against") if getattr(self, name) is not None]
+        if kind is not DOCTOR and given:
+            raise ValueError(f"{given[0]} is of the doctor")
         return self
 
     @model_validator(mode="after")

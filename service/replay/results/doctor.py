@@ -1,10 +1,9 @@
 """The doctor in the service: request an examination of a step, its report, and the causes that reports name."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
 from fastapi import APIRouter, Response, status
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -39,21 +38,18 @@ class DoctorNotFound(problem.ProblemError):
     problem_type = "doctor-not-found"
 
 
-class DoctorRequest(BaseModel):
-    """What the doctor may spend."""
+class DoctorRequest(schemas.Examination):
+    """A request for an examination."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    attempt: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+    attempt: parameters.AttemptNumber | None = Field(
         default=None, description="absent: the attempt in which the step is active"
     )
-    budget_seconds: float | None = Field(
-        default=None, gt=0, le=86_400, allow_inf_nan=False, description="time for replays; absent: 600"
-    )
     max_rollouts: int | None = Field(
-        default=None, ge=1, le=DOCTOR.most_rollouts, description="examine a sample of so many; absent: 256"
+        default=None,
+        ge=1,
+        le=DOCTOR.most_rollouts,
+        description=f"examine a sample of so many; absent: {DOCTOR.rollouts}",
     )
-    max_candidates: int = Field(default=8, ge=0, le=32, description="try so many earlier announced checkpoints")
 
 
 def _check(body: DoctorReport, job: ProbeJob, probe: Probe) -> str | None:

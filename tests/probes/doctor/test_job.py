@@ -43,7 +43,7 @@ def _asked(run: ProbedRun, command: Future[int]) -> str:
 def test_run_without_weights_says_what_to_announce(service: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     run = start_run(service, make_rollouts(4))
     assert main(["doctor", run.run, "--url", service.url]) == 1
-    assert "the run has announced no weights" in capsys.readouterr().err
+    assert "has announced no weights, which replays need" in capsys.readouterr().err
     service.http.delete(f"/v1/runs/{run.run}")
 
 
@@ -84,6 +84,34 @@ def test_stale_weights_are_found_unless_they_are_gone(
         assert causes == []
         assert "moved or deleted" in next(each["why"] for each in report["not_tried"] if each["variant"] == "step 0")
     service.http.delete(f"/v1/runs/{run.run}")
+
+
+def test_two_runs_are_compared_by_replays_with_the_weights_of_the_other(
+    service: RunningService,
+    checkpoints: Path,
+    engines: EnginePool,
+    replay: Replayer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The engines of both runs hold the weights of the second one."""
+    rollouts = make_rollouts(24)
+    log_probs, _ = replay.score(rollouts, checkpoints / "second", "torch.float32")
+    sampled = make_rollouts(24, rollout_log_probs=np.split(log_probs, rollouts.response_offsets[1:-1]))
+    run, other = start_run(service, sampled), start_run(service, sampled)
+    for each, path in ((run, "first"), (other, "second")):
+        announce(each, 1, path, weights_digest(checkpoints / path))
+    title = service.http.get(f"/v1/runs/{other.run}").raise_for_status().json()["key"]
+    words = ["doctor", run.run, "--against", other.run, "--budget", "20s", "--url", service.url]
+    with ThreadPoolExecutor(1) as pool:
+        command = pool.submit(main, words)
+        _asked(other, command)
+        output = run_worker(service, checkpoints, engines, jobs=2)
+        assert command.result(timeout=120) == 0, output
+    printed = capsys.readouterr().out
+    assert f"are those of the weights step 1 of {title}" in printed[printed.index("what differs between") :]
+    assert f"only in {title}" not in printed
+    for each in (run, other):
+        service.http.delete(f"/v1/runs/{each.run}")
 
 
 def test_rollouts_of_another_tokenizer_fail_at_once(

@@ -102,6 +102,26 @@ def test_examination_is_one_job_with_the_nearest_and_the_first_checkpoints(run: 
     assert job["candidates"][0]["digest"] == digest(59)
 
 
+def test_weights_of_another_run_are_tried_first(run: Sender, http: httpx.Client) -> None:
+    other = start_run(http, "another")
+    for step in (30, STEP - 5, STEP + 5):
+        announce_checkpoint(other, step, digest(step))
+    ask(run, max_candidates=1, against=other.run).raise_for_status()
+    first, second = take_lease(http, scorers=ABLE).lease["job"]["candidates"]
+    title = http.get(f"/v1/runs/{other.run}").raise_for_status().json()["key"]
+    assert (first["step"], first["run"]) == (STEP - 5, title)
+    assert (second["step"], second["run"]) == (59, "")
+
+
+def test_a_run_without_weights_is_nothing_to_compare_with(run: Sender, http: httpx.Client) -> None:
+    other = start_run(http, "another")
+    announce_checkpoint(other, STEP + 5, digest(1))
+    refused = ask(run, against=other.run)
+    assert (refused.status_code, refused.json()["type"]) == (422, ask(run, against=run.run).json()["type"])
+    assert f"no announced weights up to step {STEP}" in refused.json()["detail"]
+    assert ask(run, against="run_unknown").status_code == 404
+
+
 def test_worker_that_cannot_examine_gets_no_examination(run: Sender, http: httpx.Client) -> None:
     probe = ask(run).raise_for_status().json()
     assert ask_for_lease(http, "old", scorers=EVERYTHING).status_code == 204
