@@ -103,3 +103,5 @@ class DoctorStepRecord(Record):
     """a part of the step's rollouts"""
     published_at_us: int
     report: DoctorReport
+    checksums: tuple[str, ...] = ()
+    """what the notary found each engine to hold after the weight sync of the step; empty: nothing was reported"""

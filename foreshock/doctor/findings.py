@@ -14,6 +14,7 @@ __all__ = [
     "fix_of",
     "lines_of_answer",
     "lines_of_differences",
+    "record_lines",
     "report_lines",
     "ruled_out_in_words",
 ]
@@ -61,7 +62,12 @@ def fix_of(finding: Finding) -> str:
 
 def lines_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
     """Return the lines of an answer of the service, for `foreshock probe`."""
-    return ["", *report_lines(parse(DoctorStepRecord, answer).report)]
+    return ["", *record_lines(parse(DoctorStepRecord, answer))]
+
+
+def record_lines(record: DoctorStepRecord) -> list[str]:
+    """Return the report of the service on a step as text, with what checksums of the engines' weights say."""
+    return report_lines(record.report) + [f"checksums: {each}" for each in record.checksums]
 
 
 def lines_of_differences(reports: Mapping[str, DoctorReport]) -> list[str]:

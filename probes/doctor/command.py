@@ -4,10 +4,12 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from foreshock.api.doctor import DoctorStepRecord
 from foreshock.api.records import to_json
 from foreshock.api.runs import RunRecord
 from foreshock.client.connection import ServiceConnection
@@ -15,7 +17,8 @@ from foreshock.commands.command import add_project_option, add_service_options, 
 from foreshock.commands.import_rollouts import find_recording, read_shard
 from foreshock.commands.probe import probe_lines, wait_for_probe
 from foreshock.commands.queries import find_run
-from foreshock.doctor import Budget, CannotTryError, DoctorReport, examine, lines_of_differences, report_lines
+from foreshock.doctor import Budget, CannotTryError, examine, lines_of_differences, report_lines
+from foreshock.doctor.findings import record_lines
 from foreshock.errors import ConfigurationError
 from foreshock.probe_kinds import DOCTOR, DOCTOR_SECONDS
 from foreshock.reading.caller import answer_of, items_of
@@ -89,7 +92,7 @@ class DoctorCommand:
 
 
 def _examine_run(arguments: argparse.Namespace) -> int:
-    """Ask for an examination of a step, and of one of the run to compare with; wait and print the reports."""
+    """Have a step examined, and one of the run to compare with; print the reports."""
     if len(arguments.what) > 1 or Path(arguments.what[0]).is_file():
         raise ConfigurationError("give the weights of the files with --engine-weights, or name one run")
     with connect(arguments) as connection:
@@ -98,28 +101,37 @@ def _examine_run(arguments: argparse.Namespace) -> int:
         asked: dict[str, tuple[str, int, str | None]] = {run.title: (run.id, step, None)}
         if arguments.against is not None:
             other = find_run(connection, arguments.against, arguments.project)
-            asked = {
-                f"{run.title}, step {step}": (run.id, step, other.id),
-                f"{other.title}, step {(last := _newest_step(connection, other, step))}": (other.id, last, None),
-            }
-        reports = {}
-        for title, probe in [(title, _ask(connection, *each, arguments)) for title, each in asked.items()]:
-            done = wait_for_probe(connection, probe, arguments.budget + _LONGEST_START_SECONDS)
-            if done["state"] != "done":
-                print("\n".join(probe_lines(done)), file=sys.stderr)
-                return 1
-            run_id, at, _ = asked[title]
-            request = Reader.doctor.request(run_id, at, attempt=done["attempt"])
-            reports[title] = answer_of(connection, request).report
-    if len(reports) == 1:
-        _print(reports[run.title], arguments.json)
-    elif arguments.json:
-        print(json.dumps({title: to_json(report) for title, report in reports.items()}, ensure_ascii=False))
-    else:
-        for title, report in reports.items():
-            print("\n".join([f"{title}:", *(f"  {line}" for line in report_lines(report)), ""]))
+            last = _newest_step(connection, other, step)
+            mine, theirs = (run.key, other.key) if run.title == other.title else (run.title, other.title)
+            asked = {f"{mine}, step {step}": (run.id, step, other.id), f"{theirs}, step {last}": (other.id, last, None)}
+        records = _examined(connection, asked, arguments)
+    if len(records) < len(asked):
+        return 1
+    reports = {title: record.report for title, record in records.items()}
+    if arguments.json:
+        values = {title: to_json(report) for title, report in reports.items()}
+        print(json.dumps(values if len(values) > 1 else values[run.title], ensure_ascii=False))
+        return 0
+    for title, record in records.items():
+        print("\n".join([*([f"{title}:"] if len(records) > 1 else []), *record_lines(record), ""]))
+    if len(reports) > 1:
         print("\n".join(lines_of_differences(reports)))
     return 0
+
+
+def _examined(
+    connection: ServiceConnection, asked: Mapping[str, tuple[str, int, str | None]], arguments: argparse.Namespace
+) -> dict[str, DoctorStepRecord]:
+    """Ask for examinations, wait for them and return the reports up to the first that could not be made."""
+    records: dict[str, DoctorStepRecord] = {}
+    for title, probe in [(title, _ask(connection, *each, arguments)) for title, each in asked.items()]:
+        done = wait_for_probe(connection, probe, arguments.budget + _LONGEST_START_SECONDS)
+        if done["state"] != "done":
+            print("\n".join(probe_lines(done)), file=sys.stderr)
+            break
+        run, step, _ = asked[title]
+        records[title] = answer_of(connection, Reader.doctor.request(run, step, attempt=done["attempt"]))
+    return records
 
 
 def _ask(
@@ -164,12 +176,8 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     except CannotTryError as error:
         print(f"foreshock doctor: cannot try anything: {error}", file=sys.stderr)
         return 1
-    _print(report, arguments.json)
+    print(json.dumps(to_json(report), ensure_ascii=False) if arguments.json else "\n".join(report_lines(report)))
     return 0
-
-
-def _print(report: DoctorReport, as_json: bool) -> None:
-    print(json.dumps(to_json(report), ensure_ascii=False) if as_json else "\n".join(report_lines(report)))
 
 
 def seconds(text: str) -> float:

@@ -274,7 +274,7 @@ def _weights_of_other(session: Session, principal: Principal, run: Run, against:
     found = [
         each
         for each in service.earlier_checkpoints(session, started, key)
-        if each.expires_at_us is None or each.expires_at_us > now_us()
+        if each.expires_at_us is None or each.expires_at_us > clock.now_us()
     ]
     if not found:
         raise service.ProbeNotPossible(f"the run {title} has no announced weights up to step {step} that are left")

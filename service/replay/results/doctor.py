@@ -20,7 +20,8 @@ from foreshock_service.platform.database.tables import Probe, ProbeJob, ProbeRes
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken
 from foreshock_service.replay.probes import requests, schemas
 from foreshock_service.replay.results.documents import DocumentKind
-from foreshock_service.runs import attempts, findings, run_endpoints
+from foreshock_service.runs import attempts, findings, run_endpoints, weights
+from foreshock_service.runs.events import StepKey
 
 router = APIRouter(prefix="/v1")
 
@@ -113,10 +114,11 @@ def read_report(
     404 `doctor-not-found`: the step was not examined; request it with POST at this address.
     """
     _, found = KIND.of_step(context, principal, run, step, attempt, 1)
-    return report_record(*found[0])
+    with context.database.read() as session:
+        return report_record(session, *found[0])
 
 
-def report_record(row: ProbeResult, probe: Probe) -> DoctorStepRecord:
+def report_record(session: Session, row: ProbeResult, probe: Probe) -> DoctorStepRecord:
     """Return a stored report as it is shown."""
     return DoctorStepRecord(
         run=row.run_id,
@@ -126,7 +128,12 @@ def report_record(row: ProbeResult, probe: Probe) -> DoctorStepRecord:
         from_sample=probe.from_sample,
         published_at_us=row.published_at_us or 0,
         report=parse(DoctorReport, row.document),
+        checksums=_checksums(session, StepKey(row.run_id, row.attempt, row.step)),
     )
+
+
+def _checksums(session: Session, key: StepKey) -> tuple[str, ...]:
+    return tuple(each.sentence for each in weights.weights_of_step(session, key))
 
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
@@ -135,17 +142,21 @@ def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps
     query = query.where(ProbeResult.published_at_us.is_not(None))
     order = (ProbeResult.step.desc(), ProbeResult.published_at_us.desc(), ProbeResult.job_id)
     started = attempts.attempts_of_run(session, run_id)
-    reports: dict[int, Mapping[str, object]] = {}
+    reports: dict[int, tuple[Mapping[str, object], tuple[str, ...]]] = {}
     for row in session.scalars(query.order_by(*order).limit(_MOST_STEPS)):
         if attempts.active_attempt_of(started, row.step) == row.attempt:
-            reports.setdefault(row.step, row.document)
+            key = StepKey(run_id, row.attempt, row.step)
+            reports.setdefault(row.step, (row.document, _checksums(session, key)))
     return findings.newest_of_steps(
-        (step, map(_finding, parse(DoctorReport, document).causes)) for step, document in reports.items()
+        (step, [_finding(cause, checksums) for cause in parse(DoctorReport, document).causes])
+        for step, (document, checksums) in reports.items()
     )
 
 
-def _finding(cause: Finding) -> findings.FindingOfStep:
+def _finding(cause: Finding, checksums: Sequence[str]) -> findings.FindingOfStep:
     sentence = ": ".join(filter(None, (cause.sentence, explained(cause))))
+    if cause.side == "rollout" and checksums:
+        sentence += f"; checksums: {' '.join(checksums)}"
     return findings.FindingOfStep(
         name=f"{cause.cause}/{cause.side}",
         severity="info",
@@ -161,4 +172,4 @@ def newest_of_run(session: Session, run_id: str) -> Sequence[DoctorStepRecord]:
     query = select(ProbeResult, Probe).join(ProbeJob, ProbeJob.id == ProbeResult.job_id).join(Probe)
     query = query.where(ProbeResult.run_id == run_id, ProbeResult.kind == DOCTOR.name)
     query = query.where(ProbeResult.published_at_us.is_not(None)).order_by(ProbeResult.published_at_us.desc()).limit(1)
-    return [report_record(row, probe) for row, probe in session.execute(query)]
+    return [report_record(session, row, probe) for row, probe in session.execute(query)]

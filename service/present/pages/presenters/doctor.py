@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreshock.api.doctor import DoctorReport, Finding
+from foreshock.api.doctor import DoctorStepRecord, Finding
 from foreshock.api.probes import ProbeRecord
 from foreshock.diagnosis.wording import as_sentence, plural
 from foreshock.doctor.findings import ruled_out_in_words
@@ -41,23 +41,25 @@ def doctor_of_step(viewing: Viewing, key: StepKey) -> DoctorPanel:
     can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
     may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
     action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
-    report = doctor.report_record(*found[0]).report if found else None
-    return panel(report, key.step, _state(asked), action, is_possible=can_ask or asked is not None)
+    record = doctor.report_record(viewing.session, *found[0]) if found else None
+    return panel(record, key.step, _state(asked), action, is_possible=can_ask or asked is not None)
 
 
 def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
     """Return the newest report on any step of a run; None without one."""
     found = doctor.newest_of_run(viewing.session, run_id)
-    return panel(found[0].report, found[0].step, "", None) if found else None
+    return panel(found[0], found[0].step, "", None) if found else None
 
 
 def panel(
-    report: DoctorReport | None, step: int, state: str, action: str | None, *, is_possible: bool = True
+    record: DoctorStepRecord | None, step: int, state: str, action: str | None, *, is_possible: bool = True
 ) -> DoctorPanel:
     """Return a report as a page shows it: found, ruled out, not tried, and what would come next."""
-    if report is None:
+    if record is None:
         return DoctorPanel(step, (), (), state, action, is_possible)
-    notes = [as_sentence(ruled_out_in_words(report))] if report.ruled_out else []
+    report = record.report
+    notes = [f"Checksums: {each}" for each in record.checksums]
+    notes += [as_sentence(ruled_out_in_words(report))] if report.ruled_out else []
     notes += [f"Not tried: {each.variant}: {each.why}." for each in report.not_tried[:_MOST_NOT_TRIED]]
     more = len(report.not_tried) - _MOST_NOT_TRIED
     notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []

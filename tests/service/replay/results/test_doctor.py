@@ -8,15 +8,19 @@ from typing import Any
 import httpx
 import pytest
 from alembic.util import load_python_file
+from fastapi import FastAPI
 from sqlalchemy import text, update
 
 from foreshock.api.doctor import DoctorReport, Finding, NotTried, RuledOut, SideReport
 from foreshock.api.records import parse, to_json
 from foreshock.clock import now_us
 from foreshock.probe_kinds import DOCTOR
+from foreshock_service.app import FINDING_SOURCES
 from foreshock_service.platform.database.engine import make_engine
 from foreshock_service.platform.database.opening import MIGRATIONS
 from foreshock_service.platform.database.tables import ProbeResult
+from foreshock_service.runs.findings import rebuild_due_findings
+from tests.service.runs.test_weights import holding, report
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import (
     EVERYTHING,
@@ -100,6 +104,17 @@ def test_examination_is_one_job_with_the_nearest_and_the_first_checkpoints(run: 
     assert [each["step"] for each in job["candidates"]] == [59, 1, 40]
     assert (job["checkpoint"]["step"], job["budget_seconds"]) == (STEP, 90.0)
     assert job["candidates"][0]["digest"] == digest(59)
+
+
+def test_checksums_of_the_engines_stand_beside_the_cause(run: Sender, app: FastAPI) -> None:
+    report(run, 1, holding(1))
+    report(run, STEP, holding(STEP), {"0": holding(1)})
+    examined(run)
+    said = run.get(f"steps/{STEP}/doctor").raise_for_status().json()["checksums"]
+    assert said == [f"Engine 0 of 8 holds step 1, while the trainer is at step {STEP}."]
+    rebuild_due_findings(app.state.context, FINDING_SOURCES)
+    found = run.get("findings", source="doctor").raise_for_status().json()["items"]
+    assert said[0] in found[0]["sentence"]
 
 
 def test_weights_of_another_run_are_tried_first(run: Sender, http: httpx.Client) -> None:
