@@ -71,7 +71,7 @@ def _trained(case: Case, reward: Reward, learning_rate: float, updates: int) -> 
         rewards = np.array([reward(each) for each in rows.responses])
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         optimizer.zero_grad()
-        _loss(case.model, rows, torch.from_numpy(advantages).float()).backward()
+        torch.autograd.backward(_loss(case.model, rows, torch.from_numpy(advantages).float()))
         optimizer.step()
     case.sampled()
     assert case.rows is not None
@@ -87,4 +87,5 @@ def _loss(model: torch.nn.Module, rows: Rows, advantages: torch.Tensor) -> torch
     first = torch.tensor([len(each) for each in rows.prompts])[:, None]
     last = torch.tensor([len(each) for each in sequences])[:, None]
     taken = (places >= first) & (places < last)
-    return -(advantages[:, None] * log_probs * taken).sum() / taken.sum()
+    loss: torch.Tensor = -(advantages[:, None] * log_probs * taken).sum() / taken.sum()
+    return loss

@@ -92,17 +92,20 @@ class Compared:
     def counts(self, vocabulary: int, *, with_prompt: bool) -> Float64:
         """Return how often each id occurred before each token, [T, V]: in the response, and in the prompt if asked."""
         batch = self.batch
-        found = np.zeros((batch.num_tokens, vocabulary))
-        for row in range(batch.num_rollouts):
+        found = np.zeros((self.tokens.size, vocabulary))
+        places = np.full(batch.num_tokens, -1)
+        places[self.tokens] = np.arange(self.tokens.size)
+        for row in np.unique(self.rows).tolist():
             start, stop = (int(each) for each in batch.response_offsets[row : row + 2])
             running = np.zeros(vocabulary)
             if with_prompt:
                 prompt = batch.prompt_token_ids[batch.prompt_offsets[row] : batch.prompt_offsets[row + 1]]
                 running += np.bincount(prompt, minlength=vocabulary)
             for token in range(start, stop):
-                found[token] = running
+                if places[token] >= 0:
+                    found[places[token]] = running
                 running[batch.response_token_ids[token]] += 1
-        return found[self.tokens]
+        return found
 
 
 def _resampled(values: Float64, compared: Compared) -> Float64:

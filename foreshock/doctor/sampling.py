@@ -17,8 +17,11 @@ from foreshock.doctor.evidence import Compared, Float64
 
 __all__ = ["FITS", "Sampling", "fitted"]
 
+_LOGITS_AT_ONCE = 1 << 24
+"""Logits that are converted to float64 at a time: with 150,000 ids a replay of one rollout may have more."""
 _FIT_LOGITS = 1 << 21
-"""Logits of a fit; more tokens are thinned out evenly."""
+"""Logits of a fit; more tokens are thinned out evenly, to no fewer than the next number."""
+_LEAST_FIT_TOKENS = 128
 _MOST_IDS = 4
 
 
@@ -56,6 +59,14 @@ class Sampling:
 
     def log_probs(self, logits: NDArray[np.float32], compared: Compared) -> Float64:
         """Return the log-prob [T] of each token of `compared`; −∞ where it is banned."""
+        tokens, vocabulary = logits.shape
+        size = max(1, _LOGITS_AT_ONCE // vocabulary)
+        parts = [np.arange(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+        if len(parts) < 2:
+            return self._log_probs(logits, compared)
+        return np.concatenate([self.at(part)._log_probs(logits[part], compared.at(part)) for part in parts])
+
+    def _log_probs(self, logits: NDArray[np.float32], compared: Compared) -> Float64:
         values = self._penalised(logits.astype(np.float64), compared)
         rows = np.arange(values.shape[0])
         for token, bias in self.biases:
@@ -126,7 +137,8 @@ def fitted(
     name: str, logits: NDArray[np.float32], compared: Compared, base: Sampling, eos: int | None
 ) -> Sampling | None:
     """Return `base` with the parameter `name` of FITS fitted to the logged log-probs; None if no value helps."""
-    stride = max(1, -(-logits.size // _FIT_LOGITS))
+    tokens, vocabulary = logits.shape
+    stride = max(1, -(-tokens // max(_FIT_LOGITS // vocabulary, _LEAST_FIT_TOKENS)))
     if stride > 1:
         thin = np.arange(0, logits.shape[0], stride)
         logits, compared, base = logits[thin], compared.at(thin), base.at(thin)

@@ -7,6 +7,7 @@ the other weights and λ times the way from there to the announced ones), `quant
 """
 
 import copy
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,10 @@ from foreshock_probes.scorers.request import UnsupportedScoreError
 
 __all__ = ["TorchExperimenter"]
 
-_CACHED_BYTES = 2 << 30
+_CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+"""Of the logits of all replays that are kept."""
+_MOST_BYTES = _CACHED_BYTES // 4
+"""Of the logits of one: those of the precisions and of a variant are needed again and again."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head32": torch.bfloat16}
 
 
@@ -132,6 +136,14 @@ class TorchExperimenter:
             raise CannotTryError(
                 f"{name} has a vocabulary of {model.config.vocab_size} ids and the rollouts have the id {ids}: "
                 "they are of another tokenizer"
+            )
+        size = 4 * self._batch.num_tokens * model.config.vocab_size
+        if size > _MOST_BYTES:
+            fewer = max(1, self._batch.num_rollouts * _MOST_BYTES // size)
+            raise CannotTryError(
+                f"the logits of {self._batch.num_tokens} tokens and {model.config.vocab_size} ids take "
+                f"{size / 1e9:.0f} GB, more than {_MOST_BYTES / 1e9:.0f}: examine about {fewer} rollouts "
+                "(--rollouts, max_rollouts)"
             )
         state = {key: value.detach() for key, value in model.state_dict().items()}
         self._loaded[name] = (model.config, state)

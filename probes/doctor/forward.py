@@ -18,6 +18,8 @@ ATTENTION = "foreshock_doctor"
 """The name under which transformers knows the attention whose keys, values and scale can be changed."""
 _ROWS = 32
 _OTHER_ROWS = 1
+_LOGITS_AT_ONCE = 1 << 28
+"""Logits of one forward pass; fewer rows if the vocabulary and the longest rollout have more."""
 
 _edit: Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, float]] | None = None
 
@@ -105,7 +107,9 @@ def logits_of(
                     for prompt, response in zip(prompts, responses, strict=True)
                 ]
             )
-        rows = _OTHER_ROWS if change.get("composition") else int(change.get("packed", (0,))[0] or _ROWS)
+        longest = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
+        most = max(1, min(_ROWS, _LOGITS_AT_ONCE // (max(longest, longest_prompt) * model.config.vocab_size)))
+        rows = _OTHER_ROWS if change.get("composition") else int(change.get("packed", (0,))[0] or most)
         for start in range(0, batch.num_rollouts, rows):
             part = slice(start, start + rows)
             passes = _packed if change.get("packed") else _padded

@@ -37,6 +37,16 @@ def test_a_sampled_token_is_kept_whatever_rounding_says_of_the_border() -> None:
     assert np.exp(Sampling(top_p=0.7).log_probs(logits, _with_id(one, 2))) == pytest.approx([0.15 / 0.95])
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7, top_p=0.9), Sampling(repetition=1.3, frequency=0.2)])
+def test_log_probs_do_not_depend_on_how_many_logits_are_converted_at_a_time(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Compared.of(BATCH, logged(LAB))
+    whole = sampling.log_probs(LOGITS, plain)
+    monkeypatch.setattr("foreshock.doctor.sampling._LOGITS_AT_ONCE", 50)
+    assert np.array_equal(sampling.log_probs(LOGITS, plain), whole)
+
+
 def _with_id(compared: Compared, token: int) -> Compared:
     compared.ids[:] = token
     return compared

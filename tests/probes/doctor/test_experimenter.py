@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from foreshock.doctor import CannotTryError, Change, examine
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.doctor import experimenter
 from foreshock_probes.doctor.command import doctor, seconds
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 from tests.probes.tiny import VOCABULARY, save_checkpoint
@@ -100,6 +101,15 @@ def test_a_folder_without_weights_fails_at_once(tmp_path: Path, folders: tuple[P
         TorchExperimenter.of_folders(batch, tmp_path, tmp_path)
     usable = TorchExperimenter.of_folders(batch, folders[0], folders[0], [tmp_path])
     assert list(usable.subject.unusable) == [tmp_path.name]
+
+
+def test_logits_that_do_not_fit_are_refused_with_a_number_of_rollouts(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = _rollouts()
+    monkeypatch.setattr(experimenter, "_MOST_BYTES", 4 * batch.num_tokens * VOCABULARY // 3)
+    with pytest.raises(CannotTryError, match=r"examine about 7 rollouts \(--rollouts, max_rollouts\)"):
+        TorchExperimenter.of_folders(batch, folders[0], folders[0])
 
 
 def test_the_command_reads_files_and_prints_the_report(
