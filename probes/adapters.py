@@ -8,9 +8,12 @@ import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreshock.errors import WeightsError
+
+if TYPE_CHECKING:
+    import torch
 
 CONFIGURATION = "adapter_config.json"
 _PREFIX = "base_model.model."
@@ -50,26 +53,36 @@ def configuration_of(adapter: Path) -> dict[str, Any]:
     return {"base": str(name), "scale": scale}
 
 
+def deltas_of(adapter: Path) -> dict[str, "torch.Tensor"]:
+    """Return what an adapter adds to each tensor of its base model, in float32. Raises AdapterError."""
+    import torch
+    from safetensors.torch import load_file
+
+    scale = configuration_of(adapter)["scale"]
+    parts = load_file(adapter / "adapter_model.safetensors")
+    left = [name.removesuffix(".lora_A.weight") for name in parts if name.endswith(".lora_A.weight")]
+    others = [name for name in parts if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
+    if others or not left:
+        raise AdapterError(f"the adapter has {others[0] if others else 'no lora_A'}, which is not merged here")
+    found = {}
+    for module in left:
+        down, up = (parts[f"{module}.lora_{side}.weight"].to(torch.float32) for side in "AB")
+        found[module.removeprefix(_PREFIX) + ".weight"] = scale * (up @ down)
+    return found
+
+
 def merge(adapter: Path, base: Path, into: Path) -> None:
     """Write the base model with the adapter merged to the folder `into`. Raises AdapterError."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    scale = configuration_of(adapter)["scale"]
-    parts = load_file(adapter / "adapter_model.safetensors")
-    left = {name.removesuffix(".lora_A.weight"): name for name in parts if name.endswith(".lora_A.weight")}
-    others = [name for name in parts if not name.endswith((".lora_A.weight", ".lora_B.weight"))]
-    if others or not left:
-        raise AdapterError(f"the adapter has {others[0] if others else 'no lora_A'}, which is not merged here")
-    deltas = {module.removeprefix(_PREFIX) + ".weight": module for module in left}
+    deltas = deltas_of(adapter)
     into.mkdir(parents=True)
     for file in sorted(base.iterdir()):
         if file.suffix == ".safetensors":
             tensors = load_file(file)
             for name in tensors.keys() & deltas.keys():
-                module = deltas.pop(name)
-                down, up = (parts[f"{module}.lora_{side}.weight"].to(torch.float32) for side in "AB")
-                tensors[name] = (tensors[name].to(torch.float32) + scale * (up @ down)).contiguous()
+                tensors[name] = (tensors[name].to(torch.float32) + deltas.pop(name)).contiguous()
             save_file(tensors, into / file.name, {"format": "pt"})
         elif file.suffix == ".json":
             shutil.copy(file, into / file.name)

@@ -20,6 +20,7 @@ from foreshock_probes.work_folder import MERGED, work_folder
 
 LOADABLE_FORMAT = "hf_safetensors"
 EVERY_PROJECT = "*"
+_KEPT_MODELS = 2
 
 
 class WeightsGoneError(WeightsError):
@@ -42,7 +43,8 @@ class Weights:
     """Verified weights, which may be loaded from `folder`.
 
     `stamp` has name, size, inode and modification time (ns) of each file of the announced folder `announced` at the
-    time of verification. The folder is another one if an adapter was announced: that of the merged model.
+    time of verification. If an adapter was announced, the folder is that of the model merged with `base`, the model
+    that the adapter belongs to, unless only the adapter was asked for.
     """
 
     folder: Path
@@ -50,6 +52,7 @@ class Weights:
     digest: str
     version: int | None
     stamp: Stamp
+    base: Path | None = None
 
     def check_unchanged(self) -> None:
         """Raise WeightsRefusedError if a file was replaced since verification; scores made since are invalid."""
@@ -73,11 +76,11 @@ class WeightsLibrary:
         self._roots = {name: folder.resolve() for name, folder in roots.items()}
         self._digests: dict[tuple[Path, Stamp], str] = {}
         self._lock = threading.Lock()
-        self._folders = ExitStack()
-        self._merged_key: tuple[str, Stamp] | None = None
-        self._merged_folder = Path()
+        self._merged_models: dict[tuple[str, Stamp], tuple[ExitStack, Path]] = {}
 
-    def find(self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT) -> Weights:
+    def find(
+        self, checkpoint: JobWeightsRecord, project: str = DEFAULT_PROJECT, *, merges_adapters: bool = True
+    ) -> Weights:
         """Return the verified weights of `checkpoint`, announced by a run of `project`.
 
         Raises UnknownRootError if this worker has no such root, WeightsGoneError if the weights are missing or need
@@ -102,27 +105,30 @@ class WeightsLibrary:
                 f"the weights of step {checkpoint.step} at {checkpoint.root}:{checkpoint.path} are not the announced "
                 f"ones: their digest is not {checkpoint.digest}; announce weights again after they were replaced"
             )
-        merged = self._merged(root, folder, digest) if is_adapter(folder) else folder
-        return Weights(merged, folder, digest, checkpoint.weights_version, stamp)
+        base = _base_of(root, folder) if is_adapter(folder) else None
+        merged = folder if base is None or not merges_adapters else self._merged(base, folder, digest)
+        return Weights(merged, folder, digest, checkpoint.weights_version, stamp, base)
 
-    def _merged(self, root: Path, adapter: Path, digest: str) -> Path:
-        """Return the folder of the base model with the adapter merged; it is kept until another one is needed."""
+    def _merged(self, base: Path, adapter: Path, digest: str) -> Path:
+        """Return the folder of the base model with the adapter merged; the newest two are kept, as a job may need."""
         key = (digest, _stamp(adapter))
         with self._lock:
-            if self._merged_key != key:
-                self.close()
-                folder = self._folders.enter_context(work_folder(MERGED)) / "model"
-                try:
-                    merge(adapter, _base_of(root, adapter), folder)
-                except AdapterError as error:
-                    raise WeightsGoneError(f"needs_conversion: {error}") from error
-                self._merged_key, self._merged_folder = key, folder
-            return self._merged_folder
+            if key not in self._merged_models:
+                if len(self._merged_models) == _KEPT_MODELS:
+                    self._merged_models.pop(next(iter(self._merged_models)))[0].close()
+                with ExitStack() as folders:
+                    folder = folders.enter_context(work_folder(MERGED)) / "model"
+                    try:
+                        merge(adapter, base, folder)
+                    except AdapterError as error:
+                        raise WeightsGoneError(f"needs_conversion: {error}") from error
+                    self._merged_models[key] = folders.pop_all(), folder
+            return self._merged_models[key][1]
 
     def close(self) -> None:
-        """Remove the merged model, if there is one."""
-        self._merged_key = None
-        self._folders.close()
+        """Remove the merged models."""
+        while self._merged_models:
+            self._merged_models.popitem()[1][0].close()
 
     def _root_of(self, name: str, project: str) -> Path:
         own = [f"{name}@{project}", f"{name}@{EVERY_PROJECT}"]

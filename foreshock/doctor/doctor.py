@@ -13,7 +13,8 @@ from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
 from foreshock.doctor.findings import SIDE_WORDS
 from foreshock.doctor.sampling import Sampling
-from foreshock.doctor.search import MAJORITY, SideSearch
+from foreshock.doctor.screening import MAJORITY
+from foreshock.doctor.search import SideSearch
 from foreshock.doctor.trials import Budget, Trial
 from foreshock.rollouts import RolloutBatch
 

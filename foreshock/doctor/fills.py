@@ -151,9 +151,10 @@ def windows(subject: Subject, side: str) -> Labelled:
             size *= 2
 
 
+LONGEST_ROW = 8
 _PACKED = {
     f"{size} rollouts in one row, {how}": {"packed": (size, resets)}
-    for size in (2, 4, 8)
+    for size in (2, 4, LONGEST_ROW)
     for resets, how in ((False, "positions not reset"), (True, "positions reset"))
 }
 

@@ -20,7 +20,6 @@ A few tokens at which rounding decides can outweigh all others. A variant is the
 small at such tokens, against the rounding of that mean.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -34,6 +33,7 @@ from foreshock.doctor.floors import Floors
 from foreshock.doctor.nulls import chance_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
+from foreshock.doctor.screening import MAJORITY, Screening
 from foreshock.doctor.trials import Budget, Trial, View, mixtures
 
 __all__ = ["SideSearch"]
@@ -46,14 +46,8 @@ _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
 _OTHER_PATH = 2.0
 """Decoding adds a noise of its own to that of other batches; what is below their sum is searched for cheap causes."""
-_SCREENED = 0.1
-"""The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
-_LEAST_SCREENED = 3
-_EVERY = 4
-"""Weights are screened on every so-manieth rollout, as rollouts of several versions can be mixed."""
 _STARTS = 4
 """How many single variants a pair may start from: those that explain most."""
-MAJORITY = 0.5
 
 
 class SideSearch:
@@ -73,11 +67,10 @@ class SideSearch:
         self._budget = budget
         self._replays = Replays(experimenter, budget, log)
         self._whole = View(compared)
-        self._screens: dict[tuple[Trial, str], View] = {}
-        self.screened: dict[tuple[Variant, ...], tuple[float, float]] = {}
         self.announced = Change.of(weights=experimenter.subject.announced[side])
         self._floors = Floors(side, self._replays, compared, self.announced, samplings)
         self._weights, self.rounding = self._floors.weights, self._floors.rounding
+        self._screening = Screening(self._replays, self._floors, compared, len(self.subject.weights), budget)
         self._chances: dict[Trial, float] = {}
         self._lows: dict[tuple[Trial, int], float] = {}
         self._healthy_shares: dict[tuple[tuple[Variant, ...], bool], tuple[float, float]] = {}
@@ -95,6 +88,11 @@ class SideSearch:
         if self.found.variants and self.found.rows.all():
             self.found = self._further(self.found)
         return self.found
+
+    @property
+    def screened(self) -> dict[tuple[Variant, ...], tuple[float, float]]:
+        """The variants of which a screening was enough, with the share that they explain, without and with weights."""
+        return self._screening.results
 
     @property
     def is_explained(self) -> bool:
@@ -267,70 +265,13 @@ class SideSearch:
             self.not_tried.setdefault(variants[-1].cause, "the budget is spent")
             return []
         try:
-            if not self._passes(start, variants, than or start):
+            if not self._screening.passes(start, variants, than or start):
                 return []
             self.screened.pop(variants, None)
             return self._replays.try_on(start, variants, self._whole)
         except CannotTryError as error:
             self.not_tried.setdefault(f"{variants[-1].cause}: {variants[-1].label}", str(error))
             return []
-
-    def _passes(self, start: Trial, variants: tuple[Variant, ...], than: Trial) -> bool:
-        """Whether variants explain enough of what `than` leaves, in some rollouts, to be worth a replay of all."""
-        changed = [each.change for each in variants if each.change.values]
-        if (functools.reduce(Change.plus, changed, start.change), ()) in self._budget.made:
-            return True
-        if any(each.get("weights") for each in changed):
-            return self._screen(start, variants, than, "spread") > self._chance_share(variants, than, "spread")
-        if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
-            return self._screen(start, variants, than, f"block {packed[0]}") > MAJORITY
-        if self._screen(start, variants, than, "worst") <= self._least_share(than):
-            return False
-        return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
-
-    def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
-        """Return the share that lets variants pass: most of it beyond rounding, else more than of a healthy log."""
-        in_part = kind == "spread"
-        if than is not self.base or self._is_beyond(1.0):
-            # Each of several versions explains its part of a mixture.
-            return 1 / max(len(self.subject.weights), 2) if in_part else MAJORITY
-        view = self._view(than, kind)
-        return max(healthy_share(self._replays, self._floors, variants, view, in_part=in_part))
-
-    def _least_share(self, than: Trial) -> float:
-        """Return the share of the worst rollout that lets variants pass: half of most beyond rounding, else any."""
-        return MAJORITY / 2 if than is not self.base or self._is_beyond(1.0) else 0.0
-
-    def _view(self, than: Trial, kind: str) -> View:
-        """Return the rollouts of a screening: the worst, the largest, an aligned block of some, or a spread of all."""
-        if (than, kind) not in self._screens:
-            both = (than.halves, than.halves * self._weights)
-            halves = np.asarray(sum(each / max(each.sum(), 1e-300) for each in both))
-            if kind in ("worst", "largest"):
-                share, least = (0.0, 1) if kind == "worst" else (_SCREENED, _LEAST_SCREENED)
-                self._screens[than, kind] = self._whole.of_largest(halves, share, least)
-            else:
-                order = np.argsort(-np.bincount(self.compared.rows, halves), kind="stable")
-                rows = np.sort(order[::_EVERY])
-                if kind != "spread":
-                    size = int(kind.removeprefix("block "))
-                    rows = np.flatnonzero(np.arange(order.size) // size == order[0] // size)
-                self._screens[than, kind] = self._whole.of_rows(rows)
-        return self._screens[than, kind]
-
-    def _screen(self, start: Trial, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
-        """Return the share of what `than` leaves that `variants` explain in some rollouts."""
-        view = self._view(than, kind)
-        found = self._replays.try_on(view.restricted(start), variants, view)
-        weights = self._weights[view.tokens] if view.rows else self._weights
-        before = view.restricted(than).halves
-        shares = [
-            [1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300)) for by in (1.0, weights)]
-            for each in found
-        ]
-        if than is self.base and shares and (kind != "worst" or max(map(max, shares)) <= self._least_share(than)):
-            self.screened[variants] = (shares[0][0], shares[0][1])
-        return max(map(max, shares), default=-np.inf)
 
     def _pair(self) -> Trial | None:
         """Search a second cause on what the best single ones leave."""

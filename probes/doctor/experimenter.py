@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from foreshock.doctor.changes import CannotTryError, Change, Subject
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.adapters import AdapterError, configuration_of, deltas_of, is_adapter
 from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
@@ -35,8 +36,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "bfloat16_head3
 class TorchExperimenter:
     """Replays `batch` with the weights in `folders`, by name; `announced` has the name of each side's.
 
-    `versions` are those of the names, as far as known; `unusable`: names without a folder, and why. Raises
-    CannotTryError if the weights of a side cannot be loaded or lack ids of the rollouts.
+    `versions` are those of the names, as far as known; `unusable`: names without a folder, and why; `bases`: the model
+    that an adapter belongs to, for each folder that has one. Raises CannotTryError if the weights of a side cannot be
+    loaded, lack ids of the rollouts, or if the logits of a replay do not fit into memory.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class TorchExperimenter:
         announced: Mapping[str, str],
         versions: Mapping[str, int] | None = None,
         unusable: Mapping[str, str] | None = None,
+        bases: Mapping[str, Path] | None = None,
         threads: int = 0,
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
-        self._batch, self._folders = batch, dict(folders)
+        self._batch, self._folders, self._bases = batch, dict(folders), dict(bases or {})
         self._loaded: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
         self._logits: dict[tuple[Change, tuple[int, ...]], NDArray[np.float32]] = {}
         lost = dict(unusable or {})
@@ -80,10 +83,13 @@ class TorchExperimenter:
     ) -> Self:
         """Return one with folders that have no other names than their own; the last number of a name is a version."""
         folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
+        bases = {folder: _base_of(folder) for folder in folders if is_adapter(folder)}
+        folders = list(dict.fromkeys([*folders, *bases.values()]))
         names = _names(folders)
         announced = {"rollout": names[0], "trainer": names[folders.index(trainer.resolve())]}
         versions = {name: int(found[-1]) for name in names if (found := re.findall(r"\d+", name))}
-        return cls(batch, dict(zip(names, folders, strict=True)), announced, versions, threads=threads)
+        of_adapters = {name: bases[folder] for name, folder in zip(names, folders, strict=True) if folder in bases}
+        return cls(batch, dict(zip(names, folders, strict=True)), announced, versions, {}, of_adapters, threads)
 
     def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the logits [T, V] before each response token of `rows` (empty: all) under `change`.
@@ -128,8 +134,10 @@ class TorchExperimenter:
         if not self._folders[name].is_dir():
             raise CannotTryError(f"there is no folder {self._folders[name]}")
         try:
-            model = load_model(self._folders[name], torch.float32, "sdpa", torch.device("cpu"))
-        except UnsupportedScoreError as error:
+            folder = self._bases.get(name, self._folders[name])
+            model = load_model(folder, torch.float32, "sdpa", torch.device("cpu"))
+            added = deltas_of(self._folders[name]) if name in self._bases else {}
+        except (UnsupportedScoreError, AdapterError) as error:
             raise CannotTryError(f"{name}: {error}") from error
         ids = max(self._batch.response_token_ids.max(initial=0), self._batch.prompt_token_ids.max(initial=0))
         if ids >= model.config.vocab_size:
@@ -146,6 +154,9 @@ class TorchExperimenter:
                 "(--rollouts, max_rollouts)"
             )
         state = {key: value.detach() for key, value in model.state_dict().items()}
+        if lacking := added.keys() - state.keys():
+            raise CannotTryError(f"{name}: the base model has no tensor {min(lacking)}, which the adapter changes")
+        state |= {key: state[key] + delta for key, delta in added.items()}
         self._loaded[name] = (model.config, state)
 
     def _model(self, change: Change) -> Any:
@@ -219,6 +230,18 @@ def set_field(config: Any, field: str, value: Any) -> None:
     if not hasattr(config, field):
         raise CannotTryError(f"the configuration has no field {field!r}")
     setattr(config, field, value)
+
+
+def _base_of(adapter: Path) -> Path:
+    """Return the folder of an adapter's model: as its configuration names it, from here or from a folder above it."""
+    try:
+        name: str = configuration_of(adapter)["base"]
+    except AdapterError as error:
+        raise CannotTryError(f"{adapter.name}: {error}") from error
+    for above in (Path.cwd(), *adapter.parents):
+        if (above / name / "config.json").is_file():
+            return (above / name).resolve()
+    raise CannotTryError(f"the adapter {adapter.name} belongs to {name!r}, which is no folder of a model")
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

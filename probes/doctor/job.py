@@ -13,12 +13,14 @@ from foreshock.api.leases import JobWeightsRecord
 from foreshock.api.records import to_json
 from foreshock.doctor import Budget, CannotTryError, examine
 from foreshock.errors import WeightsError
+from foreshock_probes.adapters import is_adapter
 from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel, write_result
 
 if TYPE_CHECKING:
     from foreshock_probes.job_scoring import LeasedJob
 
 PART = "foreshock_probes.doctor.job:run_part"
+WITHOUT_ADAPTER = "the base model without the adapter"
 
 
 def run_job(job: LeasedJob) -> dict[str, Any]:
@@ -27,11 +29,15 @@ def run_job(job: LeasedJob) -> dict[str, Any]:
     weights, unusable = {announced: job.weights}, {}
     for each in job.job.candidates:
         try:
-            weights[_name(each)] = job.library.find(each, job.job.project)
+            weights[_name(each)] = job.library.find(each, job.job.project, merges_adapters=False)
         except WeightsError as error:
             unusable[_name(each)] = str(error)
+    folders = {name: each.folder for name, each in weights.items()}
+    if job.weights.base is not None:
+        folders[WITHOUT_ADAPTER] = job.weights.base
     given = {
-        "folders": {name: str(each.folder) for name, each in weights.items()},
+        "folders": {name: str(folder) for name, folder in folders.items()},
+        "bases": {name: str(each.base) for name, each in weights.items() if each.base and is_adapter(each.folder)},
         "versions": {_name(each): _version(each) for each in (job.job.checkpoint, *job.job.candidates) if not each.run},
         "announced": announced,
         "unusable": unusable,
@@ -64,10 +70,10 @@ def run_part(
     batch = request.rollouts
     batch = batch.select(np.flatnonzero(batch.response_lengths > 0).tolist())
     announced = dict.fromkeys(("rollout", "trainer"), given["announced"])
-    folders = {name: Path(folder) for name, folder in given["folders"].items()}
+    folders, bases = ({name: Path(path) for name, path in given[kind].items()} for kind in ("folders", "bases"))
     try:
         log("loading the weights")
-        experimenter = TorchExperimenter(batch, folders, announced, given["versions"], given["unusable"])
+        experimenter = TorchExperimenter(batch, folders, announced, given["versions"], given["unusable"], bases)
         found = examine(batch, experimenter, Budget(seconds=given["budget_seconds"]), log)
     except CannotTryError as error:
         raise UnsupportedScoreError(f"the doctor cannot try anything: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from foreshock.doctor import CannotTryError, Change, examine
 from foreshock.rollouts import RolloutBatch
+from foreshock_probes.adapters import merge
 from foreshock_probes.doctor import experimenter
 from foreshock_probes.doctor.command import doctor, seconds
 from foreshock_probes.doctor.experimenter import TorchExperimenter
@@ -103,12 +107,46 @@ def test_a_folder_without_weights_fails_at_once(tmp_path: Path, folders: tuple[P
     assert list(usable.subject.unusable) == [tmp_path.name]
 
 
+@pytest.mark.parametrize(("held", "cause"), [(0, "other_weights base"), (2, "update_scaled twice since base")])
+def test_an_adapter_that_is_missing_or_applied_twice_is_named(
+    held: int, cause: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base = shutil.copytree(folders[0], tmp_path / "base")
+    adapter = _save_adapter(tmp_path / "adapter_0010", scale=1.0)
+    merge(adapter, base, tmp_path / "merged")
+    engine = base
+    if held == 2:
+        engine = tmp_path / "twice"
+        merge(_save_adapter(tmp_path / "doubled", scale=2.0), base, engine)
+    batch = _rollouts()
+    offsets = batch.response_offsets[1:-1]
+    logged = {"rollout_log_probs": engine, "trainer_log_probs": tmp_path / "merged"}
+    batch = _rollouts(**{name: np.split(_plain(folder, batch), offsets) for name, folder in logged.items()})
+    report = examine(batch, TorchExperimenter.of_folders(batch, adapter, adapter))
+
+    assert [(each.side, f"{each.cause} {each.value}") for each in report.causes] == [("rollout", cause)]
+
+
+def _save_adapter(folder: Path, scale: float) -> Path:
+    """Save an adapter of the model in the folder `base` beside it, as PEFT does."""
+    generator = torch.Generator().manual_seed(3)
+    name = "base_model.model.model.layers.0.mlp.down_proj"
+    weights = load_file(folder.parent / "base" / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    down = torch.randn((2, weights.shape[1]), generator=generator) * weights.float().std()
+    up = torch.randn((weights.shape[0], 2), generator=generator)
+    folder.mkdir()
+    save_file({f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}, folder / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "base_model_name_or_path": "base", "r": 2, "lora_alpha": 2 * scale}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    return folder
+
+
 def test_logits_that_do_not_fit_are_refused_with_a_number_of_rollouts(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = _rollouts()
     monkeypatch.setattr(experimenter, "_MOST_BYTES", 4 * batch.num_tokens * VOCABULARY // 3)
-    with pytest.raises(CannotTryError, match=r"examine about 7 rollouts \(--rollouts, max_rollouts\)"):
+    with pytest.raises(CannotTryError, match=r"examine about 8 rollouts \(--rollouts, max_rollouts\)"):
         TorchExperimenter.of_folders(batch, folders[0], folders[0])
 
 

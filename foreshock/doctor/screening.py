@@ -1,0 +1,126 @@
+"""Screening: a variant is replayed on a few rollouts first, and on all only if it explains enough of these."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+
+from foreshock.doctor.catalogue import Variant
+from foreshock.doctor.changes import Change
+from foreshock.doctor.evidence import Compared, mean_range
+from foreshock.doctor.fills import LONGEST_ROW
+from foreshock.doctor.floors import Floors
+from foreshock.doctor.nulls import healthy_share
+from foreshock.doctor.replays import Replays
+from foreshock.doctor.trials import Budget, Trial, View
+
+__all__ = ["MAJORITY", "Screening"]
+
+MAJORITY = 0.5
+_SCREENED = 0.1
+"""The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
+_LEAST_SCREENED = 3
+_EVERY = 4
+"""Weights are screened on every so-manieth rollout, as rollouts of several versions can be mixed."""
+
+
+class Screening:
+    """Screens the variants of a side, on the rollouts that differ most or on a spread of all.
+
+    `results` has the variants of which a screening was enough, and the share that they explain of the undisturbed
+    replay, without and with weights.
+    """
+
+    def __init__(self, replays: Replays, floors: Floors, compared: Compared, versions: int, budget: Budget) -> None:
+        self._replays, self._floors, self._compared, self._versions = replays, floors, compared, versions
+        self._made = budget.made
+        self._whole = View(compared)
+        self._base, self._weights = floors.base, floors.weights
+        self._is_beyond = mean_range(floors.base.halves, compared)[0] > floors.rounding
+        self._screens: dict[tuple[Trial, str], View] = {}
+        self.results: dict[tuple[Variant, ...], tuple[float, float]] = {}
+
+    def passes(self, start: Trial, variants: tuple[Variant, ...], than: Trial) -> bool:
+        """Whether variants explain enough of what `than` leaves, in some rollouts, to be worth a replay of all."""
+        changed = [each.change for each in variants if each.change.values]
+        if (functools.reduce(Change.plus, changed, start.change), ()) in self._made:
+            return True
+        if than is self._base and any(each.get("weights") for each in changed):
+            return self._screen(start, variants, than, "spread") > self._chance_share(variants, than, "spread")
+        if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
+            # The second rollout of a row has the same context whatever the row's length.
+            pair = tuple(replace(each, change=_in_pairs(each.change)) for each in variants)
+            if self._screen(start, pair, than, "pair", of=variants) <= self._least_share(than):
+                return False
+            return self._screen(start, variants, than, f"block {packed[0]}") > MAJORITY
+        if self._screen(start, variants, than, "worst") <= self._least_share(than):
+            return False
+        return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
+
+    def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
+        """Return the share that lets variants pass: most of it beyond rounding, else more than of a healthy log."""
+        in_part = kind == "spread"
+        if than is not self._base or self._is_beyond:
+            # Each of several versions explains its part of a mixture.
+            return 1 / max(self._versions, 2) if in_part else MAJORITY
+        view = self._view(than, kind)
+        return max(healthy_share(self._replays, self._floors, variants, view, in_part=in_part))
+
+    def _least_share(self, than: Trial) -> float:
+        """Return the share of the worst rollout that lets variants pass: half of most beyond rounding, else any."""
+        return MAJORITY / 2 if than is not self._base or self._is_beyond else 0.0
+
+    def _view(self, than: Trial, kind: str) -> View:
+        """Return the rollouts of a screening.
+
+        They are the worst, the largest, a spread of all, an aligned block with the worst, or the first two of such a
+        block of any size, of which the second is the worst.
+        """
+        if (than, kind) not in self._screens:
+            both = (than.halves, than.halves * self._weights)
+            halves = np.asarray(sum(each / max(each.sum(), 1e-300) for each in both))
+            if kind in ("worst", "largest"):
+                share, least = (0.0, 1) if kind == "worst" else (_SCREENED, _LEAST_SCREENED)
+                self._screens[than, kind] = self._whole.of_largest(halves, share, least)
+            else:
+                order = np.argsort(-np.bincount(self._compared.rows, halves), kind="stable")
+                rows = np.sort(order[::_EVERY])
+                if kind == "pair":
+                    worst = order[order % LONGEST_ROW == 1][:1]
+                    rows = np.concatenate([worst - 1, worst]) if worst.size else order
+                elif kind != "spread":
+                    size = int(kind.removeprefix("block "))
+                    rows = np.flatnonzero(np.arange(order.size) // size == order[0] // size)
+                self._screens[than, kind] = self._whole.of_rows(rows)
+        return self._screens[than, kind]
+
+    def _screen(
+        self,
+        start: Trial,
+        variants: tuple[Variant, ...],
+        than: Trial,
+        kind: str,
+        of: tuple[Variant, ...] = (),
+    ) -> float:
+        """Return the share of what `than` leaves that `variants` explain in some rollouts; they stand for `of`."""
+        view = self._view(than, kind)
+        found = self._replays.try_on(view.restricted(start), variants, view)
+        weights = self._weights[view.tokens] if view.rows else self._weights
+        before = view.restricted(than).halves
+        shares = [
+            [1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300)) for by in (1.0, weights)]
+            for each in found
+        ]
+        if (
+            than is self._base
+            and shares
+            and (kind not in ("worst", "pair") or max(map(max, shares)) <= self._least_share(than))
+        ):
+            self.results[of or variants] = (shares[0][0], shares[0][1])
+        return max(map(max, shares), default=-np.inf)
+
+
+def _in_pairs(change: Change) -> Change:
+    """Return a change with two rollouts in a row, if it has several."""
+    packed = change.get("packed")
+    return change if packed is None else change.plus(Change.of(packed=(2, packed[1])))
