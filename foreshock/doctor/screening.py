@@ -17,8 +17,6 @@ from foreshock.doctor.trials import Budget, Trial, View
 __all__ = ["MAJORITY", "Screening"]
 
 MAJORITY = 0.5
-_LEAST = MAJORITY / 2
-"""What is named explains most of all tokens; the rollouts of a screening may show half of that."""
 _SCREENED = 0.1
 """The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
 _LEAST_SCREENED = 3
@@ -48,26 +46,29 @@ class Screening:
         if (functools.reduce(Change.plus, changed, start.change), ()) in self._made:
             return True
         if than is self._base and any(each.get("weights") for each in changed):
-            return self._exceeds(start, variants, than, "spread")
+            return self._screen(start, variants, than, "spread") > self._chance_share(variants, than, "spread")
         if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
             # The second rollout of a row has the same context whatever the row's length.
             pair = tuple(replace(each, change=_in_pairs(each.change)) for each in variants)
-            if max(self._screen(start, pair, than, "pair", of=variants)) <= _LEAST:
+            if self._screen(start, pair, than, "pair", of=variants) <= self._least_share(than):
                 return False
-            return max(self._screen(start, variants, than, f"block {packed[0]}")) > MAJORITY
-        if max(self._screen(start, variants, than, "worst")) <= _LEAST:
+            return self._screen(start, variants, than, f"block {packed[0]}") > MAJORITY
+        if self._screen(start, variants, than, "worst") <= self._least_share(than):
             return False
-        return self._exceeds(start, variants, than, "largest")
+        return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
 
-    def _exceeds(self, start: Trial, variants: tuple[Variant, ...], than: Trial, kind: str) -> bool:
-        """Whether variants explain most of what is beyond rounding; of what is within, more than of a healthy log."""
-        shares, in_part = self._screen(start, variants, than, kind), kind == "spread"
+    def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
+        """Return the share that lets variants pass: most of it beyond rounding, else more than of a healthy log."""
+        in_part = kind == "spread"
         if than is not self._base or self._is_beyond:
             # Each of several versions explains its part of a mixture.
-            return max(shares) > (1 / max(self._versions, 2) if in_part else MAJORITY)
+            return 1 / max(self._versions, 2) if in_part else MAJORITY
         view = self._view(than, kind)
-        nulls = healthy_share(self._replays, self._floors, variants, view, in_part=in_part)
-        return any(share > max(null, _LEAST) for share, null in zip(shares, nulls, strict=True))
+        return max(healthy_share(self._replays, self._floors, variants, view, in_part=in_part))
+
+    def _least_share(self, than: Trial) -> float:
+        """Return the share of the worst rollout that lets variants pass: half of most beyond rounding, else any."""
+        return MAJORITY / 2 if than is not self._base or self._is_beyond else 0.0
 
     def _view(self, than: Trial, kind: str) -> View:
         """Return the rollouts of a screening.
@@ -100,11 +101,8 @@ class Screening:
         than: Trial,
         kind: str,
         of: tuple[Variant, ...] = (),
-    ) -> tuple[float, float]:
-        """Return the share of what `than` leaves that `variants` explain in some rollouts, without and with weights.
-
-        The variants stand for `of`.
-        """
+    ) -> float:
+        """Return the share of what `than` leaves that `variants` explain in some rollouts; they stand for `of`."""
         view = self._view(than, kind)
         found = self._replays.try_on(view.restricted(start), variants, view)
         weights = self._weights[view.tokens] if view.rows else self._weights
@@ -113,12 +111,13 @@ class Screening:
             [1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300)) for by in (1.0, weights)]
             for each in found
         ]
-        if not shares:
-            return -np.inf, -np.inf
-        best = np.max(shares, axis=0)
-        if than is self._base and (kind not in ("worst", "pair") or best.max() <= _LEAST):
+        if (
+            than is self._base
+            and shares
+            and (kind not in ("worst", "pair") or max(map(max, shares)) <= self._least_share(than))
+        ):
             self.results[of or variants] = (shares[0][0], shares[0][1])
-        return float(best[0]), float(best[1])
+        return max(map(max, shares), default=-np.inf)
 
 
 def _in_pairs(change: Change) -> Change:
