@@ -42,14 +42,14 @@ def sample(
 ) -> RolloutBatch:
     """Return rollouts of `tokens` tokens that SGLang sampled, with the log-probs that it reported."""
     # Of a prompt that is in the cache, SGLang computes other parts again.
-    server.post("/flush_cache").raise_for_status()
+    server.post("/flush_cache?timeout=60").raise_for_status()
     body = {
         "input_ids": prompts,
         "sampling_params": {"max_new_tokens": tokens, "temperature": temperature, "ignore_eos": True},
         "return_logprob": True,
     }
     answers = server.post("/generate", json=body).raise_for_status().json()
-    server.post("/flush_cache").raise_for_status()
+    server.post("/flush_cache?timeout=60").raise_for_status()
     return RolloutBatch.from_lists(
         [str(number) for number in range(len(prompts))],
         prompts,
