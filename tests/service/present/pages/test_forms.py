@@ -48,7 +48,7 @@ class TestForms:
         acknowledged = {"revision": 1, "step": 3, "applied_lr": 2e-7, "applied_scale": 0.5}
         http.post(f"/v1/runs/{own_run.id}/lr-advice/ack", json=acknowledged).raise_for_status()
         page = http.get(own_run.address).text
-        assert "applied 0.5 at step 3 (learning rate 2e-07)" in page
+        assert "applied 0.5 at step 3 (learning rate 2e-7)" in page
         assert "not acknowledged" not in page
 
     def test_decision_that_changes_nothing_is_refused(self, http: httpx.Client, own_run: SentRun) -> None:
