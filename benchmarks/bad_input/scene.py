@@ -104,7 +104,9 @@ def scene(folder: Path, database_url: str | None = None) -> Iterator[Scene]:
     keys = _make_keys(*database.values())
     with running_service(folder, **SETTINGS, **surroundings, **database) as url:
         process = next(
-            child for child in psutil.Process().children() if "serve" in _words(child) and _port(url) in _words(child)
+            child
+            for child in psutil.Process().children()
+            if "serve" in _words(child) and child.cwd() == str(folder.resolve())
         )
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys['admin']}"}, timeout=120) as http:
             sender = start_run(http, "a run", initial_learning_rate=1e-6)
@@ -130,10 +132,6 @@ def _words(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
-
-
-def _port(url: str) -> str:
-    return url.rpartition(":")[2]
 
 
 def _peak(pid: int) -> int:
