@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 from pydantic import Field
@@ -67,6 +67,8 @@ class LocalGpt:
 
     def __call__(self, input_ids: torch.Tensor, **_: Any) -> SimpleNamespace:
         """Return `logits` [rows, time, V]. Padding on the right needs no mask of its own in a causal model."""
+        from megatron.core import tensor_parallel
+
         rows, time = input_ids.shape
         positions = torch.arange(time, device=input_ids.device).expand(rows, time)
         hidden = torch.ones(time, time, dtype=torch.bool, device=input_ids.device).triu(1)[None, None]
@@ -75,14 +77,25 @@ class LocalGpt:
         no_random_state = SimpleNamespace(fork=contextlib.nullcontext)
         with (
             warnings.catch_warnings(action="ignore"),  # that Apex and process groups are missing
-            mock.patch.object(torch.cuda, "current_device", return_value=input_ids.device),
-            mock.patch("megatron.core.tensor_parallel.get_cuda_rng_tracker", return_value=no_random_state),
+            _answering(torch.cuda, "current_device", input_ids.device),
+            _answering(tensor_parallel, "get_cuda_rng_tracker", no_random_state),
         ):
             return SimpleNamespace(logits=self._model(input_ids, positions, hidden))
 
     def get_output_embeddings(self) -> Any:
         """Return the embeddings, whose shape is that of the head; a tied head has no weights of its own."""
         return self._model.embedding.word_embeddings
+
+
+@contextlib.contextmanager
+def _answering(module: Any, name: str, answer: Any) -> Iterator[None]:
+    """Let a function of a module return `answer` until the block ends."""
+    before = getattr(module, name)
+    setattr(module, name, lambda *_: answer)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def load(folder: Path, dtype: torch.dtype, _: str, device: torch.device) -> LocalGpt:

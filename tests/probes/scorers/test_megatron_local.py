@@ -15,7 +15,6 @@ from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint, save_mixture_of_experts
 
 NAME = "megatron.local"
-pytest.importorskip("megatron.core")
 
 
 @pytest.fixture(scope="module", autouse=True)
