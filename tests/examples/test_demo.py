@@ -130,16 +130,18 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
     assert scores >= len(manifest.checkpoints) * 3
 
     second = start_demo(tmp_path)
-    output = wait_for(second, "The pages stay up until Ctrl-C")
-    assert output.count("nothing to do: it is stored already") == 2
-    address = re.findall(r"http://127\.0\.0\.1:\d+", output)[0]
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium is not None, "Chromium is missing: apt-get install chromium"
-    for picture, taken in pictures(address, chromium):
-        assert difference(taken, IMAGES / f"{picture.name}.png") < LARGEST_DIFFERENCE, "run make screenshot"
-    assert children_of(tmp_path)
-    second.send_signal(signal.SIGINT)
-    second.communicate(timeout=120)
+    try:
+        output = wait_for(second, "The pages stay up until Ctrl-C")
+        assert output.count("nothing to do: it is stored already") == 2
+        address = re.findall(r"http://127\.0\.0\.1:\d+", output)[0]
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        assert chromium is not None, "Chromium is missing: apt-get install chromium"
+        for picture, taken in pictures(address, chromium):
+            assert difference(taken, IMAGES / f"{picture.name}.png") < LARGEST_DIFFERENCE, "run make screenshot"
+        assert children_of(tmp_path)
+    finally:
+        second.send_signal(signal.SIGINT)
+        second.communicate(timeout=120)
     assert second.returncode == 0
     assert no_child_stays_behind(tmp_path)
     assert (tmp_path / "worker.log").stat().st_mtime_ns == worked
