@@ -51,7 +51,8 @@ def constants_among(values: Floats | None, batch: RolloutBatch) -> Floats:
 
 def constant_of_masked(values: Floats) -> Floats:
     """Return the constant [1] that nearly all of these values [M] at masked tokens are; none [0] if they differ."""
-    known = values[are_log_probs(values) & (np.abs(values) > _LEAST_SIZE)]
+    sample = values[:: max(1, values.size // _SAMPLE)]
+    known = sample[are_log_probs(sample) & (np.abs(sample) > _LEAST_SIZE)]
     unique, counts = np.unique(known, return_counts=True)
     found = unique[counts >= max(_LEAST_REPEATED, _MASKED_SHARE * known.size)]
     return found[_are_short_decimals(found)]

@@ -250,8 +250,8 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     for name in COLUMNS:
         count_rounding(batch, name, builder)
     count_alignment(batch, builder)
-    count_masked_values(batch, builder)
-    missing = missing_by_token_id(batch, builder)
+    masked_constant = count_masked_values(batch, builder)
+    missing = missing_by_token_id(batch, builder, masked_constant)
     after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
     count_learning_signal(batch, builder)
     groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums, batch.reward)

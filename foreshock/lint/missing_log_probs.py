@@ -49,13 +49,12 @@ class MissingByTokenId(KeyedSums):
         return self if self.keys.size <= _IDS_KEPT else self.rows(np.sort(order[:_IDS_KEPT]))
 
 
-def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
-    """Count masked tokens that carry a log-prob, an entropy or an advantage other than 0."""
-    if batch.response_mask is None:
-        return
-    masked = np.flatnonzero(batch.response_mask == 0)
+def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> NDArray[np.float32]:
+    """Count masked tokens that carry a log-prob, an entropy or an advantage other than 0; return μ's constant there."""
+    constants: dict[str, NDArray[np.float32]] = {}
+    masked = _masked(batch)
     if masked.size == 0:
-        return
+        return np.zeros(0, np.float32)
     columns = {"rollout": batch.rollout_log_probs, "trainer": batch.trainer_log_probs, "entropy": batch.entropy}
     if batch.advantage_per_token:
         columns["advantage"] = batch.advantage
@@ -65,7 +64,8 @@ def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
         at_masked = values[masked]
         carried = masked[_carries(at_masked) if name != "advantage" else np.isfinite(at_masked) & (at_masked != 0)]
         if name in ("rollout", "trainer"):
-            constant = np.isin(values[carried], constant_of_masked(at_masked))
+            constants[name] = constant_of_masked(at_masked)
+            constant = np.isin(values[carried], constants[name])
             placeholders = int((np.isfinite(at_masked) & ~are_log_probs(at_masked)).sum() + constant.sum())
             builder.count(masked_placeholders=placeholders)
             carried = carried[~constant]
@@ -74,9 +74,12 @@ def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
             for place in carried[:2].tolist():
                 what = f"{name} log-prob" if name == "rollout" else name
                 builder.add_example("masked_values", example_at(batch, place, f"{what} {values[place]:.4g}, mask 0"))
+    return constants.get("rollout", np.zeros(0, np.float32))
 
 
-def missing_by_token_id(batch: RolloutBatch, builder: EvidenceBuilder) -> MissingByTokenId:
+def missing_by_token_id(
+    batch: RolloutBatch, builder: EvidenceBuilder, masked_constant: NDArray[np.float32]
+) -> MissingByTokenId:
     """Return the token ids that miss log-probs at tokens which, by their log μ, the model sampled."""
     behaviour = batch.rollout_log_probs
     if behaviour is None:
@@ -84,7 +87,7 @@ def missing_by_token_id(batch: RolloutBatch, builder: EvidenceBuilder) -> Missin
     without_target, masked = _without_target(batch, builder), _masked(batch)
     without_target = without_target[_is_real(behaviour[without_target])]
     # At a masked token any log μ other than 0 counts, but a constant.
-    constant = np.isin(behaviour[masked], constant_of_masked(behaviour[masked]))
+    constant = np.isin(behaviour[masked], masked_constant)
     masked = masked[_carries(behaviour[masked]) & ~constant]
     if without_target.size == 0 and masked.size == 0:
         return MissingByTokenId.empty()
