@@ -30,7 +30,7 @@ from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import ANY_ACCELERATOR, count_live_workers, is_visible, jobs_by_state
 from foreshock_service.runs import diagnoses, scalars
 from foreshock_service.watch.advice.service import states_of_runs
-from foreshock_service.watch.detection.states import observed_steps
+from foreshock_service.watch.detection.states import newest_of_run, observed_steps
 
 
 def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
@@ -77,13 +77,14 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
 
 def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict[str, float]]:
     """Return run → name → value of the newest step that the detectors have seen, each from its preferred source."""
-    seen, scalar = tables.DetectorSnapshot, tables.Scalar
-    place = func.row_number().over(partition_by=seen.run_id, order_by=(seen.step.desc(), seen.attempt.desc()))
-    ranked = (
-        select(seen.run_id, seen.attempt, seen.step, place.label("place")).where(seen.run_id.in_(run_ids)).subquery()
+    run, seen, scalar = tables.Run, tables.DetectorSnapshot, tables.Scalar
+    of_newest = and_(
+        scalar.run_id == run.id,
+        scalar.attempt == newest_of_run(seen.attempt),
+        scalar.step == newest_of_run(seen.step),
     )
-    query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(ranked)
-    rows = session.execute(query.join(scalar, of_step(scalar, ranked.c)).where(ranked.c.place == 1)).all()
+    query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(run)
+    rows = session.execute(query.join(scalar, of_newest).where(run.id.in_(run_ids))).all()
     found: dict[str, dict[str, float]] = {}
     for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != scalars.FIRST_SOURCE, row.source)):
         if value is not None:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import bindparam, delete, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ScalarSelect, bindparam, delete, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from foreshock.diagnosis.detectors import WarningState
 from foreshock_service.platform.database.engine import insert_rows, upsert
@@ -84,11 +84,19 @@ def newest_state(session: Session, run_id: str) -> WarningState:
     return stored.read() or WarningState(step=stored.step)
 
 
+def newest_of_run(column: InstrumentedAttribute[int]) -> ScalarSelect[int]:
+    """Return, for a query of runs, this column of the newest state of a run; null without one.
+
+    It reads one end of an index: a long run keeps a state of each block.
+    """
+    of_run = select(column).where(DetectorSnapshot.run_id == Run.id)
+    return of_run.order_by(DetectorSnapshot.step.desc()).limit(1).scalar_subquery()
+
+
 def observed_steps(session: Session, run_ids: Collection[str]) -> dict[str, int]:
     """Return the newest step that the detectors have seen of each run; runs without one are absent."""
-    query = select(DetectorSnapshot.run_id, func.max(DetectorSnapshot.step))
-    query = query.where(DetectorSnapshot.run_id.in_(run_ids)).group_by(DetectorSnapshot.run_id)
-    return dict(session.execute(query).all())
+    rows = session.execute(select(Run.id, newest_of_run(DetectorSnapshot.step)).where(Run.id.in_(run_ids)))
+    return {run_id: step for run_id, step in rows if step is not None}
 
 
 def newest(session: Session, run_id: str) -> StoredState | None:

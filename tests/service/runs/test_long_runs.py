@@ -21,20 +21,15 @@ MARGIN = 100
 
 
 class Instructions:
-    """The instructions that SQLite executes for the service while it is entered."""
+    """The instructions that SQLite executes for the service; set `count` to 0 to begin anew.
+
+    The listeners are added once: SQLAlchemy's are not to be changed while other threads begin transactions.
+    """
 
     def __init__(self, database: Database) -> None:
-        self._engines = (database._write_engine, database._read_engine)
         self.count = 0
-
-    def __enter__(self) -> Instructions:
-        for engine in self._engines:
+        for engine in (database._write_engine, database._read_engine):
             event.listen(engine, "begin", self._arm)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for engine in self._engines:
-            event.remove(engine, "begin", self._arm)
 
     def _arm(self, connection: Any) -> None:
         connection.connection.dbapi_connection.set_progress_handler(self._add, 1)
@@ -59,8 +54,9 @@ def most_instructions(app: FastAPI, http: httpx.Client, database: Database, temp
     run: Sender = start_run(http, f"run of {steps} steps")
     copy_run(database, template, PERIOD, run.run, steps)
     counts = []
+    executed = Instructions(app.state.context.database)
     for step in range(steps, steps + PERIOD):
-        with Instructions(app.state.context.database) as executed:
-            assert run.put_shard(step, encode_rollouts(make_batch(seed=step % PERIOD))).json()["step_closed"]
+        executed.count = 0
+        assert run.put_shard(step, encode_rollouts(make_batch(seed=step % PERIOD))).json()["step_closed"]
         counts.append(executed.count)
     return max(counts)
