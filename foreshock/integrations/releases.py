@@ -60,8 +60,17 @@ _VERL_METHODS = {
     ),
     "verl/workers/engine_workers.py": ("TrainingWorker.train_mini_batch",),
 }  # fmt: skip
-_VERL_V1 = {
+_VERL_NOTARY = {
     **_VERL_METHODS,
+    "verl/workers/engine_workers.py": (
+        "TrainingWorker.train_mini_batch", "ActorRolloutRefWorker.init_model", "ActorRolloutRefWorker.update_weights",
+    ),
+    "verl/checkpoint_engine/base.py": ("CheckpointEngineManager.update_weights",),
+    "verl/workers/rollout/vllm_rollout/utils.py": ("vLLMColocateWorkerExtension.update_weights_from_ipc",),
+    "verl/workers/rollout/vllm_rollout/vllm_async_server.py": ("vLLMHttpServer.collective_rpc",),
+}  # fmt: skip
+_VERL_V1 = {
+    **_VERL_NOTARY,
     "verl/trainer/ppo/v1/trainer_base.py": tuple(
         f"PPOTrainer.{name}"
         for name in ("fit", "_compute_old_log_prob", "_compute_advantage", "_update_actor", "_save_checkpoint")
@@ -91,7 +100,9 @@ RELEASES: Final[Mapping[str, tuple[Releases, ...]]] = {
     "verl": (
         # Without these two methods entropies are not logged and the advice is not applied.
         Releases(("0.6.0", "0.6.1"), _VERL),
-        Releases(("0.7.0", "0.7.1", "0.8.0"), _VERL_METHODS),
+        # Its weights are sent in other ways, so the notary does not see them.
+        Releases(("0.7.0",), _VERL_METHODS),
+        Releases(("0.7.1", "0.8.0"), _VERL_NOTARY),
         Releases(("0.9.0", "0.9.1"), _VERL_V1),
     ),
     "slime": (

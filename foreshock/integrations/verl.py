@@ -46,8 +46,11 @@ class VerlRun:
         self.feed: AdviceFeed | None = None
         self._started = False
 
-    def start(self) -> None:
-        """Describe the run before its first data; the trainer has loaded its checkpoint by then."""
+    def start(self, resume_step: int | None = None) -> None:
+        """Describe the run before its first data; the trainer has loaded its checkpoint by then.
+
+        `resume_step`: the first step of this attempt; None: the trainer's.
+        """
         if self._started:
             return
         self._started = True
@@ -62,7 +65,7 @@ class VerlRun:
             model_kind=model_kind_of_folder(str(actor.model.path)),
             **precision_of(actor.actor),
             advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
-            resume_step=int(self.trainer.global_steps),
+            resume_step=int(self.trainer.global_steps) if resume_step is None else resume_step,
             shard=0,
             shards=1,
             attributes=attributes_of(configuration),

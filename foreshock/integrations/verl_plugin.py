@@ -3,6 +3,7 @@
 Without `FORESHOCK_URL` it does nothing. Modules of verl are observed when verl imports them, and not before.
 """
 
+import functools
 import importlib
 import logging
 import os
@@ -14,22 +15,29 @@ __all__: list[str] = []
 
 _logger = logging.getLogger(__name__)
 
-_OBSERVED = {
-    "verl.trainer.ppo.ray_trainer": ("verl", "observe_trainer"),
-    "verl.trainer.ppo.v1.trainer_base": ("verl_v1", "observe_v1_trainer"),
-    "verl.utils.tracking": ("verl", "observe_tracking"),
-    "verl.workers.engine_workers": ("verl", "observe_workers"),
-}
+_OBSERVED = (
+    ("verl.trainer.ppo.ray_trainer", "verl", "observe_trainer"),
+    ("verl.trainer.ppo.v1.trainer_base", "verl_v1", "observe_v1_trainer"),
+    ("verl.utils.tracking", "verl", "observe_tracking"),
+    ("verl.workers.engine_workers", "verl", "observe_workers"),
+)
+_OBSERVED_BY_NOTARY = (
+    ("verl.workers.engine_workers", "verl_weights", "observe_sender"),
+    ("verl.workers.rollout.vllm_rollout.utils", "verl_weights", "observe_vllm_worker"),
+    ("verl.workers.rollout.vllm_rollout.vllm_async_server", "verl_weights", "observe_vllm_server"),
+    ("verl.checkpoint_engine.base", "verl_weights", "observe_sync"),
+)
 
 
-def _observe(observer: tuple[str, str], module: ModuleType) -> None:
+def _observe(name: str, function: str, module: ModuleType) -> None:
     try:
-        getattr(importlib.import_module(f"foreshock.integrations.{observer[0]}"), observer[1])(module)
+        getattr(importlib.import_module(f"foreshock.integrations.{name}"), function)(module)
     except Exception:
         # This runs inside verl's own import of the module, which must succeed.
         _logger.exception("%s could not be observed, training continues", module.__name__)
 
 
 if os.environ.get("FORESHOCK_URL"):
-    for _name, _observer in _OBSERVED.items():
-        when_imported(_name, lambda module, observer=_observer: _observe(observer, module))  # type: ignore[misc]
+    _by_notary = _OBSERVED_BY_NOTARY if os.environ.get("FORESHOCK_NOTARY") == "1" else ()
+    for _module, _name, _function in (*_OBSERVED, *_by_notary):
+        when_imported(_module, functools.partial(_observe, _name, _function))

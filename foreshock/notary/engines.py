@@ -8,7 +8,7 @@ not compared with the trainer's. The names of `packed_modules_mapping` are those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foreshock.notary.digests import Part, pieces_of
@@ -37,8 +37,12 @@ def held_by_worker(worker: Any) -> dict[str, list[Piece]]:
 
 def ask_vllm(engine: Any, method: str | Callable[[Any], Any] = "foreshock_weights") -> dict[str, list[Piece]]:
     """Return what a `vllm.LLM` with `WorkerExtension` holds; of an engine in this process, `method=held_by_worker`."""
-    ranks = engine.collective_rpc(method)
-    return joined({name: [Piece(*each) for each in pieces] for name, pieces in rank.items()} for rank in ranks)
+    return of_ranks(engine.collective_rpc(method))
+
+
+def of_ranks(reports: Iterable[Mapping[str, Iterable[Iterable[Any]]]]) -> dict[str, list[Piece]]:
+    """Return the pieces of vLLM's workers, which arrive as lists from another process, together."""
+    return joined({name: [Piece(*each) for each in pieces] for name, pieces in rank.items()} for rank in reports)
 
 
 def ask_sglang(url: str, timeout_seconds: float = 60.0) -> dict[str, list[Piece]]:
@@ -56,7 +60,12 @@ def ask_sglang(url: str, timeout_seconds: float = 60.0) -> dict[str, list[Piece]
             f"the SGLang server at {url} has no digests of Foreshock ({answer.text[:200]}); install foreshock in its "
             "environment, or log a canary prompt instead"
         )
-    return joined(map(_unpacked, (rank["checksums"] for rank in answer.json()["ranks"])))
+    return of_sglang(answer.json())
+
+
+def of_sglang(answer: Mapping[str, Any]) -> dict[str, list[Piece]]:
+    """Return the pieces in SGLang's answer to the action `foreshock` of `/weights_checker`."""
+    return joined(_unpacked(rank["checksums"]) for rank in answer["ranks"])
 
 
 def add_to_sglang() -> None:

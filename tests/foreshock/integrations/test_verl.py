@@ -197,13 +197,28 @@ def test_tokens_that_a_v1_trainer_rejects_are_logged(train: Callable[..., Run], 
     assert run.measures(TRAINER_ROLLOUT, *names) == v1.measures(TRAINER_ROLLOUT, *names)
 
 
+def test_notary_names_the_tensor_that_an_engine_missed(train: Callable[..., Run]) -> None:
+    """Each step is compared; the second of two engines misses the head of the weights that sample step 2."""
+    run = train(
+        "decoupled", "verl_weights_runs", FORESHOCK_NOTARY="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_CPU_KVCACHE_SPACE="1",
+    )  # fmt: skip
+    items = run.http.get(f"/v1/runs/{run.id}/weights").raise_for_status().json()["items"]
+    said = {(each["step"], each["engine"]): each["sentence"] for each in items}
+    right = {
+        (step, str(number)): f"Engine {number} of 2 holds step {step}." for step in (1, 2, 3, 4) for number in (0, 1)
+    }
+    assert said == right | {(2, "1"): "Engine 1 of 2 holds step 2, except lm_head, which is of step 1."}
+
+
 def test_nothing_is_observed_without_an_address() -> None:
     code = "\n".join([
         "import foreshock.integrations.verl_plugin, sys",
         "print(sum('foreshock' in str(type(finder)) for finder in sys.meta_path))",
     ])  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    for address, hooks in (({}, "0"), ({"FORESHOCK_URL": "http://127.0.0.1:9"}, "4")):
+    url = {"FORESHOCK_URL": "http://127.0.0.1:9"}
+    for address, hooks in (({}, "0"), (url, "4"), ({**url, "FORESHOCK_NOTARY": "1"}, "8")):
         output = subprocess.run(
             [sys.executable, "-c", code], env={**environment, **address}, capture_output=True, text=True, check=True
         )
@@ -215,7 +230,7 @@ def test_module_that_cannot_be_observed_is_imported_all_the_same() -> None:
     code = "\n".join([
         "import sys, types",
         "import foreshock.integrations.verl_plugin as plugin",
-        "plugin._observe(('verl', 'observe_tracking'), types.ModuleType('verl.utils.tracking'))",
+        "plugin._observe('verl', 'observe_tracking', types.ModuleType('verl.utils.tracking'))",
         "print('imported')",
     ])  # fmt: skip
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
