@@ -9,6 +9,7 @@ log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rol
 
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path, PurePath
@@ -29,13 +30,16 @@ from foreshock.integrations.slime_columns import (
     precision_of,
 )
 from foreshock.integrations.slime_framework import (
+    ACTOR,
     FRAMEWORKS,
     Framework,
     Place,
     find_framework,
     place_of,
+    smallest,
     warn_of_options,
 )
+from foreshock.integrations.slime_weights import WeightSync
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.process_fingerprint import process_fingerprint
@@ -143,10 +147,15 @@ class SlimeRun:
         self._client.log_checkpoint(self._step + 1, root=root, path=path.as_posix(), local_folder=folder)
         self._flush_if_ending(self._step)
 
+    def log_weights(self, sent: Any, held: Any) -> None:
+        """Log what was sent after the step, and what the engines hold; it samples the next one."""
+        if self._client is not None and self._step is not None and not self._is_last(self._step):
+            self._client.log_weights(self._step + 1, trainer=sent, engines=held)
+
     def apply_advice(self, step: int, optimizer_step: int, optimizer: Any) -> None:
         """Scale the learning rate of an optimizer step, in all training processes alike."""
         if self.place.problem is None:
-            self._scale = _smallest(self._own_scale(step), self.framework.name)
+            self._scale = smallest(self._own_scale(step), self.framework.name)
         apply_scale(optimizer, self._scale)
         if self._feed is not None and optimizer_step == 0:
             self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], self._scale)
@@ -289,18 +298,6 @@ def _fixed_folder(template: str) -> str:
     return str(PurePath(*parts[:fixed]))
 
 
-def _smallest(scale: float, framework: str) -> float:
-    """Return the smallest scale of all training processes: the leading one has the advice, the others infinity."""
-    import torch
-
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return scale
-    module = __import__(f"{framework}.utils.distributed_utils", fromlist=["get_gloo_group"])
-    number = torch.tensor([scale], dtype=torch.float64)
-    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=module.get_gloo_group())
-    return float(number)
-
-
 _log = LogOnce("foreshock.integrations.slime")
 _run: SlimeRun | None = None
 
@@ -348,6 +345,8 @@ def _connected(args: Any) -> SlimeRun | None:
         warn_of_unknown_version(framework.name, _log)
         _run = SlimeRun(args, framework, place_of(framework), _log)
         _observe(framework)
+        if os.environ.get("FORESHOCK_NOTARY") == "1" and _run.place.leads:
+            WeightSync(_run.log_weights).observe(sys.modules[f"{framework.name}.{ACTOR}"], _log)
     return _run
 
 

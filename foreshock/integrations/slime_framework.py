@@ -10,7 +10,7 @@ from foreshock.client.reporting import LogOnce
 from foreshock.integrations.releases import installed, known_versions
 
 Function = tuple[str, str]
-_ACTOR = "backends.megatron_utils.actor"
+ACTOR = "backends.megatron_utils.actor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ def _slime(name: str, engine: str) -> Framework:
         name,
         engine,
         # The releases up to 0.3.1 log from the actor; observability came after it.
-        rollout_data=(("observability.train_metric_utils", "log_rollout_data"), (_ACTOR, "log_rollout_data")),
-        end=(("observability.train_metric_utils", "log_perf_data"), (_ACTOR, "log_perf_data")),
+        rollout_data=(("observability.train_metric_utils", "log_rollout_data"), (ACTOR, "log_rollout_data")),
+        end=(("observability.train_metric_utils", "log_perf_data"), (ACTOR, "log_perf_data")),
         metrics=(("observability.logging_utils", "log"), ("utils.logging_utils", "log")),
         forward=(("backends.megatron_utils.loss", "get_log_probs_and_entropy"),),
-        save=((_ACTOR, "save_hf_model_to_path"), ("backends.megatron_utils.model", "save_hf_model")),
+        save=((ACTOR, "save_hf_model_to_path"), ("backends.megatron_utils.model", "save_hf_model")),
     )
 
 
@@ -71,8 +71,8 @@ FRAMEWORKS = (
     Framework(
         "miles",
         "sglang",
-        rollout_data=((_ACTOR, "log_rollout_data"),),
-        end=((_ACTOR, "log_perf_data"),),
+        rollout_data=((ACTOR, "log_rollout_data"),),
+        end=((ACTOR, "log_perf_data"),),
         # The second places are those of miles-rl 0.0.1 and 0.0.2.
         metrics=(("utils.tracking_utils.tracking", "log"), ("utils.tracking_utils", "log")),
         forward=tuple(
@@ -173,3 +173,15 @@ def _independent_replicas(framework: Framework) -> int:
         return 1
     state: Any = importlib.import_module("miles.backends.training_utils.parallel").get_parallel_state()
     return int(state.indep_dp.size) if hasattr(state, "indep_dp") else 1  # miles-rl 0.0 has none
+
+
+def smallest(scale: float, framework: str) -> float:
+    """Return the smallest scale of all training processes: the leading one has the advice, the others infinity."""
+    import torch
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return scale
+    module = __import__(f"{framework}.utils.distributed_utils", fromlist=["get_gloo_group"])
+    number = torch.tensor([scale], dtype=torch.float64)
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=module.get_gloo_group())
+    return float(number)

@@ -27,7 +27,9 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from foreshock.notary.engines import _packed
 from tests.foreshock.integrations.operators import halve_learning_rate
+from tests.foreshock.notary.faults import held, weights_of
 
 PROMPTS, SAMPLES_PER_PROMPT = 3, 4
 RATE = 1e-3
@@ -155,6 +157,7 @@ def install_modules() -> dict[str, types.ModuleType]:
     setattr(saves, "save_hf_model" if scenario in released else "save_hf_model_to_path", save)
     if scenario != "old":
         loss.get_log_probs_and_entropy = get_log_probs_and_entropy  # type: ignore[attr-defined]
+    actor.UpdateWeightFromTensor = UpdateWeightFromTensor  # type: ignore[attr-defined]
     group = torch.distributed.group.WORLD
     module["utils.distributed_utils"].get_gloo_group = lambda: group  # type: ignore[attr-defined]
     one = SimpleNamespace(size=1, rank=0)
@@ -162,6 +165,41 @@ def install_modules() -> dict[str, types.ModuleType]:
         lambda: SimpleNamespace(indep_dp=one)
     )
     return {"metrics": metrics, "log": log, "loss": loss, "saves": saves}
+
+
+class SglangEngine:
+    """slime's handle of an SGLang server; engine 1 misses the head of the weights that sample step 2."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.held = number, dict[str, torch.Tensor]()
+        self.check_weights = SimpleNamespace(remote=self._check)
+
+    def update(self, tensors: list[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take tensors."""
+        self.held |= {name: each for name, each in tensors if (self.number, version, name) != (1, 2, "lm_head.weight")}
+
+    def _check(self, action: str) -> Any:
+        """Return what the server's `/weights_checker` answers to Foreshock's action."""
+        assert action == "foreshock"
+        return {"ranks": [{"checksums": _packed(held(self.held).tensors)}]}
+
+
+class UpdateWeightFromTensor:
+    """slime's updater for engines on the trainer's GPUs: its names, its order of calls."""
+
+    def __init__(self, engines: list[SglangEngine]) -> None:
+        self.rollout_engines, self.version = engines, 0
+
+    def update_weights(self) -> None:
+        """Send the weights of the next version in two chunks."""
+        self.version += 1
+        tensors = [(name, values.bfloat16()) for name, values in weights_of(self.version).items()]
+        for chunk in (tensors[:5], tensors[5:]):
+            self._send_hf_params(chunk)
+
+    def _send_hf_params(self, hf_named_tensors: list[tuple[str, torch.Tensor]]) -> None:
+        for engine in self.rollout_engines:
+            engine.update(hf_named_tensors, self.version)
 
 
 def get_log_probs_and_entropy(logits: Any, *, args: Any, unconcat_tokens: list[Any], **_: Any) -> Any:
@@ -215,6 +253,7 @@ def train(folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     postprocess = load_function("foreshock.integrations.slime.log_rollouts")
     optimizer, scheduler, parameters = new_optimizer()
+    updater = UpdateWeightFromTensor([SglangEngine(0), SglangEngine(1)])
     critic_rates, rates, figures = [], [], []
     for rollout_id in range(steps):
         generation = Generation(rollout_id)
@@ -260,12 +299,16 @@ def train(folder: Path) -> dict[str, Any]:
             modules["saves"].save_hf_model(args, rollout_id, None)
         else:
             modules["saves"].save_hf_model_to_path(args, Path(args.save_hf.format(rollout_id=rollout_id)), None)
+        updater.update_weights()
         torch.distributed.barrier()
     return {"figures": figures, "rates": rates, "critic_rates": critic_rates}
 
 
 def main() -> None:
     """Train as one of WORLD_SIZE ranks, split over data or, in the scenario "context", over contexts."""
+    # Ray's answers are those of this process.
+    sys.modules["ray"] = types.ModuleType("ray")
+    sys.modules["ray"].get = lambda found: found  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo")
     world = torch.distributed.get_world_size()
     mpu.initialize_model_parallel(context_parallel_size=world if scenario == "context" else 1)

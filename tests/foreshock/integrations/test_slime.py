@@ -184,11 +184,17 @@ def test_samples_that_are_removed_from_the_loss_are_logged(train: Callable[..., 
 
 def test_released_slime_has_its_functions_elsewhere(train: Callable[..., Run]) -> None:
     """0.2.4 and 0.3.0 log from the actor and `slime.utils`, and save from the model's module."""
-    run = train("released")
+    run = train("released", FORESHOCK_NOTARY="1")
     assert_figures_are_slimes(run)
     assert run.get()["state"] == "finished"
     assert len(run.get("/checkpoints")["items"]) == STEPS
     assert "cannot be observed" not in run.output
+    # The weights that are sent after the last step sample nothing.
+    said = {(each["step"], each["engine"]): each["sentence"] for each in run.get("/weights")["items"]}
+    right = {
+        (step, str(number)): f"Engine {number} of 2 holds step {step}." for step in range(1, STEPS) for number in (0, 1)
+    }
+    assert said == right | {(2, "1"): "Engine 1 of 2 holds step 2, except lm_head, which is of step 1."}
 
 
 def test_miles_passes_no_rollouts_to_its_hook(train: Callable[..., Run]) -> None:

@@ -1,0 +1,59 @@
+"""The notary in slime (`FORESHOCK_NOTARY=1`): what the leading training process sends, and what each engine then holds.
+
+The updater's tensors are digested before they are sent; after its `update_weights`, slime's engines, which are SGLang
+servers with Foreshock's action of `/weights_checker`, answer with what they hold.
+"""
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from foreshock.client.reporting import LogOnce
+from foreshock.integrations.hooks import observe
+from foreshock.notary.digests import tensors_of
+from foreshock.notary.engines import of_sglang
+from foreshock.notary.pieces import Piece, Tensors
+
+LogWeights = Callable[[Tensors, Mapping[str, Tensors]], None]
+
+_SENDERS = {
+    "UpdateWeightFromTensor": "_send_hf_params",
+    "UpdateWeightFromDistributed": "_update_bucket_weights_from_distributed",
+}
+"""slime's updaters, and their methods that get pairs of name and tensor. Those by files and deltas are not observed."""
+
+
+class WeightSync:
+    """Calls `log_weights(sent, held)` after each sync; engines are numbered in slime's order."""
+
+    def __init__(self, log_weights: LogWeights) -> None:
+        self._log_weights = log_weights
+        self._sent: dict[str, list[Piece]] = {}
+
+    def observe(self, actor: ModuleType, log: LogOnce) -> None:
+        """Observe the updaters that slime's module `actor` uses."""
+        found = False
+        for name, send in _SENDERS.items():
+            updater = getattr(actor, name, None)
+            if updater is not None and observe(updater, send, log, before=self._digest):
+                found |= observe(updater, "update_weights", log, before=self._begin, after=self._end)
+        if not found:
+            log.warning("notary", f"{actor.__name__} has none of {', '.join(_SENDERS)}: weights are not compared")
+
+    def _begin(self, _arguments: Any, _keywords: Any) -> None:
+        self._sent = {}
+
+    def _digest(self, arguments: tuple[Any, ...], _keywords: Any) -> None:
+        self._sent |= tensors_of(arguments[1])
+
+    def _end(self, arguments: tuple[Any, ...], _keywords: Any, _result: Any) -> None:
+        import ray
+
+        if not self._sent:
+            return
+        updater = arguments[0]
+        engines = [*updater.rollout_engines, *getattr(updater, "distributed_rollout_engines", ())]
+        answers = ray.get([engine.check_weights.remote(action="foreshock") for engine in engines])
+        # Of an engine on several nodes, the first answers.
+        held = {str(number): of_sglang(answer) for number, answer in enumerate(answers) if answer is not None}
+        self._log_weights(self._sent, held)
