@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +12,17 @@ from foreshock.lint.counting import EvidenceBuilder
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, title_of_part
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
-from foreshock.rollouts.arrays import row_sums, take_rows
+from foreshock.rollouts.arrays import offsets_of_lengths, row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
 
-# A sample is enough: a shift is in every rollout of a rank or a data source.
-_MOST_TOKENS = 1 << 18
+# A sample is enough: a shift is in every rollout of a rank or a data source. In a larger batch one stretch is taken of
+# each of so many rollouts, at places that spread over the responses, since a later turn may be shifted alone.
+_MOST_TOKENS, _MOST_ROLLOUTS = 1 << 16, 1024
+_SPREAD = 0.5 * (math.sqrt(5.0) - 1.0)
 # Each difference counts at most this much, in nats, so that one outlier does not decide.
 _SHIFT_CAP = 5.0
 # A rollout is clearly shifted if it has this many tokens, a mean difference of 0.1 nats or more, and a quarter of that
@@ -29,26 +31,41 @@ _CLEAR_TOKENS, _CLEAR_GAP, _CLEAR_FACTOR = 6, 0.1, 0.25
 # log μ of a likely token, the largest log-prob of an uncertain one, and the least that is taken, in nats.
 _LIKELY, _BELOW_ZERO, _LEAST_LOG_PROB = -1.0, -0.01, -100.0
 
-Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]
+
+class Sample(NamedTuple):
+    """log μ [T] and log π [T] of a stretch of each of some rollouts, `offsets` [N + 1]; where each begins."""
+
+    behaviour: NDArray[np.float32]
+    target: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    first_tokens: NDArray[np.int64]
 
 
 def count_alignment(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
-    """Count shifts and factors over an even sample of the rollouts, tool tokens included."""
+    """Count shifts and factors over a sample of the rollouts, tool tokens included."""
     sample = _sample_of_rollouts(batch)
     if sample is not None:
-        _count_scale(sample[0], sample[1], builder)
+        _count_scale(sample.behaviour, sample.target, builder)
         _count_shifts(batch, sample, builder)
 
 
-def _sample_of_rollouts(batch: RolloutBatch) -> Pairs | None:
-    """Return log μ [T], log π [T] and offsets of the sample; None if either was not logged."""
+def _sample_of_rollouts(batch: RolloutBatch) -> Sample | None:
+    """Return the sample; None if either log-prob was not logged."""
     if batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return None
-    stride = _stride(batch)
-    if stride <= 1:
-        return batch.rollout_log_probs, batch.trainer_log_probs, batch.response_offsets
-    positions, offsets = take_rows(batch.response_offsets, np.arange(0, batch.num_rollouts, stride))
-    return batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets
+    rows = np.arange(0, batch.num_rollouts, max(1, -(-batch.num_rollouts // _MOST_ROLLOUTS)))
+    if batch.num_tokens <= _MOST_TOKENS:
+        rows = np.arange(batch.num_rollouts)
+        whole = batch.rollout_log_probs, batch.trainer_log_probs, batch.response_offsets
+        return Sample(*whole, rows, np.zeros(rows.size, np.int64))
+    lengths = batch.response_lengths[rows]
+    taken = np.minimum(lengths, _MOST_TOKENS // rows.size)
+    first = ((lengths - taken + 1) * (np.arange(rows.size) * _SPREAD % 1.0)).astype(np.int64)
+    offsets = offsets_of_lengths(taken)
+    begins = batch.response_offsets[:-1][rows] + first - offsets[:-1]
+    positions = np.arange(offsets[-1]) + np.repeat(begins, taken)
+    return Sample(batch.rollout_log_probs[positions], batch.trainer_log_probs[positions], offsets, rows, first)
 
 
 def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], builder: EvidenceBuilder) -> None:
@@ -65,9 +82,9 @@ def _count_scale(behaviour: NDArray[np.float32], target: NDArray[np.float32], bu
             builder.add(**{f"scale_{part}_{name}": float(np.einsum("i,i", *pair))})
 
 
-def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) -> None:
+def _count_shifts(batch: RolloutBatch, sample: Sample, builder: EvidenceBuilder) -> None:
     """Sum |log π_t − log μ_{t+s}| for s = −1, 0, 1 over the tokens t that have a neighbour on both sides."""
-    behaviour, target, offsets = sample
+    behaviour, target, offsets, rows_of_batch, first_tokens = sample
     if behaviour.size < 3:
         return
     inner = np.ones(behaviour.size, dtype=np.bool_)
@@ -106,13 +123,9 @@ def _count_shifts(batch: RolloutBatch, sample: Pairs, builder: EvidenceBuilder) 
         start = int(offsets[row])
         four = slice(start, min(start + 4, int(offsets[row + 1])))
         text = f"log μ {_join(behaviour[four])}, log π {_join(target[four])}"
-        builder.add_example("shifted_log_probs", Example(batch.sample_ids[row * _stride(batch)], 0, text))
+        example = Example(batch.sample_ids[int(rows_of_batch[row])], int(first_tokens[row]), text)
+        builder.add_example("shifted_log_probs", example)
     builder.add(shift_earlier=float(earlier.sum()), shift_none=float(own.sum()), shift_later=float(later.sum()))
-
-
-def _stride(batch: RolloutBatch) -> int:
-    """Return k so that every k-th rollout is in the sample."""
-    return max(1, -(-batch.num_tokens // _MOST_TOKENS))
 
 
 def _join(values: NDArray[np.float32]) -> str:

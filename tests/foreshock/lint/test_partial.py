@@ -33,6 +33,33 @@ def test_shift_in_rollouts_of_one_rank_is_a_shift_only(by: int) -> None:
     assert warning.title.endswith("in a part of the rollouts")
 
 
+@pytest.mark.parametrize(("first", "found"), [(0, True), (250, True), (500, False)])
+def test_shift_in_a_part_of_a_large_batch_is_found_in_a_sample(first: int, found: bool) -> None:
+    rollouts, tokens = 600, 500  # 300,000 tokens
+    random = np.random.default_rng(1)
+    mu = -random.exponential(0.5, (rollouts, tokens)).astype(np.float32)
+    pi = np.minimum(mu + random.normal(0.0, 0.01, mu.shape), 0.0).astype(np.float32)
+    pi[::4, first:-1] = pi[::4, first + 1 :]  # of a quarter of the rollouts, from one token on
+    whole = RolloutBatch.from_arrays(
+        [f"rollout-{row}" for row in range(rollouts)],
+        prompt_offsets=np.arange(rollouts + 1),
+        prompt_token_ids=np.ones(rollouts, np.int32),
+        response_offsets=np.arange(rollouts + 1) * tokens,
+        response_token_ids=random.integers(0, 32_000, mu.size).astype(np.int32),
+        rollout_log_probs=mu.ravel(),
+        trainer_log_probs=pi.ravel(),
+    )
+    warnings = [warning for warning in lint_batch(whole).warnings if warning.name == "shifted_log_probs"]
+    assert len(warnings) == found
+    for warning in warnings:
+        assert warning.evidence["rollouts"] == rollouts
+        assert warning.where
+        for place in warning.where:
+            row, start = int(place.sample_id.removeprefix("rollout-")), place.token
+            assert row % 4 == 0
+            assert f"log μ {' '.join(f'{value:.3g}' for value in mu[row, start : start + 4].tolist())}," in place.text
+
+
 @pytest.mark.parametrize(("column", "word"), [("data_sources", "data source"), ("engine_ids", "engine")])
 def test_rollouts_apart_are_named_by_their_data_source_or_engine(column: str, word: str) -> None:
     batch = healthy_batch(1)
