@@ -170,13 +170,14 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     """Return the state after a closed step. A step without a reading changes nothing, so that it raises nothing."""
     if not settings.enabled:
         return state
-    state = _with_full_update(_with_driven(state, _checked(reading)), reading)
+    reading = _checked(reading)
+    state = _with_full_update(_with_driven(state, reading), reading)
     errors = [math.log(2.0)] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
     if state.update is not None:
         errors.append(math.log(max(state.update, SMALLEST) / settings.update_set_point))
-    if not errors:
+    if not errors or (max(errors) <= 0.0 and _lacks_a_value(state)):
         return state
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
     # A lower average would only delay the next fall: at this one the scale rises as fast as it may.
@@ -187,14 +188,23 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
 
 
 def _checked(reading: Reading) -> Reading:
-    """Return the reading without what is no measurement: a k3 of few tokens, or of lagging tokens and exactly 0."""
+    """Return the reading without what is no measurement.
+
+    That is a k3 of few tokens, a k3 of lagging tokens that is exactly 0, and an update that is not above 0.
+    """
     k3 = reading.k3
     if k3 is not None and reading.tokens is not None and reading.tokens < FEWEST_TOKENS:
         k3 = None
     if k3 == 0.0 and reading.lag != 0.0:
         # μ was logged in place of π, as in bypass mode.
         k3 = None
-    return replace(reading, k3=k3)
+    moved = reading.update is not None and reading.update > 0.0
+    return replace(reading, k3=k3, update=reading.update if moved else None)
+
+
+def _lacks_a_value(state: LoopState) -> bool:
+    """Return whether the step has no driven part, or no update, while earlier ones had it: the other is not enough."""
+    return (state.driven is None and state.average is not None) or (state.update is None and state.updates > 0)
 
 
 def _with_driven(state: LoopState, reading: Reading) -> LoopState:

@@ -107,6 +107,30 @@ def test_step_without_a_reading_changes_nothing(bad: Reading) -> None:
     assert state.error == before.error
 
 
+@pytest.mark.parametrize("update", [0.0, -1.0, None])
+def test_update_that_is_no_measurement_raises_nothing(update: float | None) -> None:
+    before = after([Reading(update=2e-2, rate=1e-4)] * 20)
+    assert after([Reading(update=update, rate=1e-4)] * 50, before).log_scale == before.log_scale < 0.0
+
+
+def test_small_update_raises_nothing_while_k3_is_missing_and_the_other_way_round() -> None:
+    both = [replace(reading, update=1e-2, rate=1e-4) for reading in lagging(3e-2, 10)]
+    before = after(both)
+    assert after([Reading(update=1e-5, rate=1e-4)] * 50, before).log_scale == before.log_scale < 0.0
+    assert after([Reading(k3=1e-5, lag=8.0, rate=1e-4)] * 50, before).log_scale == before.log_scale
+    assert after([Reading(update=1e-2, rate=1e-4)] * 50, before).log_scale < before.log_scale
+    assert after([Reading(k3=1e-5, lag=8.0, update=1e-5, rate=1e-4)] * 50, before).log_scale > before.log_scale
+
+
+def test_steps_without_a_reading_are_no_response_to_the_floor() -> None:
+    state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
+    while state.log_scale > math.log(SETTINGS.floor):
+        state = advance_loop(state, Reading(k3=5e-2, rate=1e-4 * scale(state)), SETTINGS)
+    state = after([Reading(k3=0.0, rate=1e-5)] * 50, state)
+    assert state.follows
+    assert scale(state) == pytest.approx(SETTINGS.floor)
+
+
 def test_k3_of_a_sample_with_enough_tokens_is_a_reading_like_any_other() -> None:
     start = after(lagging(3e-2, 5))
     sampled = after([Reading(k3=3e-2, lag=8.0, tokens=float(FEWEST_TOKENS))] * 5, start)
