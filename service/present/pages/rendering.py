@@ -45,10 +45,10 @@ STATE_TONES: dict[str, Tone] = {
 }  # fmt: skip
 PHASES: dict[str, str] = {
     "warming": "warming: no baseline yet",
-    "watching": "watching: no surge so far",
-    "decaying": "decaying after a surge",
+    "watching": "watching: nothing lowers the rate",
+    "decaying": "lowered by the control loop, a schedule or an operator",
     "floor": "on the floor",
-    "held": "held by an operator",
+    "held": "held until it is released",
 }
 MODES: dict[str, Label] = {
     "shadow": Label("shadow mode: the trainer gets 1.0"),

@@ -177,5 +177,5 @@ def test_an_operators_form_works_without_a_script(browser: Browser, site: Site) 
     page.get_by_label("Reason").first.fill("a test")
     page.get_by_role("button", name="Hold: yes").click()
     assert page.url == site.url + run.address
-    assert "held by an operator" in page.locator("[data-part=advice]").inner_text()
+    assert "held until it is released" in page.locator("[data-part=advice]").inner_text()
     context.close()

@@ -30,7 +30,7 @@ class TestForms:
 
     def test_an_operator_holds_and_releases_the_learning_rate(self, http: httpx.Client, own_run: SentRun) -> None:
         page = http.get(own_run.address).text
-        for kind, phase in (("hold", "held by an operator"), ("release", "warming")):
+        for kind, phase in (("hold", "held until it"), ("release", "warming"), ("halve", "lowered by the")):
             answer = http.post(
                 f"{own_run.forms}/advice", data={"kind": kind, "reason": "a test", "csrf_token": token_of(page)}
             )
