@@ -292,10 +292,12 @@ def render(table: ColumnTable, media_type: str, beside: Mapping[str, Any] | None
     `beside` has what JSON has beside `columns`; CSV and Parquet have the columns only.
     """
     if media_type == JSON_MEDIA_TYPE:
-        columns = b",".join(
-            orjson.dumps(name) + b":[" + _json_items(column) + b"]" for name, column in table.columns.items()
-        )
-        return b'{"columns":{' + columns + b"}" + (b"," + orjson.dumps(beside)[1:] if beside else b"}")
+        # One join: each copy of some megabytes takes a millisecond.
+        parts = [b'{"columns":{']
+        for name, column in table.columns.items():
+            parts += [orjson.dumps(name), b":", _json_of(column), b","]
+        parts[-1] = b"}"
+        return b"".join([*parts, b"," + orjson.dumps(beside)[1:] if beside else b"}"])
     arrow = pa.table({name: _arrow(column) for name, column in table.columns.items()})
     sink = io.BytesIO()
     if media_type == CSV_MEDIA_TYPE:
@@ -314,12 +316,12 @@ def _numbers(values: Sequence[float | None]) -> NDArray[Any]:
     return np.array(values) if all(isinstance(each, int) for each in values) else np.array(values, dtype=np.float64)
 
 
-def _json_items(column: Column) -> bytes:
+def _json_of(column: Column) -> bytes:
     if isinstance(column, Labels):
         names = [orjson.dumps(name) for name in column.names]
-        return b",".join([names[code] for code in column.codes.tolist()])
+        return b"[" + b",".join([names[code] for code in column.codes.tolist()]) + b"]"
     # NaN and infinite values become null.
-    return orjson.dumps(np.ascontiguousarray(column), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    return orjson.dumps(np.ascontiguousarray(column), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _arrow(column: Column) -> pa.Array:
