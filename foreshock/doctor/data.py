@@ -39,11 +39,13 @@ def _zeros(compared: Compared, log_probs: Float64) -> Float64 | None:
 
 
 def _sentinels(compared: Compared, log_probs: Float64) -> Float64 | None:
-    """Set values apart that many tokens share exactly and that no replay gives."""
+    """Set values apart that many tokens share exactly and that no replay gives; the bound of a clamp is not one."""
     values, at, counts = np.unique(compared.logged, return_inverse=True, return_counts=True)
     far = np.abs(compared.logged - log_probs) > 10 * _CLEARLY
     of_value = np.bincount(at, far, values.size)
-    suspicious = (counts >= _LEAST_REPEATS) & (of_value >= 0.9 * counts) & (values != 0)
+    above = np.bincount(at, log_probs > compared.logged + _CLEARLY, values.size)
+    is_bound = (np.arange(values.size) == 0) & (above < 0.1 * counts)
+    suspicious = (counts >= _LEAST_REPEATS) & (of_value >= 0.9 * counts) & (values != 0) & ~is_bound
     marked = suspicious[at] & compared.usable
     return np.asarray(np.where(marked, compared.logged, log_probs)) if marked.any() else None
 

@@ -55,7 +55,7 @@ class Replays:
                     return []
                 sampling = fit
                 values[-1] = _value(fit, variant.fit)
-        log_probs = self._with_data(self.log_probs(change, sampling, view), data, view)
+        log_probs = self._with_data(self.log_probs(change, sampling, view), data, view, start.data)
         if log_probs is None:
             return []
         trial = self._trial((*start.variants, *variants), change, sampling, log_probs, view, data, tuple(values))
@@ -80,11 +80,10 @@ class Replays:
         better = compared.by_rollout(trial.halves) < compared.by_rollout(start.halves)
         tokens = better[compared.rows]
         if 2 <= better.sum() < better.size - 1:
-            yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better)
+            yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better, in_part=True)
         if trial.change.get("weights") != start.change.get("weights"):
-            yield replace(
-                trial, halves=switched(start.halves, trial.halves, compared.batch.response_offsets), rows=better
-            )
+            halves = switched(start.halves, trial.halves, compared.batch.response_offsets)
+            yield replace(trial, halves=halves, rows=better, in_part=True)
 
     def _trial(
         self,
@@ -99,11 +98,16 @@ class Replays:
         everywhere = np.ones(view.compared.batch.num_rollouts, dtype=np.bool_)
         return Trial(variants, change, sampling, data, view.compared.halves(log_probs), everywhere, values)
 
-    def _with_data(self, log_probs: Float64, data: tuple[str, ...], view: View) -> Float64 | None:
-        found: Float64 | None = log_probs
+    def _with_data(
+        self, log_probs: Float64, data: tuple[str, ...], view: View, known: tuple[str, ...] = ()
+    ) -> Float64 | None:
+        """Return the log-probs after changes of data; None if one has no mark in a view and is not `known` from all."""
         for name in data:
-            found = None if found is None else DATA_CHANGES[name](view.compared, found)
-        return found
+            changed = DATA_CHANGES[name](view.compared, log_probs)
+            if changed is None and name not in known:
+                return None
+            log_probs = log_probs if changed is None else changed
+        return log_probs
 
     def _logits(self, change: Change, view: View) -> NDArray[np.float32]:
         self._budget.count(change, view)

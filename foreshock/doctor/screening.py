@@ -7,7 +7,7 @@ import numpy as np
 
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change
-from foreshock.doctor.evidence import Compared, mean_range
+from foreshock.doctor.evidence import Compared
 from foreshock.doctor.fills import LONGEST_ROW
 from foreshock.doctor.floors import Floors
 from foreshock.doctor.nulls import healthy_share
@@ -36,7 +36,11 @@ class Screening:
         self._made = budget.made
         self._whole = View(compared)
         self._base, self._weights = floors.base, floors.weights
-        self._is_beyond = mean_range(floors.base.halves, compared)[0] > floors.rounding
+        tokens = max(int(compared.usable.sum()), 1)
+        self._is_beyond = bool(
+            floors.base.halves.sum() > floors.rounding * tokens
+            or (floors.base.halves * floors.weights).sum() > floors.weighted_rounding * tokens
+        )
         self._screens: dict[tuple[Trial, str], View] = {}
         self.results: dict[tuple[Variant, ...], tuple[float, float]] = {}
 
@@ -58,13 +62,12 @@ class Screening:
         return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
 
     def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
-        """Return the share that lets variants pass: most of it beyond rounding, else more than of a healthy log."""
-        in_part = kind == "spread"
+        """Return the share that lets variants pass: most of it beyond rounding, else half of what a name needs."""
         if than is not self._base or self._is_beyond:
             # Each of several versions explains its part of a mixture.
-            return 1 / max(self._versions, 2) if in_part else MAJORITY
-        view = self._view(than, kind)
-        return max(healthy_share(self._replays, self._floors, variants, view, in_part=in_part))
+            return 1 / max(self._versions, 2) if kind == "spread" else MAJORITY
+        healthy = healthy_share(self._replays, self._floors, variants, self._view(than, kind), in_part=False)
+        return max(MAJORITY / 2, *healthy)
 
     def _least_share(self, than: Trial) -> float:
         """Return the share of the worst rollout that lets variants pass: half of most beyond rounding, else any."""
@@ -117,6 +120,8 @@ class Screening:
             and (kind not in ("worst", "pair") or max(map(max, shares)) <= self._least_share(than))
         ):
             self.results[of or variants] = (shares[0][0], shares[0][1])
+        if than is self._base and not self._is_beyond:
+            shares = shares[:1]  # within rounding nothing is named for some rollouts only
         return max(map(max, shares), default=-np.inf)
 
 

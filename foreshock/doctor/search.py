@@ -97,7 +97,8 @@ class SideSearch:
     @property
     def is_explained(self) -> bool:
         """Whether what was found is within ordinary rounding."""
-        if self.mean(self.found) <= self.rounding or self.is_exact(self.found):
+        is_steady = self.found is not self.base or not self._is_beyond(self._weights)
+        if (self.mean(self.found) <= self.rounding and is_steady) or self.is_exact(self.found):
             return True
         return self.found is not self.base and self._names(self.found)
 
@@ -134,7 +135,7 @@ class SideSearch:
                 for trial in (each for variant in causes for each in self._attempted(self.base, (variant,))):
                     self.trials.append(trial)
                     if self.is_exact(trial) and self._names(trial):
-                        return trial
+                        return self._whole_of(trial)
                 if family not in _FREE and any(self._is_clear(each) for each in self.trials):
                     break
             if family == "weights":
@@ -162,10 +163,20 @@ class SideSearch:
 
     def _best(self) -> Trial | None:
         """Return the trial that may be named, refined by precision; None if there is none."""
-        named = sorted((each for each in self.trials if self._names(each)), key=lambda each: each.gap)[:3]
-        if named and not self.is_exact(named[0]):
-            named += self._refined(named[0])
-        return min(named, key=lambda each: each.gap, default=None)
+        named = sorted((each for each in self.trials if self._names(each)), key=lambda each: each.gap)
+        if not named:
+            return None
+        best = self._whole_of(named[0])
+        if self.is_exact(best):
+            return best
+        return min([best, *self._refined(best)], key=lambda each: each.gap)
+
+    def _whole_of(self, found: Trial) -> Trial:
+        """Return a trial, or that of its causes for all rollouts if it leaves not much more."""
+        causes = [each.cause for each in found.variants]
+        of_causes = [each for each in self.trials if [one.cause for one in each.variants] == causes]
+        wholes = sorted((each for each in of_causes if not each.in_part), key=lambda each: each.gap)
+        return next((each for each in wholes if self._names(each) and self.share(found, each)[1] <= MAJORITY), found)
 
     def _refined(self, trial: Trial) -> Iterator[Trial]:
         """Yield a trial again in the other precisions: the fault may have hidden which one was used."""
@@ -210,13 +221,14 @@ class SideSearch:
         """Whether a trial explains more than its null; see the module."""
         kind = 0 if isinstance(weights, float) else 1
         low = self._low(trial, kind)
-        if self._is_beyond(weights):
+        is_beyond = self._is_beyond(weights)
+        if is_beyond or (low > _WRONG and self.mean(self.base) > self.rounding):
             is_most = low > _WRONG or (kind == 0 and low > 0 and self.is_exact(trial))
             return is_most and low > self._share_of_healthy(trial)[kind]
         left = float((trial.halves * weights).sum() / max((self.base.halves * weights).sum(), 1e-300))
         chance = self._chance(trial)
         is_significant = chance * (len(self.trials) + len(self.screened)) < _CHANCE
-        if not (trial.rows.all() and is_significant and (left < MAJORITY or self.is_exact(trial))):
+        if not (trial.rows.all() and is_significant and left < MAJORITY):
             return False
         if against_others and low <= self._best_of_others(trial, chance, weights):
             return False
@@ -281,7 +293,7 @@ class SideSearch:
             if named:
                 named += self._refined(min(named, key=lambda each: each.gap))
                 self.trials += named
-                return min(named, key=lambda each: each.gap)
+                return self._whole_of(min(named, key=lambda each: each.gap))
         return None
 
     def _starts(self) -> list[Trial]:
@@ -344,4 +356,4 @@ def _is_mixture(trial: Trial) -> bool:
 
 
 def _is_whole(trial: Trial) -> bool:
-    return len(trial.variants) == 1 and trial.variants[0].cause == "other_weights" and bool(trial.rows.all())
+    return len(trial.variants) == 1 and trial.variants[0].cause == "other_weights" and not trial.in_part

@@ -94,7 +94,10 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """Variants tried together, and d²/2 [T] that they leave; `rows` are the rollouts concerned, [N]."""
+    """Variants tried together, and d²/2 [T] that they leave; `rows` are the rollouts concerned, [N].
+
+    `in_part`: each rollout, or its first or last tokens, takes what fits it best.
+    """
 
     variants: tuple[Variant, ...]
     change: Change
@@ -103,6 +106,7 @@ class Trial:
     halves: Float64
     rows: NDArray[np.bool_]
     values: tuple[str, ...] = ()
+    in_part: bool = False
 
     @property
     def gap(self) -> float:
@@ -138,4 +142,4 @@ def mixtures(whole: list[Trial], compared: Compared) -> list[Trial]:
     label = ", ".join(f"{whole[each].variants[0].label} ({int((best == each).sum())} rollouts)" for each in used)
     first = whole[used[0]]
     variants = (replace(first.variants[0], label=label),)
-    return [replace(first, halves=halves, rows=best > 0, variants=variants, values=(label,))]
+    return [replace(first, halves=halves, rows=best > 0, variants=variants, values=(label,), in_part=True)]

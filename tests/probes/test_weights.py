@@ -177,6 +177,20 @@ def test_adapter_is_merged_with_its_base_model_below_the_root(root: Path, reques
     torch.testing.assert_close(again["model.layers.0.self_attn.q_proj.weight"], 1.0 + 2.0 * delta)
 
 
+def test_a_second_merged_adapter_leaves_the_folder_of_the_first(root: Path, request: pytest.FixtureRequest) -> None:
+    """An examination replays the adapters of two steps in turn."""
+    make_adapter(root)
+    library = WeightsLibrary({"runs": root})
+    request.addfinalizer(library.close)
+    first = library.find(announce(root))
+    make_adapter(root, lora_alpha=16)
+    second = library.find(announce(root))
+
+    assert first.folder != second.folder
+    merged = [load_file(each.folder / "model.safetensors") for each in (first, second)]
+    assert not torch.equal(*(each["model.layers.0.self_attn.q_proj.weight"] for each in merged))
+
+
 def test_adapter_without_its_base_model_below_the_root_says_where_to_put_it(root: Path, tmp_path: Path) -> None:
     for base in ("Qwen/Qwen3-4B", "../outside", str(tmp_path)):
         make_adapter(root, base)

@@ -28,6 +28,7 @@ class FakeExperimenter:
             eos=1,
         )
         self.made: list[Change] = []
+        self.size_of_positions = 1.0
 
     def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the logits of `change`, of all rollouts or of `rows`."""
@@ -41,7 +42,7 @@ class FakeExperimenter:
         found = self._random(0, change.get("weights")) * 2.0
         found += ROUNDING.get(change.get("precision"), 0.03) * self._random(1, change.get("precision"))
         if change.get("positions"):
-            found += self._random(2, change.get("positions"))
+            found += self.size_of_positions * self._random(2, change.get("positions"))
         if change.get("composition"):
             found += 0.002 * self._random(3, change.get("precision"))
         return found.astype(np.float32)

@@ -84,6 +84,25 @@ def test_older_weights_in_some_rollouts_are_named_with_these_rollouts(
     assert finding.sample_ids[:3] == ("r0", "r3", "r6")
 
 
+def test_older_weights_of_all_rollouts_are_no_mixture_with_those_that_fit_some_by_chance(batch: RolloutBatch) -> None:
+    lab = FakeExperimenter(batch, ("step_10", "step_7", "step_4"))
+    plain = lab.logits
+
+    def logits(change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        """The update from step 4 to step 7 was small."""
+        if rows or change.get("weights") != "step_4":
+            return plain(change, rows)
+        newer = plain(change.plus(Change.of(weights="step_7")))
+        return np.asarray(newer + np.float32(0.01) * (plain(change) - newer))
+
+    lab.logits = logits  # type: ignore[method-assign]
+    noise = np.random.default_rng(4).normal(0, 0.02, batch.num_tokens).astype(np.float32)
+    mu = np.minimum(logged(lab, weights="step_7") + noise, 0)
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+
+    assert [(each.cause, each.value, each.rollouts) for each in report.causes] == [("other_weights", "step_7", 32)]
+
+
 def test_a_temperature_is_fitted_and_named_on_the_side_that_has_it(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, temperature=0.8), logged(lab))
 
@@ -111,6 +130,24 @@ def test_two_causes_of_one_side_are_separated(batch: RolloutBatch, lab: FakeExpe
     report = _examined(batch, mu, logged(lab))
 
     assert {each.cause for each in report.causes} == {"sentinels", "positions"}
+
+
+def test_a_small_second_cause_is_found_in_rollouts_without_a_mark_of_the_first(
+    batch: RolloutBatch, lab: FakeExperimenter
+) -> None:
+    lab.size_of_positions = 0.3
+    mu = logged(lab, positions="restart")
+    marked = np.repeat(np.arange(batch.num_rollouts) < 20, batch.response_lengths)
+    mu[marked & (np.arange(mu.size) % 2 == 0)] = 0
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+
+    assert {each.cause for each in report.causes} == {"zeros", "positions"}
+
+
+def test_a_clamp_that_most_tokens_reach_is_no_sentinel(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    report = _examined(batch, np.maximum(logged(lab), np.float32(-1.0)), logged(lab))
+
+    assert [(each.side, each.cause) for each in report.causes] == [("rollout", "clamp")]
 
 
 def test_a_shift_is_named_without_any_replay_of_its_own(batch: RolloutBatch, lab: FakeExperimenter) -> None:
@@ -153,8 +190,9 @@ def test_rollouts_without_log_probs_are_refused(batch: RolloutBatch, lab: FakeEx
         examine(batch, lab)
 
 
-def test_tokens_at_which_rounding_decides_hide_no_cause_at_the_others(batch: RolloutBatch) -> None:
-    lab = FakeExperimenter(batch)
+@pytest.fixture
+def unsteady(lab: FakeExperimenter) -> FakeExperimenter:
+    """A model of which rounding changes every 40th token by several nats."""
     plain = lab.logits
 
     def logits(change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
@@ -164,9 +202,27 @@ def test_tokens_at_which_rounding_decides_hide_no_cause_at_the_others(batch: Rol
         return found
 
     lab.logits = logits  # type: ignore[method-assign]
-    mu = logged(lab, temperature=0.85)
-    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+    return lab
+
+
+def test_tokens_at_which_rounding_decides_hide_no_cause_at_the_others(
+    batch: RolloutBatch, unsteady: FakeExperimenter
+) -> None:
+    mu = logged(unsteady, temperature=0.85)
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(unsteady)), unsteady)
 
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "temperature")]
+    side = next(each for each in report.sides if each.side == "rollout")
+    assert side.before < side.rounding
+
+
+def test_tokens_at_which_rounding_decides_hide_no_unknown_fault_at_the_others(
+    batch: RolloutBatch, unsteady: FakeExperimenter
+) -> None:
+    noise = np.random.default_rng(3).normal(0, 0.2, batch.num_tokens).astype(np.float32)
+    mu = np.minimum(logged(unsteady) + noise, 0)
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(unsteady)), unsteady)
+
+    assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
     side = next(each for each in report.sides if each.side == "rollout")
     assert side.before < side.rounding
