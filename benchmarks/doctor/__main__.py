@@ -182,7 +182,13 @@ def _summary(results: list[Result]) -> int:
         print(f"size {size}: {right} of {len(of_size)} faults right, nothing false")
     print("replays: a screening on some rollouts counts as their share of the tokens")
     print(" ".join(f"{name}={value:.3g}" for name, value in figures.items()))
-    least = {"first_right": 0.95, "side_right_nothing_false": 0.90, "pairs_both": 0.85, "foreign_unknown": 1}
+    least = {
+        "causes": 24 if faults else 0,
+        "first_right": 0.95,
+        "side_right_nothing_false": 0.90,
+        "pairs_both": 0.85,
+        "foreign_unknown": 1,
+    }
     most = {"false_in_controls": 0, "false_in_foreign": 0, "median_replays": 6, "median_seconds": 120}
     below = any(figures[name] < bar for name, bar in least.items())
     return int(below or any(figures[name] > bar for name, bar in most.items()))
