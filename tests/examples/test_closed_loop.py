@@ -197,6 +197,22 @@ def test_document_says_better_only_where_the_interval_allows_it() -> None:
     assert "Cannot tell: `advice`" in nothing
 
 
+@pytest.mark.parametrize(
+    ("reward", "scale", "words"), [(0.5, 0.99, "within"), (0.5, 0.9, "it misses"), (0.4, 1.0, "it misses")]
+)
+def test_harm_is_said_beside_its_bar(reward: float, scale: float, words: str) -> None:
+    arms: dict[Arm, list[float]] = {"constant": HEALTHY, "advice": [reward] * 150}
+    found = {
+        plan.name: result(plan, arms[plan.arm], [scale if plan.arm == "advice" else 1.0] * 150)
+        for plan in plans(2)
+        if plan.setting == HARM[0]
+    }
+    text = document(found, 2).replace("\n", " ")
+    assert f"is {reward / 0.5:.1%} of that of the constant arm, at {scale:.0%} of its Σ η: {words} the bar" in text
+    assert ("Less reward, by the interval" in text) == (reward < 0.5)
+    assert len(plots(found, 2)) == 0
+
+
 def test_interval_over_seeds_covers_the_mean() -> None:
     random = np.random.default_rng(3)
     covered = 0

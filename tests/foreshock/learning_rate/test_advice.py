@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -42,6 +43,24 @@ def test_further_halvings_count_from_their_step() -> None:
     assert [advice.scale(step) for step in (149, 150, 198, 299, 300, 500)] == [1.0, 0.5, 0.25, 0.25, 0.125, 0.1]
     without = Advice.from_json({**ANSWER, "schedule": None, "rule_halvings": [150]})
     assert [without.scale(step) for step in (149, 150, 9_999)] == [1.0, 0.5, 0.5]
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(1, 50), st.floats(0.01, 1.0), st.floats(0.0, 0.25)), min_size=1, max_size=6)
+)
+def test_loop_of_an_old_answer_falls_for_ten_steps_and_stays(points: list[tuple[int, float, float]]) -> None:
+    loop = [{"step": step, "scale": scale, "fall": fall} for step, scale, fall in sorted(points)]
+    last, advice = loop[-1], Advice.from_json({**ANSWER, "schedule": None, "loop": loop})
+    scales = [advice.scale(step) for step in range(int(last["step"]), int(last["step"]) + 100)]
+    assert scales == sorted(scales, reverse=True)
+    assert scales[0] == max(last["scale"], 0.1)
+    assert scales[10:] == [max(last["scale"] * math.exp(-10 * last["fall"]), 0.1)] * 90
+
+
+@pytest.mark.parametrize("point", [{"scale": 1.5}, {"scale": 0.0}, {"scale": math.nan}, {"fall": -0.1}])
+def test_loop_that_would_rise_by_itself_is_refused(point: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="scale must be above 0"):
+        Advice.from_json({**ANSWER, "loop": [{"step": 5, "scale": 0.5, "fall": 0.0, **point}]})
 
 
 def test_shadow_mode_scales_by_one() -> None:
