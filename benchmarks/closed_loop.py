@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.diagnosis.curves import HELD_OUT_SEED, healthy_curves
 from benchmarks.diagnosis.logs import real_curves
 from examples.closed_loop.__main__ import RESULTS, main
+from examples.closed_loop.analyse import LEAST_RATE, LEAST_REWARD
 from examples.closed_loop.outcome import (
     Outcome,
     against,
@@ -112,9 +113,11 @@ def _bars(found: Sequence[Outcome]) -> dict[str, float]:
     for setting in HARM:
         seeds = compared_seeds(found, setting.name)
         arms = {each.arm: each for each in compare(found, setting.name, seeds)} if seeds else {}
-        kept = bool(arms) and arms["advice"].last_reward >= 0.98 * arms["constant"].last_reward
+        kept = bool(arms) and arms["advice"].last_reward >= LEAST_REWARD * arms["constant"].last_reward
         name = f"harm_{setting.dose.replace('-', '_')}"
-        bars[name] = float(kept and arms["advice"].learning_rate_share >= 0.95) if len(seeds) >= SEEDS else math.nan
+        bars[name] = (
+            float(kept and arms["advice"].learning_rate_share >= LEAST_RATE) if len(seeds) >= SEEDS else math.nan
+        )
     return bars
 
 

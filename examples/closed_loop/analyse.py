@@ -42,6 +42,10 @@ DRAWN: Final[tuple[Arm, ...]] = ("constant", "advice", "cosine", "sequence-mis")
 COLOURS: Final = ("#c0392b", "#2471a3", "#7d8790", "#b9770e")
 TRAILING_STEPS: Final = 5
 
+LEAST_REWARD: Final = 0.98
+LEAST_RATE: Final = 0.95
+"""The bar of harm: shares of the constant arm's reward in the last fifth, and of its Σ η."""
+
 _NOT_FILLED = ("#", "|", "-", "`", "<", "!")
 
 
@@ -93,10 +97,12 @@ def _setting(setting: Setting, found: Sequence[Outcome]) -> str:
         return f"{title}\n\nNot measured yet: fewer than two seeds of it have the constant arm and the advice."
     of_mismatch = mismatch_seeds(found, setting.name, complete)
     arms = compare(found, setting.name, complete)
+    if setting in HARM:
+        return "\n\n".join([title, _harm(arms), _table(arms, best_safe_arm(found, setting.name, complete))])
     parts = [
         title,
         f"{len(complete)} seeds. {_collapses(found, setting.name, complete, of_mismatch)}",
-        *([f"![Reward by step, one line an arm](images/{plot_name(setting)})"] if setting in SETTINGS else []),
+        f"![Reward by step, one line an arm](images/{plot_name(setting)})",
         _table(arms, best_safe_arm(found, setting.name, complete)),
         _reading(arms),
         _advice(found, setting.name, complete),
@@ -109,6 +115,22 @@ def _setting(setting: Setting, found: Sequence[Outcome]) -> str:
             _table(compare(found, setting.name, of_mismatch), best_safe_arm(found, setting.name, of_mismatch)),
         ]
     return "\n\n".join(parts)
+
+
+def _harm(arms: Sequence[ArmOutcome]) -> str:
+    """Say what the advice cost a setting that learns well without it, beside the bar."""
+    by = {each.arm: each for each in arms}
+    advice, constant = by["advice"], by["constant"]
+    reward = advice.last_reward / constant.last_reward
+    low, high = advice.difference_interval
+    is_kept = reward >= LEAST_REWARD and advice.learning_rate_share >= LEAST_RATE
+    verdict = "Less reward" if high < 0.0 else "More reward" if low > 0.0 else "The reward cannot be told apart"
+    return (
+        f"{advice.runs} seeds. With the advice the reward of the last fifth is {reward:.1%} of that of the constant "
+        f"arm, at {advice.learning_rate_share:.0%} of its Σ η: {'within' if is_kept else 'it misses'} the bar of "
+        f"{LEAST_REWARD:.0%} and {LEAST_RATE:.0%}. {verdict}, by the interval over seeds. It collapsed in "
+        f"{advice.collapsed} of them, the constant arm in {constant.collapsed}."
+    )
 
 
 def _collapses(found: Sequence[Outcome], setting: str, seeds: Sequence[int], of_mismatch: Sequence[int]) -> str:
@@ -198,8 +220,7 @@ def _against_rivals(found: Sequence[Outcome], setting: str) -> str:
 
 
 def _missing(found: Sequence[Outcome], setting: Setting, seeds: Sequence[int]) -> str:
-    arms: Sequence[Arm] = ("constant", "advice") if setting in HARM else tuple(ARMS)
-    missing = [f"`{arm}`" for arm in arms if arm not in arms_with(found, setting.name, seeds)]
+    missing = [f"`{arm}`" for arm in ARMS if arm not in arms_with(found, setting.name, seeds)]
     return f"Not measured yet for all of these seeds: {', '.join(missing)}." if missing else ""
 
 

@@ -64,9 +64,18 @@ CLOSING: Final = """
 - The advice together with sequence MIS is not better than the better of the two so far: seeds 1000 and 1001 have 0.57
   and 0.62 in `lag8`, where masking alone has 0.64 and 0.64, and 0.63 and 0.59 in `lag4`, where the advice alone has
   0.62 and 0.62. The loop still takes the rate to 31 to 53 % of Σ η there.
-- The scale that is applied is 0.54 to 0.99 of that of the law, in the median over the steps of a run: between two
-  decisions a client goes on along the last fall, and a rise takes back 3 % a step at most. This was found after these
-  runs and not changed.
+- It costs healthy runs more than the bar allows: in `w4` (seeds 1000 to 1003) Σ η is 67 to 94 % of constant and the
+  reward of the last fifth is lower by 0.017; in `kv-fp8` (seeds 1000 and 1001) Σ η is 94 and 87 %, and the reward
+  cannot be told apart. Their mismatch is not the reason: it has no lag, so that nothing of it counts as driven. The
+  reason is the update: the first two are 3 to 47 set points, as an optimizer without moments makes them, and are past
+  when the scale falls.
+- What was lowered is not all taken back. The law is back at 1 at steps 17 to 41 of these six runs, but what is
+  applied ends at 0.70 to 0.98: between two decisions a client goes on along the last fall, a rise is cut at 3 % a
+  step, and what was cut is never made up. In the runs of `lag8`, `lag4` and `shift` the scale that is applied is 0.54
+  to 0.99 of that of the law, in the median over the steps of a run, for the same reasons. This was found
+  after these runs and not changed: a loop that makes it up is another loop, and needs new runs of all arms that depend
+  on the advice, on new seeds. Replayed on the six recorded runs it would leave a Σ η of 88 to 98 %, and so miss 95 %
+  in some, too.
 - As an early warning the driven part misses its bar, 90 % of the mismatch collapses at one false alarm per 1,000. On
   the locked part of the benchmark of collapses 16 set points for five steps hit 7 of 13 at 0.4 per 1,000. They are the
   best of the tuning part (6 of 7, no false alarm), chosen after rules had been scanned on the locked part too. 6 set
@@ -80,7 +89,7 @@ CLOSING: Final = """
 - A policy of 0.34 M parameters, 64 responses a step and learning rates a hundred times those of large runs: that an
   arm helps here does not say that it helps there. [What tiny models cannot tell](collapses.md) holds here too.
 - The mismatch of these settings is lag: the sampler's weights are old. A mismatch of numerics did not collapse any
-  run of the tuning part whose twin survived, and the loop leaves it alone by design.
+  run of the tuning part whose twin survived, and the loop does not count it as driven.
 - A feedback law sees an update after it was made. At a learning rate that is far too high the first updates, of an
   optimizer without moments, do their damage before the scale has fallen.
 - A cosine knows the length of the run, and ends at 0: it has an advantage in the last fifth that no feedback has.
