@@ -1,10 +1,11 @@
-"""SGLang as an engine: exactness, throughput and six checkpoints through one server, on this machine's CPU.
+"""SGLang as an engine: exactness, throughput, six checkpoints through one server, and its faults, on this CPU.
 
     make bench-engines
 
 A server is started on a tiny model in float32. `sglang.http` must equal `torch.float32` within 5e-5 and `sglang.decode`
 the log-probs that SGLang logged, bit for bit; a forced decode must have 0.85 of the tokens per second that the server
-samples; six checkpoints, the start of the server included, may take 1.3 times as long as one.
+samples; six checkpoints, the start of the server included, may take 1.3 times as long as one. Of the faults of
+`sglang_faults` the doctor must name each, and nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.sglang_faults import FAULTS, judged
 from examples.tiny_rl.sglang_sampler import running_sglang
 from foreshock.digests import weights_digest
 from foreshock.rollouts import RolloutBatch
@@ -102,12 +104,20 @@ def main() -> None:
             alone = sample(server, prompts[:1], TOKENS)
             decoded, logged = _score(DECODE, folders[0], alone), np.asarray(alone.rollout_log_probs)
             found["decode_difference"] = float(np.abs(decoded.log_probs - logged).max())
+        named = false = 0
+        for fault, causes in judged(root):
+            named += fault.cause in causes
+            false += any(cause != fault.cause for cause in causes)
+            print(f"{fault.name:50} the doctor names: {', '.join(causes) or 'nothing'}", flush=True)
+        found |= {"doctor_named": named, "doctor_false": false}
     print(f"{'SGLang on this CPU':50} {'found':>12} {'bar':>12}")
     rows = (
         (f"largest |d|, {PREFILL} and {REFERENCE}", "prefill_difference", LARGEST_DIFFERENCE, False),
         (f"largest |d|, {DECODE} and the logged", "decode_difference", 0.0, False),
         ("tokens/s, forced decode over sampling", "throughput_ratio", LEAST_THROUGHPUT, True),
         (f"time of {CHECKPOINTS} checkpoints over one, start included", "checkpoints_ratio", MOST_TIME, False),
+        ("faults of the server that the doctor names", "doctor_named", sum(bool(each.cause) for each in FAULTS), True),
+        ("cases with a false name", "doctor_false", 0, False),
     )
     missed = False
     for title, name, bar, at_least in rows:

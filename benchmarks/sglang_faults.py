@@ -31,14 +31,14 @@ from examples.tiny_rl.sglang_sampler import IN_BFLOAT16, running_sglang
 from foreshock.doctor import Budget, examine
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-__all__ = ["judged"]
+__all__ = ["FAULTS", "judged"]
 
-SEED, END = 0, 1
+SEED, END = 1, 1
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, with the cause that names it; "" for what must not be named.
+    """A fault, with the cause that names it; "" if nothing may be named.
 
     `fields` are those of the configuration that its server reads, `parameters` those of sampling, `weights` the folder
     that the server is told to load.
@@ -53,10 +53,12 @@ class Fault:
 
 FAULTS = (
     Fault("none", ""),
+    # SGLang reports log-probs before truncation: what top-p cuts off leaves no trace in them.
+    Fault("top-p 0.7", "", parameters={"top_p": 0.7}),
+    # SGLang's repetition penalty leaves out the prompt, vLLM's does not; no row of the catalogue describes the former.
+    Fault("repetition penalty 1.2", "", parameters={"repetition_penalty": 1.2}),
     Fault("temperature 0.8, undeclared", "temperature", parameters={"temperature": 0.8}),
     Fault("presence penalty 0.5, undeclared", "presence_penalty", parameters={"presence_penalty": 0.5}),
-    # SGLang reports log-probs before truncation: what top-p cuts off leaves no trace in them.
-    Fault("top-p 0.7, not in the log-probs", "", parameters={"top_p": 0.7}),
     Fault("weights that were not updated", "other_weights", weights="step_0007"),
     Fault("a head that was not updated", "part_of_weights", weights="head_of_0007"),
     Fault("rope_theta 100000 in config.json", "rope_theta", fields={"rope_theta": 1e5}),
@@ -65,7 +67,7 @@ FAULTS = (
 
 
 def judged(root: Path) -> Iterator[tuple[Fault, list[str]]]:
-    """Yield each fault with the causes that the doctor names on the engine's side, and "trainer" if on the other."""
+    """Yield each fault with the causes that the doctor names, each with its side unless that is the engine."""
     model = new_model("random", SEED)
     old = updated(model, SEED + 1, 0.03)
     announced, older = save(model, root / "step_0010"), save(old, root / "step_0007")
@@ -85,7 +87,10 @@ def judged(root: Path) -> Iterator[tuple[Fault, list[str]]]:
                 batch = batch_of(rows, score(model, rows))
                 experimenter = TorchExperimenter.of_folders(batch, announced, announced, [older], threads=1)
                 report = examine(batch, experimenter, Budget(seconds=300))
-                yield fault, [each.cause if each.side == "rollout" else "trainer" for each in report.causes]
+                yield (
+                    fault,
+                    [each.cause if each.side == "rollout" else f"{each.side} {each.cause}" for each in report.causes],
+                )
 
 
 def _sampled(server: httpx.Client, model: Any, parameters: Mapping[str, Any]) -> Rows:
