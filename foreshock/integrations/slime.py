@@ -35,6 +35,7 @@ from foreshock.integrations.slime_framework import (
     Framework,
     Place,
     find_framework,
+    group_of,
     place_of,
     smallest,
     warn_of_options,
@@ -345,8 +346,9 @@ def _connected(args: Any) -> SlimeRun | None:
         warn_of_unknown_version(framework.name, _log)
         _run = SlimeRun(args, framework, place_of(framework), _log)
         _observe(framework)
-        if os.environ.get("FORESHOCK_NOTARY") == "1" and _run.place.leads:
-            WeightSync(_run.log_weights).observe(sys.modules[f"{framework.name}.{ACTOR}"], _log)
+        if os.environ.get("FORESHOCK_NOTARY") == "1":
+            log_weights = _run.log_weights if _run.place.leads else None
+            WeightSync(log_weights, group_of(framework.name)).observe(sys.modules[f"{framework.name}.{ACTOR}"], _log)
     return _run
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -175,13 +176,18 @@ def _independent_replicas(framework: Framework) -> int:
     return int(state.indep_dp.size) if hasattr(state, "indep_dp") else 1  # miles-rl 0.0 has none
 
 
+def group_of(framework: str) -> Callable[[], Any]:
+    """Return the function that gives the framework's group of all training processes on the CPU."""
+    function: Callable[[], Any] = importlib.import_module(f"{framework}.utils.distributed_utils").get_gloo_group
+    return function
+
+
 def smallest(scale: float, framework: str) -> float:
     """Return the smallest scale of all training processes: the leading one has the advice, the others infinity."""
     import torch
 
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return scale
-    module = __import__(f"{framework}.utils.distributed_utils", fromlist=["get_gloo_group"])
     number = torch.tensor([scale], dtype=torch.float64)
-    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=module.get_gloo_group())
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MIN, group=group_of(framework)())
     return float(number)

@@ -1,6 +1,7 @@
 """The notary in verl with vLLM as the engine (`FORESHOCK_NOTARY=1`): what was sent and what each engine then holds.
 
-- `ActorRolloutRefWorker`: rank 0 digests the tensors while they are sent (`get_per_tensor_param` of its engine);
+- `ActorRolloutRefWorker`: each rank digests a share of the tensors while all are sent (its engine's
+  `get_per_tensor_param`);
 - vLLM's workers: `vLLMColocateWorkerExtension` gets a method that digests what they hold, `vLLMHttpServer` one for it;
 - `CheckpointEngineManager.update_weights`: after it, the driver asks both sides and logs the step that they sample.
 """
@@ -14,7 +15,7 @@ from foreshock.integrations.hooks import guard, is_observed, mark_observed, obse
 from foreshock.integrations.verl import ACTIVE, VerlRun, log
 from foreshock.notary.digests import tensors_of
 from foreshock.notary.engines import held_by_worker, of_ranks
-from foreshock.notary.pieces import Piece
+from foreshock.notary.pieces import Piece, joined
 
 Digests = dict[str, list[Piece]]
 
@@ -28,11 +29,9 @@ def observe_sender(module: ModuleType) -> None:
 
 
 def digest_sent(worker: Any) -> None:
-    """Digest the tensors that rank 0 of the actor sends, each time it does."""
-    import torch.distributed
-
+    """Digest this rank's share of the tensors that the actor sends, each time it does."""
     actor = getattr(worker, "actor", None)
-    if actor is None or torch.distributed.get_rank():
+    if actor is None:
         return
     own = actor.engine.get_per_tensor_param
 
@@ -45,8 +44,13 @@ def digest_sent(worker: Any) -> None:
 
 
 def _digested(named: Any, digests: Digests) -> Iterator[tuple[str, Any]]:
-    for name, values in named:
-        guard(functools.partial(_digest, digests, name, values), log, "the sent weights")
+    from torch import distributed
+
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    for number, (name, values) in enumerate(named):
+        # All ranks gather all tensors, in the same order.
+        if number % ranks == rank:
+            guard(functools.partial(_digest, digests, name, values), log, "the sent weights")
         yield name, values
 
 
@@ -55,7 +59,7 @@ def _digest(digests: Digests, name: str, values: Any) -> None:
 
 
 def foreshock_sent(worker: Any) -> Digests | None:
-    """Return the digests of what this worker sent last; None unless it is rank 0 of the actor."""
+    """Return the digests of this worker's share of what was sent last; None if it sends nothing."""
     return getattr(worker, "foreshock_digests", None)
 
 
@@ -109,7 +113,7 @@ def _compare(run: VerlRun, manager: Any, step: int) -> None:
         log.warning("notary", f"FORESHOCK_NOTARY compares the weights of vLLM only; this run samples with {name}")
         return
     run.start(step)
-    sent = next((each for each in run.trainer.actor_rollout_wg.foreshock_sent() if each), None)
+    sent = joined(each for each in run.trainer.actor_rollout_wg.foreshock_sent() if each)
     # The first server of a replica speaks for all its nodes.
     asked = {str(each.replica_rank): each.servers[0].foreshock_weights.remote() for each in manager.replicas}
     held = dict(zip(asked, ray.get(list(asked.values())), strict=True))

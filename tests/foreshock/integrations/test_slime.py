@@ -184,7 +184,7 @@ def test_samples_that_are_removed_from_the_loss_are_logged(train: Callable[..., 
 
 def test_released_slime_has_its_functions_elsewhere(train: Callable[..., Run]) -> None:
     """0.2.4 and 0.3.0 log from the actor and `slime.utils`, and save from the model's module."""
-    run = train("released", FORESHOCK_NOTARY="1")
+    run = train("released", 2, FORESHOCK_NOTARY="1")
     assert_figures_are_slimes(run)
     assert run.get()["state"] == "finished"
     assert len(run.get("/checkpoints")["items"]) == STEPS
