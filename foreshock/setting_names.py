@@ -24,7 +24,7 @@ OTHER_NAMES = frozenset(
     {
         # The client and the integrations.
         "URL", "API_KEY", "SPOOL_DIRECTORY", "RUN_KEY", "ATTEMPT_KEY", "EXPORT", "ADVICE_MODE", "SYNCHRONOUS",
-        "WEIGHTS_ROOT",
+        "WEIGHTS_ROOT", "NOTARY",
         # The worker's engines, the example for Slurm, and tests of crashes.
         "INSTRUCTION_SET", "KEY_FILE",
         # docker-compose.yml, which hands them on by other names.
