@@ -49,6 +49,8 @@ def examine(
         search.run()
         searches[side] = search
         findings += _findings(search, batch)
+        if copied is not None and not search.is_copy():
+            copied = None  # such as of a policy that has collapsed: any two passes agree
     if copied is not None:
         findings.append(copied)
     if len(searches) == 2:

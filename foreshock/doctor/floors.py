@@ -20,7 +20,7 @@ _TWO_ROUNDINGS = 2.0
 """Two independent roundings differ by twice the variance of one."""
 _OTHER_KERNELS = 3.0
 """How many times more than the precisions of torch other kernels may differ: those of vLLM differ 1.4 to 2.3 times."""
-_SHARE_FOR_NOISE = 0.25
+_SHARE_FOR_NOISE = 0.125
 """The share of the tokens that the noise of other batches is measured on."""
 
 
@@ -75,6 +75,15 @@ class Floors:
         """Return the upper end of the mean of d²/2 between two replays."""
         differing = replace(view.compared, logged=one)
         return mean_range(weights * differing.halves(other), differing)[1]
+
+    def do_precisions_differ(self) -> bool:
+        """Return whether two precisions give other log-probs, so that equal ones hardly come from two passes."""
+        if self.rounding > RESOLUTION:
+            return True
+        other = "float32" if self.base.change.get("precision") != "float32" else PRECISIONS[0]
+        change = self._announced.plus(Change.of(precision=other))
+        values = self._replays.log_probs(change, self.base.sampling, self._whole)
+        return mean_range(self._compared.halves(values), self._compared)[1] > RESOLUTION
 
     def noise_of(self, precision: str) -> tuple[float, float]:
         """Return E[d²]/2 between a precision and the same in other batches, without and with weights."""

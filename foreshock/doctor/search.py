@@ -102,6 +102,13 @@ class SideSearch:
             return True
         return self.found is not self.base and self._names(self.found)
 
+    def is_copy(self) -> bool:
+        """Return whether equal log-probs of another side are a copy of these: two precisions would differ."""
+        try:
+            return self._floors.do_precisions_differ()
+        except CannotTryError:
+            return True
+
     def share(self, trial: Trial, without: Trial | None = None) -> tuple[float, float, float]:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""
         return share_range((without or self.base).halves, trial.halves, self.compared)

@@ -176,6 +176,23 @@ def test_a_copied_column_is_named_and_only_the_engine_is_explained(batch: Rollou
     assert [each.side for each in report.sides] == ["rollout"]
 
 
+def test_equal_log_probs_of_a_collapsed_policy_are_no_copy(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    plain = lab.logits
+
+    def certain(change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        found = plain(change, rows)
+        ids = np.arange(found.shape[0]), (batch.select(np.array(rows)) if rows else batch).response_token_ids
+        found[ids] = 25.0
+        return found
+
+    lab.logits = certain  # type: ignore[method-assign]
+    equal = logged(lab)
+    report = examine(replace(batch, rollout_log_probs=equal, trainer_log_probs=equal), lab)
+
+    assert [(each.kind, each.cause) for each in report.findings] == [("expected", "rounding")]
+    assert [each.side for each in report.sides] == ["rollout", "trainer"]
+
+
 def test_a_spent_budget_is_said_with_what_it_left_out(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     budget = Budget(seconds=5.0, clock=iter(range(10_000)).__next__)
     report = _examined(batch, logged(lab, positions="zero"), logged(lab, precision="autocast"), budget)
