@@ -12,6 +12,17 @@ if TYPE_CHECKING:
 __all__ = ["Case", "Outcome", "Sentence", "Verdict", "judge"]
 
 
+# These say how large the mismatch is or where, what to declare, or what the rewards are.
+_OBSERVATIONS = {
+    "k3_per_entropy",
+    "mismatch_after_id",
+    "mismatch_by_place",
+    "mismatch_everywhere",
+    "no_reward_spread",
+    "sampling_not_declared",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Sentence:
     """One sentence that the product shows. `kind`: of a conclusion; a cause of the doctor; a check of the lint."""
@@ -33,9 +44,9 @@ class Sentence:
 
     @classmethod
     def of_lint(cls, value: Mapping[str, Any]) -> Self:
-        """Read an item of `warnings` of `GET …/lint`: all but one, a large k3, name a fault."""
+        """Read an item of `warnings` of `GET …/lint`: all name a fault of the log-probs but these."""
         name = str(value["name"])
-        return cls(name, f"{value['title']}: {value['seen']}", names_cause=name != "k3_per_entropy")
+        return cls(name, f"{value['title']}: {value['seen']}", names_cause=name not in _OBSERVATIONS)
 
     def names(self, cause: str) -> bool:
         """Return True if the kind is `cause`, or the text contains it (upper and lower case are equal)."""

@@ -80,14 +80,21 @@ def as_recorded(run: RecordedRun) -> Callable[[Bench], Outcome]:
 
 CASES = (
     Case("clean run, even prompts", "Healthy: k3", True, noisy_run("clean", 2e-4)),
-    Case("clean run near the end of the range", "Healthy so far: k3", True, noisy_run("near", 8e-4, spread=0.6)),
-    Case("one step of 8 uneven prompts", "Healthy so far: k3", True, noisy_run("one", 4e-4, spread=0.8, steps=1)),
-    Case("one step of 4 prompts", "no interval: too few prompts", True, noisy_run("four", 2e-4, steps=1, prompts=4)),
-    Case("k3 above the range of dense models", "Warning: k3", True, noisy_run("warning", 2e-3), not_healthy=True),
+    Case("clean run near the end of the range", "Healthy: k3", True, noisy_run("near", 8e-4, spread=0.6)),
+    Case("one step of 8 uneven prompts", "Unknown: 1 step", True, noisy_run("one", 4e-4, spread=0.8, steps=1)),
+    Case("one step of 4 prompts", "Unknown: 1 step", True, noisy_run("four", 2e-4, steps=1, prompts=4)),
+    Case(
+        "k3 above the range of dense models, 10 steps", "above the healthy range", True,
+        noisy_run("above", 2e-3), not_healthy=True,
+    ),
+    Case(
+        "k3 above the range of dense models, 20 steps", "k3 of trainer/rollout is above 1e-3", True,
+        noisy_run("warning", 2e-3, steps=20), not_healthy=True,
+    ),
     Case("the same k3, a mixture of experts", "Healthy: k3", True, noisy_run("moe", 2e-3, model_kind="moe")),
     Case(
-        "k3 healthy and E[exp |d|] not, a mixture of experts", "E[exp |d|] is 1.05", True,
-        noisy_run("experts", 4e-3, model_kind="moe"), not_healthy=True,
+        "k3 healthy and E[exp |d|] not, a mixture of experts", "differ by more than a factor of 1.05", True,
+        noisy_run("experts", 6e-3, steps=20, model_kind="moe"), not_healthy=True,
     ),
     *(
         Case(f"recorded run {run.name}, 10 steps", "healthy", True, as_recorded(run))

@@ -235,7 +235,7 @@ def _cases() -> tuple[Case, ...]:
         ("log π shifted by one token", "shifted_log_probs", shifted, _OTHER_NAME_OF_A_SHIFT),
         ("log μ shifted by one token", "shifted_log_probs", engine_shifted, _OTHER_NAME_OF_A_SHIFT),
         ("response mask shifted by one token", "the mask is shifted by one token", mask_shifted, ()),
-        ("negative log-likelihood logged", "log natural-log probabilities, not", negated, ()),
+        ("negative log-likelihood logged", "logged with the opposite sign", negated, ()),
         ("probabilities logged", "log natural-log probabilities, not probabilities", probabilities, ()),
         ("log π to base 2", "wrong_log_base", base_2, ("mean_ratio",)),
         ("log π to base 10", "wrong_log_base", base_10, ("mean_ratio",)),
