@@ -26,7 +26,7 @@ from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "4"
+JUDGE_VERSION: Final = "5"
 """Grows with each change of what is said, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -303,6 +303,12 @@ def _missing(
         sentence = history.newest_lags.untold(_k3_now(history))
         fresh = "Log some rollouts of the newest weights, or probe a step that has a checkpoint (`foreshock probe`)."
         blocking.append(MissingData(sentence=sentence, what_to_do=fresh))
+    elif _judged_k3(history) > history.healthy_end:
+        sentence = (
+            f"{_k3_clause(history)}, above the healthy range, which ends at {number(history.healthy_end)}; "
+            "more steps will tell if it stays there"
+        )
+        blocking.append(MissingData(sentence=sentence, what_to_do="Wait for more steps, or log more rollouts a step."))
     lesser = list(waits)
     if history.observed_step is not None and not history.reward.values:
         sentence = "no reward is logged, so that its fall cannot be seen"
@@ -331,6 +337,14 @@ def _k3_now(history: History) -> float:
     whole = sum(tokens)
     pairs = zip(values, tokens, strict=True)
     return sum(value * count for value, count in pairs) / whole if whole else history.k3.newest()
+
+
+def _judged_k3(history: History) -> float:
+    """Return what the rules compare with the range: k3 at lag 0 if lags are mixed."""
+    levels = history.newest_lags
+    if levels.hides_numerics:
+        return -math.inf
+    return levels.k3[AT_LAG_ZERO] if levels.is_mixed else _k3_now(history)
 
 
 def _k3_clause(history: History) -> str:

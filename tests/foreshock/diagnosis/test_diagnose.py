@@ -109,6 +109,17 @@ def test_too_little_is_unknown_and_says_what_is_missing() -> None:
     assert diagnose(sparse).headline.startswith("Unknown: 80 tokens measured in the newest steps")
 
 
+def test_k3_above_the_range_is_not_healthy_before_an_alert_fires() -> None:
+    above = replace(HEALTHY, k3=SteppedValues(list(STEPS), [2e-3] * 40), model_kind="dense")
+    found = diagnose(above)
+    assert found.headline == (
+        "Unknown: k3 of trainer/rollout is 2.0e-3 in the newest 10 measured steps, above the healthy range, which ends "
+        "at 1.0e-3; more steps will tell if it stays there; the reward, 0.90, has not fallen."
+    )
+    assert diagnose(replace(above, alerts=(RISE,))).verdict == "warning"
+    assert diagnose(replace(above, model_kind="moe")).verdict == "healthy"
+
+
 def test_waiting_for_shards_is_said_once_and_is_all_that_is_missing_before_the_first_step() -> None:
     awaited = AwaitedShards(step=0, missing=(2, 3), expected=4, since_us=(14 * 60 + 2) * 60_000_000)
     found = diagnose(History(awaited=(awaited,)))
