@@ -54,11 +54,11 @@ def _sample_of_rollouts(batch: RolloutBatch) -> Sample | None:
     """Return the sample; None if either log-prob was not logged."""
     if batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return None
-    rows = np.arange(0, batch.num_rollouts, max(1, -(-batch.num_rollouts // _MOST_ROLLOUTS)))
     if batch.num_tokens <= _MOST_TOKENS:
         rows = np.arange(batch.num_rollouts)
         whole = batch.rollout_log_probs, batch.trainer_log_probs, batch.response_offsets
         return Sample(*whole, rows, np.zeros(rows.size, np.int64))
+    rows = np.arange(0, batch.num_rollouts, -(-batch.num_rollouts // _MOST_ROLLOUTS))
     lengths = batch.response_lengths[rows]
     taken = np.minimum(lengths, _MOST_TOKENS // rows.size)
     first = ((lengths - taken + 1) * (np.arange(rows.size) * _SPREAD % 1.0)).astype(np.int64)
