@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from benchmarks.bars import Line, report
+
 CLIENTS = (1, 3, 8)
 EXIT_SECONDS, OWN_EXIT_SECONDS = 3.0, 0.5
 MOST_CALL_SECONDS, MOST_GROWTH_BYTES = 1e-3, 64 << 20
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-_PROBLEM = b"Content-Type: application/problem+json\r\n"
 
 
 def _answer(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
@@ -259,24 +260,16 @@ def main() -> int:
                 f"+{each.growth / 2**20:5.1f} MiB, exit {each.exit:5.2f} s, status {each.status}",
                 flush=True,
             )
-    worst = {
-        "call_us": max(each.call for each in outcomes) * 1e6,
-        "growth_mib": max(each.growth for each in outcomes) / 2**20,
-        "exit_s": max(each.exit for each in outcomes),
-    }
-    failed = sum(each.status != 0 for each in outcomes)
-    reached = (
-        not failed
-        and worst["call_us"] < MOST_CALL_SECONDS * 1e6
-        and worst["growth_mib"] <= MOST_GROWTH_BYTES / 2**20
-        and worst["exit_s"] <= EXIT_SECONDS + OWN_EXIT_SECONDS
+    return report(
+        [
+            Line("call_us", "a call, µs", max(each.call for each in outcomes) * 1e6, MOST_CALL_SECONDS * 1e6),
+            Line("growth_mib", "memory, MiB", max(each.growth for each in outcomes) / 2**20, MOST_GROWTH_BYTES / 2**20),
+            Line("exit_s", "exit, s", max(each.exit for each in outcomes), EXIT_SECONDS + OWN_EXIT_SECONDS),
+            Line("failed", "trainers that failed", sum(each.status != 0 for each in outcomes), 0),
+        ],
+        kinds=len(kinds),
+        trainers=len(outcomes),
     )
-    figures = {"kinds": len(kinds), "trainers": len(outcomes), "failed": failed}
-    pairs = [f"{name}={value}" for name, value in figures.items()] + [
-        f"{name}={value:.2f}" for name, value in worst.items()
-    ]
-    print(" ".join(pairs), f"reached={str(reached).lower()}")
-    return 0 if reached else 1
 
 
 if __name__ == "__main__":

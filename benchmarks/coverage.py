@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.bars import Line, report
 from foreshock.measures.estimators.bootstrap import nonnegative_intervals
 from foreshock.measures.estimators.intervals import Interval
 
@@ -106,8 +107,12 @@ def print_populations(batches: int = 400) -> dict[str, list[float]]:
 
 def main() -> int:
     alike = print_populations()["alike"]
-    print(f"lowest={min(alike):.3f} highest={max(alike):.3f}")
-    return 0 if BAR[0] <= min(alike) and max(alike) <= BAR[1] else 1
+    return report(
+        [
+            Line("lowest", "lowest coverage where prompts are alike", min(alike), BAR[0], at_least=True),
+            Line("highest", "highest", max(alike), BAR[1]),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.bars import Line, report
 from benchmarks.sglang_faults import FAULTS, judged
 from examples.tiny_rl.sglang_sampler import running_sglang
 from foreshock.digests import weights_digest
@@ -66,8 +67,8 @@ def _score(scorer: str, folder: Path, rollouts: RolloutBatch) -> Scored:
     return load_scorer(scorer)(request, WarmModel(), lambda _: None)
 
 
-def main() -> None:
-    """Measure, print and exit 1 below a bar."""
+def main() -> int:
+    """Measure and print; return 1 below a bar."""
     from tests.probes.tiny import VOCABULARY, save_checkpoint
 
     random = np.random.default_rng(0)
@@ -110,7 +111,6 @@ def main() -> None:
             false += any(cause != fault.cause for cause in causes)
             print(f"{fault.name:50} the doctor names: {', '.join(causes) or 'nothing'}", flush=True)
         found |= {"doctor_named": named, "doctor_false": false}
-    print(f"{'SGLang on this CPU':50} {'found':>12} {'bar':>12}")
     rows = (
         (f"largest |d|, {PREFILL} and {REFERENCE}", "prefill_difference", LARGEST_DIFFERENCE, False),
         (f"largest |d|, {DECODE} and the logged", "decode_difference", 0.0, False),
@@ -119,13 +119,8 @@ def main() -> None:
         ("faults of the server that the doctor names", "doctor_named", sum(bool(each.cause) for each in FAULTS), True),
         ("cases with a false name", "doctor_false", 0, False),
     )
-    missed = False
-    for title, name, bar, at_least in rows:
-        missed |= found[name] < bar if at_least else found[name] > bar
-        print(f"{title:50} {found[name]:12.3g} {bar:12.3g}")
-    print(" ".join(f"{name}={value:.6g}" for name, value in found.items()))
-    sys.exit(1 if missed else 0)
+    return report([Line(name, title, found[name], bar, at_least) for title, name, bar, at_least in rows])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import numpy as np
 
+from benchmarks.bars import Line, report
+from benchmarks.ingest import PARQUET, service, start_run
 from benchmarks.recorded_runs import SHIPPED
-from benchmarks.running_service import running_service
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.measures.estimators.attribution import attribute
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
@@ -66,15 +65,14 @@ def batches() -> Iterator[tuple[str, RolloutBatch]]:
 
 def measured(client: httpx.Client, name: str, batch: RolloutBatch) -> dict[str, float | None]:
     """Upload the batch as a step of its own run, in two shards, and return all its measures."""
-    run = client.post("/v1/runs", json={"key": name}).raise_for_status().json()["id"]
-    client.post(f"/v1/runs/{run}/attempts", json={"key": "1"}).raise_for_status()
+    run = start_run(client, name)
     half = batch.num_rollouts // 2
     for shard, rows in enumerate((range(half), range(half, batch.num_rollouts))):
         client.put(
             f"/v1/runs/{run}/steps/1/rollouts/{shard}",
             params={"attempt": 1, "shards": 2},
             content=encode_rollouts(batch.select(np.array(rows))),
-            headers={"Content-Type": "application/vnd.apache.parquet"},
+            headers={"Content-Type": PARQUET},
         ).raise_for_status()
     answer = client.get(f"/v1/runs/{run}/measurements", params={"comparison": TRAINER_ROLLOUT}).raise_for_status()
     return {name: column[0] for name, column in answer.json()["columns"].items()}
@@ -97,11 +95,7 @@ def telescoping_error(batch: RolloutBatch, seed: int) -> float:
 def main() -> int:
     worst: dict[str, tuple[float, str]] = {}
     worst_telescoping, steps = 0.0, 0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running_service(Path(folder)) as address,
-        httpx.Client(base_url=address, timeout=60) as client,
-    ):
+    with service() as (_, client):
         for number, (name, batch) in enumerate(batches()):
             answers = measured(client, name, batch)
             for measure, direct in direct_measures(batch).items():
@@ -115,13 +109,17 @@ def main() -> int:
     print(f"{'measure':36s} {'largest relative error':>24s}   on")
     for measure, (error, name) in worst.items():
         print(f"{measure:36s} {error:24.2e}   {name}")
-    largest = max(error for error, _ in worst.values())
-    reached = largest <= BAR_MEASURES and worst_telescoping <= BAR_TELESCOPING and len(worst) >= LEAST_MEASURES
-    print(
-        f"steps={steps} measures={len(worst)} largest_relative_error={largest:.3e} "
-        f"telescoping_error={worst_telescoping:.3e} reached={str(reached).lower()}"
-    )
-    return 0 if reached else 1
+    return report(
+        [
+            Line("measures", "measures compared", len(worst), LEAST_MEASURES, at_least=True),
+            Line(
+                "largest_relative_error", "largest relative error", max(error for error, _ in worst.values()),
+                BAR_MEASURES,
+            ),
+            Line("telescoping_error", "largest |Σ d_link − d|", worst_telescoping, BAR_TELESCOPING),
+        ],
+        steps=steps,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

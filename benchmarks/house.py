@@ -17,12 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import httpx
 
+from benchmarks.bars import Line, report
 from benchmarks.running_service import running_service
 from tests.golden.answers import log_history
 from tests.golden.histories import History, histories
@@ -49,20 +50,6 @@ _out = os.open(os.environ["HOUSE_OUT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 sys.setprofile(_hook)
 threading.setprofile(_hook)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the table: a value and its bar, which it must not exceed; None: no bar, or not measured."""
-
-    key: str
-    text: str
-    value: float | None
-    bar: float | None
-
-    @property
-    def is_reached(self) -> bool:
-        return self.value is None or self.bar is None or self.value <= self.bar
 
 
 def product_files(*packages: str) -> list[Path]:
@@ -265,15 +252,5 @@ def measure() -> list[Line]:
     ]
 
 
-def main() -> int:
-    lines = measure()
-    print(f"{'':48}{'value':>10}{'bar':>10}")
-    for line in lines:
-        shown = "–" if line.value is None else f"{line.value:,.1f}".removesuffix(".0")
-        print(f"{line.text:48}{shown:>10}{line.bar:>10,}{'' if line.is_reached else '  above the bar'}")
-    print(" ".join(f"{line.key}={'none' if line.value is None else round(line.value, 2)}" for line in lines))
-    return 0 if all(line.is_reached for line in lines) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(measure()))

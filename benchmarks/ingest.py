@@ -13,50 +13,37 @@ Bars: 1.1 × the CPU; 5 M tokens/s, memory below 1 GiB and flat; 20 small steps/
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
-import queue
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import psutil
 
+from benchmarks.bars import Line, report
 from benchmarks.running_service import running_service
 from foreshock.rollouts import RolloutBatch, encode_rollouts
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BESIDE = "edd6602"
 """The revision before this package was halved, with the import names of today."""
-BAR_CPU, BAR_TOKENS, BAR_MEMORY, BAR_GROWTH, BAR_STEPS, BAR_BYTES = 1.1, 5e6, 1 << 30, 1.1, 20.0, 20_000
+BAR_CPU, BAR_TOKENS, BAR_MEMORY, BAR_GROWTH, BAR_STEPS, BAR_BYTES = 1.1, 5e6, 1024.0, 1.1, 20.0, 20_000
 LARGE, SMALL = (128, 3_000), (8, 20)
 CONNECTIONS = 4
 WARM_UP, WINDOW, WINDOWS = 8, 8, 9
 SMALL_STEPS = 600
-
-
 PARQUET = "application/vnd.apache.parquet"
-JSON = "application/json"
 # Distinct bodies that are sent over and over, under new step numbers.
 DISTINCT = 16
-
-
-@dataclass(frozen=True)
-class Request:
-    """The PUT of a step of one shard."""
-
-    path: str
-    body: bytes
 
 
 def encoded_shards(rollouts: int, tokens: int, count: int) -> list[bytes]:
@@ -81,59 +68,26 @@ def encoded_shards(rollouts: int, tokens: int, count: int) -> list[bytes]:
     return bodies
 
 
-def start_run(address: str, key: str) -> str:
-    """Create a run with one attempt; return its path `/v1/runs/{id}`."""
-    connection = _connect(address)
-    run = json.loads(_exchange(connection, "POST", "/v1/runs", json.dumps({"key": key}).encode(), JSON))["id"]
-    path = f"/v1/runs/{run}"
-    _exchange(connection, "POST", f"{path}/attempts", b'{"key": "first"}', JSON)
-    connection.close()
-    return path
+def start_run(http: httpx.Client, key: str, **description: object) -> str:
+    """Create a run with one attempt; return its id."""
+    run: str = http.post("/v1/runs", json={"key": key, **description}).raise_for_status().json()["id"]
+    http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
+    return run
 
 
-def send(address: str, requests: Iterable[Request], connections: int) -> None:
-    """Send the requests in order over so many connections at a time; raises what one of them raised.
-
-    Returns when every request is answered, so every step is committed, measured and closed.
-    """
-    waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-    for request in requests:
-        waiting.put(request)
-    errors: list[Exception] = []
-    threads = [threading.Thread(target=_send_all, args=(address, waiting, errors)) for _ in range(connections)]
-    for thread in threads:
-        waiting.put(None)
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+def put_step(http: httpx.Client, run: str, step: int, body: bytes) -> float:
+    """Upload a step of one shard, which closes it; return the seconds."""
+    begin = time.perf_counter()
+    path = f"/v1/runs/{run}/steps/{step}/rollouts/0"
+    answer = http.put(path, params={"shards": 1}, content=body, headers={"Content-Type": PARQUET})
+    assert answer.raise_for_status().json()["step_closed"], f"{path} did not close its step"
+    return time.perf_counter() - begin
 
 
-def _send_all(address: str, waiting: queue.SimpleQueue[Request | None], errors: list[Exception]) -> None:
-    connection = _connect(address)
-    try:
-        while not errors and (request := waiting.get()) is not None:
-            answer = _exchange(connection, "PUT", request.path, request.body, PARQUET)
-            if not json.loads(answer)["step_closed"]:
-                raise AssertionError(f"{request.path} did not close its step")
-    except Exception as error:
-        errors.append(error)
-    finally:
-        connection.close()
-
-
-def _connect(address: str) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(urlsplit(address).netloc, timeout=120)
-
-
-def _exchange(connection: http.client.HTTPConnection, method: str, path: str, body: bytes, media_type: str) -> bytes:
-    connection.request(method, path, body, {"Content-Type": media_type})
-    answer = connection.getresponse()
-    text = answer.read()
-    if answer.status >= 300:
-        raise RuntimeError(f"{method} {path} was answered with {answer.status}: {text[:300]!r}")
-    return text
+def send_steps(http: httpx.Client, run: str, bodies: Sequence[bytes], numbers: range) -> None:
+    """Upload the steps in order, a few at a time, and wait until all are committed, measured and closed."""
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        list(pool.map(lambda step: put_step(http, run, step, bodies[step % len(bodies)]), numbers))
 
 
 def service_processes(folder: str = "") -> list[psutil.Process]:
@@ -156,32 +110,14 @@ def memory_bytes() -> int:
     return total
 
 
-@dataclass
-class MemorySamples:
-    """Memory of the service over time, in bytes."""
-
-    values: list[int] = field(default_factory=list)
-
-    @property
-    def peak(self) -> int:
-        """Return the largest sample."""
-        return max(self.values)
-
-    @property
-    def growth(self) -> float:
-        """Return the peak of the last third over the peak of the second third: 1 if the memory is flat."""
-        third = len(self.values) // 3
-        return max(self.values[2 * third :]) / max(self.values[third : 2 * third] or self.values)
-
-
 @contextmanager
-def sampled_memory() -> Iterator[MemorySamples]:
-    """Sample the memory of the service twice a second."""
-    samples, done = MemorySamples([memory_bytes()]), threading.Event()
+def sampled_memory() -> Iterator[list[int]]:
+    """Sample the memory of the service twice a second, in bytes."""
+    samples, done = [memory_bytes()], threading.Event()
 
     def sample() -> None:
         while not done.wait(0.5):
-            samples.values.append(memory_bytes())
+            samples.append(memory_bytes())
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -192,28 +128,31 @@ def sampled_memory() -> Iterator[MemorySamples]:
         thread.join()
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Things done per second, and CPU seconds of the service's processes for each."""
-
-    per_second: float
-    cpu: float
+def growth(samples: Sequence[int]) -> float:
+    """Return the peak of the last third over the peak of the second third: 1 if the memory is flat."""
+    third = len(samples) // 3
+    return max(samples[2 * third :]) / max(samples[third : 2 * third] or samples)
 
 
-def measured(address: str, requests: Sequence[Request], parent: str = "") -> Rate:
-    """Send the requests; return the rate of their answers. `parent` limits the CPU time to one service."""
+def measured(
+    http: httpx.Client, run: str, bodies: Sequence[bytes], numbers: range, parent: str = ""
+) -> tuple[float, float]:
+    """Upload the steps; return how many a second, and the CPU seconds of each. `parent` limits these to one service."""
     cpu, begin = cpu_seconds(parent), time.perf_counter()
-    send(address, requests, CONNECTIONS)
+    send_steps(http, run, bodies, numbers)
     seconds = time.perf_counter() - begin
-    return Rate(len(requests) / seconds, (cpu_seconds(parent) - cpu) / len(requests))
+    return len(numbers) / seconds, (cpu_seconds(parent) - cpu) / len(numbers)
 
 
-def steps(run: str, bodies: Sequence[bytes], numbers: range) -> list[Request]:
-    """Return the requests of these steps: the rollouts in one shard."""
-    return [
-        Request(f"{run}/steps/{number}/rollouts/0?attempt=1&shards=1", bodies[number % len(bodies)])
-        for number in numbers
-    ]
+@contextmanager
+def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
+    """Start a service in a folder of its own; give the folder, and a client that asks for plain bodies."""
+    with (
+        tempfile.TemporaryDirectory(prefix="foreshock-bench-") as folder,
+        running_service(Path(folder), **settings) as url,
+        httpx.Client(base_url=url, timeout=600, headers={"Accept-Encoding": "identity"}) as http,
+    ):
+        yield Path(folder), http
 
 
 @contextmanager
@@ -235,41 +174,40 @@ def paired_cpu(revision: str) -> tuple[float, float]:
     with checkout(revision) as tree, ExitStack() as stack:
         runs = {}
         for name, source in (("before", tree), ("now", REPOSITORY)):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"foreshock-{name}-")))
-            address = stack.enter_context(running_service(folder, PYTHONPATH=str(source)))
-            runs[name] = (address, start_run(address, "large"), str(folder))
+            folder, http = stack.enter_context(service(PYTHONPATH=str(source)))
+            runs[name] = (http, start_run(http, "large"), str(folder))
         for window in range(WINDOWS + 1):
             numbers = range(window * WINDOW, (window + 1) * WINDOW)
             for name in sorted(runs, reverse=bool(window % 2)):
-                address, run, folder_name = runs[name]
-                rate = measured(address, steps(run, bodies, numbers), folder_name)
+                http, run, folder_name = runs[name]
+                _, cpu = measured(http, run, bodies, numbers, folder_name)
                 if window:  # the first one warms up
-                    found[name].append(rate.cpu)
+                    found[name].append(cpu)
     return median(found["before"]), median(found["now"])
 
 
-def large_steps(tokens: float) -> tuple[Rate, MemorySamples]:
-    """Ingest so many tokens in large steps; return the rate of steps, and the memory."""
+def large_steps(tokens: float) -> tuple[float, list[int]]:
+    """Ingest so many tokens in large steps; return tokens a second, and samples of the memory."""
     bodies = encoded_shards(*LARGE, 4)
-    with tempfile.TemporaryDirectory(prefix="foreshock-ingest-") as folder, running_service(Path(folder)) as address:
-        run = start_run(address, "large")
-        send(address, steps(run, bodies, range(WARM_UP)), CONNECTIONS)
+    with service() as (_, http):
+        run = start_run(http, "large")
+        send_steps(http, run, bodies, range(WARM_UP))
         numbers = range(WARM_UP, WARM_UP + max(WARM_UP, round(tokens / (LARGE[0] * LARGE[1]))))
         with sampled_memory() as memory:
-            rate = measured(address, steps(run, bodies, numbers))
-    return rate, memory
+            per_second, _ = measured(http, run, bodies, numbers)
+    return per_second * LARGE[0] * LARGE[1], memory
 
 
-def small_steps() -> tuple[Rate, float]:
-    """Return the rate of small steps, and the bytes of a SQLite database for each."""
+def small_steps() -> tuple[float, float]:
+    """Return small steps a second, and the bytes of a SQLite database for each."""
     bodies = encoded_shards(*SMALL, DISTINCT)
-    with tempfile.TemporaryDirectory(prefix="foreshock-ingest-") as folder, running_service(Path(folder)) as address:
-        run = start_run(address, "small")
-        send(address, steps(run, bodies, range(SMALL_STEPS // 2)), CONNECTIONS)
-        database = Path(folder) / "foreshock-data" / "foreshock.db"
+    with service() as (folder, http):
+        run = start_run(http, "small")
+        send_steps(http, run, bodies, range(SMALL_STEPS // 2))
+        database = folder / "foreshock-data" / "foreshock.db"
         before = database_bytes(database)
-        rate = measured(address, steps(run, bodies, range(SMALL_STEPS // 2, SMALL_STEPS * 3 // 2)))
-        return rate, (database_bytes(database) - before) / SMALL_STEPS
+        per_second, _ = measured(http, run, bodies, range(SMALL_STEPS // 2, SMALL_STEPS * 3 // 2))
+        return per_second, (database_bytes(database) - before) / SMALL_STEPS
 
 
 def database_bytes(path: Path) -> int:
@@ -285,25 +223,18 @@ def main() -> int:
     parser.add_argument("--beside", default=BESIDE, help=f"the revision to compare with (default {BESIDE})")
     arguments = parser.parse_args()
     before, now = paired_cpu(arguments.beside)
-    rate, memory = large_steps(arguments.tokens)
+    per_second, memory = large_steps(arguments.tokens)
     small, each = small_steps()
-    per_second = rate.per_second * LARGE[0] * LARGE[1]
-    table = [
-        (f"CPU ms, 384k tokens: {1e3 * before:.0f} before", 1e3 * now, 1e3 * before * BAR_CPU, now <= BAR_CPU * before),
-        ("M tokens/s", per_second / 1e6, BAR_TOKENS / 1e6, per_second >= BAR_TOKENS),
-        ("peak memory, MiB", memory.peak / 2**20, BAR_MEMORY / 2**20, memory.peak < BAR_MEMORY),
-        ("memory, last third over second third", memory.growth, BAR_GROWTH, memory.growth <= BAR_GROWTH),
-        ("small steps/s", small.per_second, BAR_STEPS, small.per_second >= BAR_STEPS),
-        ("bytes of database a small step", each, BAR_BYTES, each <= BAR_BYTES),
-    ]  # fmt: skip
-    for text, value, bar, reached in table:
-        print(f"{text:60}{value:>12,.2f}{bar:>12,.2f}{'' if reached else '  not reached'}")
-    print(
-        f"cpu_ratio={now / before:.3f} tokens_per_second={per_second:.0f} memory_mib={memory.peak / 2**20:.0f} "
-        f"memory_growth={memory.growth:.3f} small_steps_per_second={small.per_second:.1f} "
-        f"bytes_per_small_step={each:.0f}"
+    return report(
+        [
+            Line("cpu_ratio", f"CPU of 384k tokens, × {1e3 * before:.0f} ms before", now / before, BAR_CPU),
+            Line("tokens_per_second", "tokens/s", per_second, BAR_TOKENS, at_least=True),
+            Line("memory_mib", "peak memory, MiB", max(memory) / 2**20, BAR_MEMORY),
+            Line("memory_growth", "memory, last third over second third", growth(memory), BAR_GROWTH),
+            Line("small_steps_per_second", "small steps/s", small, BAR_STEPS, at_least=True),
+            Line("bytes_per_small_step", "bytes of database a small step", each, BAR_BYTES),
+        ]
     )
-    return 0 if all(reached for *_, reached in table) else 1
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.bars import Line, report
 from foreshock.diagnosis.weights import verdict_in_words
 from foreshock.notary import Holding, ask_sglang, ask_vllm, judge, tensors_of
 from tests.foreshock.notary.faults import Weights, announced, held, weights_of
@@ -227,11 +228,11 @@ def _ask_real_engines() -> bool:
     return said == 2 * ["Engine 0 holds step 0, while the trainer is at step 2.", "Engine 0 holds step 2."]
 
 
-def main() -> None:
-    """Measure, print and exit 1 below a bar."""
+def main() -> int:
+    """Measure and print; return 1 below a bar."""
     torch.set_num_threads(1)
     if sys.argv[1:] == ["engines"]:
-        sys.exit(0 if _ask_real_engines() else 1)
+        return 0 if _ask_real_engines() else 1
     named, count = 0, 0
     for title, holding, expected in _faults():
         history, variants = _announced_for(title)
@@ -245,7 +246,6 @@ def main() -> None:
     # A copy moves each byte twice. Integers are slower beside memory on a CPU than on a GPU.
     by_ratio = PARAMETERS * 2 * 2 / GPU_BYTES_PER_SECOND / TRAINER_GPUS * copied / speed
     share, share_by_ratio = ((seconds + host) / STEP_SECONDS for seconds in (gpu, by_ratio))
-    print(f"faults named: {named} of {count}; false alarms: {alarms} in {CLEAN_SYNCS} clean syncs of {ENGINES} engines")
     print(
         f"measured: one thread of this CPU digests {speed / 1e9:.2f} GB/s and copies {copied / 1e9:.2f} GB/s; the "
         f"client's threads take {1e3 * host:.1f} ms a sync"
@@ -255,12 +255,19 @@ def main() -> None:
         f"by traffic, {1e3 * by_ratio:.0f} ms by the measured ratio; with the client {100 * share:.2f} % and "
         f"{100 * share_by_ratio:.2f} % of a step of {STEP_SECONDS:g} s"
     )
-    found: dict[str, float] = {"faults": count, "named": named, "clean_syncs": CLEAN_SYNCS, "false_alarms": alarms}
-    found |= {"bytes_per_second": speed, "host_seconds": host, "share_of_step": share}
-    found |= {"copied_bytes_per_second": copied, "share_by_ratio": share_by_ratio}
-    print(" ".join(f"{name}={value:.4g}" for name, value in found.items()))
-    sys.exit(1 if named < count or count < 20 or alarms or share >= LARGEST_SHARE else 0)
+    return report(
+        [
+            Line("named", "faults that are named", named, max(count, 20), at_least=True),
+            Line("false_alarms", f"false alarms in {CLEAN_SYNCS} clean syncs of {ENGINES} engines", alarms, 0),
+            Line("share_of_step", "share of a step", share, LARGEST_SHARE),
+        ],
+        faults=count,
+        bytes_per_second=speed,
+        host_seconds=host,
+        copied_bytes_per_second=copied,
+        share_by_ratio=share_by_ratio,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

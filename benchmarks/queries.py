@@ -16,7 +16,6 @@ import math
 import multiprocessing
 import sqlite3
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,8 +26,8 @@ from statistics import median
 import httpx
 import numpy as np
 
-from benchmarks.ingest import PARQUET, encoded_shards
-from benchmarks.running_service import running_service
+from benchmarks.bars import Line, report
+from benchmarks.ingest import encoded_shards, put_step, service, start_run
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.measures.registry import MEASURES, STEP_MEASURES
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
@@ -40,17 +39,8 @@ CURVE_STEPS, REPEATS, TOKENS_PER_SECOND, BAR_CURVES = 10_000, 200, 1e6, 0.1
 RUNS, CHANGES, BAR_POLL = 1_000, 200, 1.5
 DERIVED_STEPS, BAR_DERIVED, BAR_SLOWER, BAR_UPLOAD = 5_000, 10.0, 2.0, 1.0
 
-Found = tuple[dict[str, float], bool]
-
-
-def start_runs(http: httpx.Client, count: int, prefix: str) -> list[str]:
-    """Create runs with one attempt each; return their ids."""
-    runs = []
-    for number in range(count):
-        run = http.post("/v1/runs", json={"key": f"{prefix}-{number}", "advice_mode": "apply"}).raise_for_status()
-        runs.append(run.json()["id"])
-        http.post(f"/v1/runs/{runs[-1]}/attempts", json={"key": "first"}).raise_for_status()
-    return runs
+Found = tuple[list[Line], dict[str, float]]
+"""Values with bars, and other figures."""
 
 
 def fill_steps(folder: Path, run: str, steps: int) -> None:
@@ -76,16 +66,6 @@ def fill_steps(folder: Path, run: str, steps: int) -> None:
 def _insert(database: sqlite3.Connection, table: str, rows: Sequence[dict[str, object]]) -> None:
     names, marks = ", ".join(rows[0]), ", ".join("?" * len(rows[0]))
     database.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", [tuple(row.values()) for row in rows])
-
-
-@contextmanager
-def service(**settings: str) -> Iterator[tuple[Path, httpx.Client]]:
-    with (
-        tempfile.TemporaryDirectory(prefix="foreshock-queries-") as folder,
-        running_service(Path(folder), **settings) as url,
-        httpx.Client(base_url=url, timeout=600, headers={"Accept-Encoding": "identity"}) as http,
-    ):
-        yield Path(folder), http
 
 
 @contextmanager
@@ -115,18 +95,10 @@ def _upload(url: str, run: str, size: tuple[int, int], each: float, first: int, 
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def put_step(http: httpx.Client, run: str, step: int, body: bytes) -> float:
-    """Upload a step of one shard; return the seconds."""
-    begin = time.perf_counter()
-    path = f"/v1/runs/{run}/steps/{step}/rollouts/0"
-    http.put(path, content=body, headers={"Content-Type": PARQUET}).raise_for_status()
-    return time.perf_counter() - begin
-
-
 def curves() -> Found:
     """Ask for the curves of a run again and again while its steps arrive."""
     with service() as (folder, http):
-        (run,) = start_runs(http, 1, "curves")
+        run = start_run(http, "curves")
         fill_steps(folder, run, CURVE_STEPS)
         # The first upload derives the detection of the steps that SQL wrote; the part `derivation` measures that.
         (body,) = encoded_shards(*SMALL, 1)
@@ -138,10 +110,12 @@ def curves() -> Found:
             before, begin = sent.value, time.perf_counter()
             seconds = _curve_seconds(http, run, REPEATS)
             rate = tokens * (sent.value - before) / (time.perf_counter() - begin)
-    p99 = float(np.percentile(seconds, 99))
-    found = {"curves_alone_p99_ms": 1e3 * float(np.percentile(alone, 99)), "curves_p99_ms": 1e3 * p99}
-    found |= {"curves_median_ms": 1e3 * median(seconds), "curves_tokens_per_s": rate}
-    return found, p99 < BAR_CURVES and rate >= 0.98 * TOKENS_PER_SECOND
+    lines = [
+        Line("curves_p99_ms", "curves at p99, ms", 1e3 * float(np.percentile(seconds, 99)), 1e3 * BAR_CURVES),
+        Line("curves_tokens_per_s", "tokens/s meanwhile", rate, 0.98 * TOKENS_PER_SECOND, at_least=True),
+    ]
+    alone_p99 = 1e3 * float(np.percentile(alone, 99))
+    return lines, {"curves_alone_p99_ms": alone_p99, "curves_median_ms": 1e3 * median(seconds)}
 
 
 def _curve_seconds(http: httpx.Client, run: str, repeats: int) -> list[float]:
@@ -159,10 +133,10 @@ def _curve_seconds(http: httpx.Client, run: str, repeats: int) -> list[float]:
 def polls() -> Found:
     """Change the advice of one run after the other, while the trainer of each polls it."""
     with service(FORESHOCK_TOKEN_PASS="numpy") as (_, http):
-        runs = start_runs(http, RUNS, "polled")
+        runs = [start_run(http, f"polled-{number}", advice_mode="apply") for number in range(RUNS)]
         seconds = asyncio.run(_changes(str(http.base_url), runs))
-    p99 = float(np.percentile(seconds, 99))
-    return {"poll_p99_s": p99, "poll_median_s": median(seconds), "poll_max_s": max(seconds)}, p99 <= BAR_POLL
+    line = Line("poll_p99_s", "a trainer hears of a change, p99, s", float(np.percentile(seconds, 99)), BAR_POLL)
+    return [line], {"poll_median_s": median(seconds), "poll_max_s": max(seconds)}
 
 
 async def _changes(url: str, runs: list[str]) -> list[float]:
@@ -212,7 +186,7 @@ def derivation() -> Found:
     """Let other ranges hold for a long run, from its first step on, while another one uploads."""
     (body,) = encoded_shards(*SMALL, 1)
     with service() as (folder, http):
-        long, other = start_runs(http, 2, "derived")
+        long, other = start_run(http, "long"), start_run(http, "other")
         fill_steps(folder, long, DERIVED_STEPS)
         put_step(http, long, DERIVED_STEPS, body)
         _until_derived(folder)
@@ -224,9 +198,12 @@ def derivation() -> Found:
             busy.append(put_step(http, other, 100 + len(busy), body))
             time.sleep(0.05)
         seconds = time.perf_counter() - begin
-    slower = median(busy) / median(quiet)
-    found = {"derived_s": seconds, "upload_times": slower, "upload_max_s": max(busy), "uploads": float(len(busy))}
-    return found, seconds <= BAR_DERIVED and slower <= BAR_SLOWER and max(busy) <= BAR_UPLOAD
+    lines = [
+        Line("derived_s", f"{DERIVED_STEPS:,} steps derived again, s", seconds, BAR_DERIVED),
+        Line("upload_times", "uploads meanwhile, times the median", median(busy) / median(quiet), BAR_SLOWER),
+        Line("upload_max_s", "the slowest of them, s", max(busy), BAR_UPLOAD),
+    ]
+    return lines, {"uploads": float(len(busy))}
 
 
 def _is_derived(folder: Path) -> bool:
@@ -247,16 +224,12 @@ def main(names: list[str]) -> int:
     if unknown := sorted(set(names) - set(PARTS)):
         print(f"unknown part {unknown[0]!r}; parts: {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    found: dict[str, float] = {}
-    missed = []
+    lines, figures = list[Line](), dict[str, float]()
     for name in names or PARTS:
-        figures, is_reached = PARTS[name]()
-        print(f"{name:12}{'reached' if is_reached else 'NOT reached':12}", end="")
-        print(", ".join(f"{key} {value:,.3f}" for key, value in figures.items()), flush=True)
-        found |= figures
-        missed += [] if is_reached else [name]
-    print(*(f"{key}={value:.6g}" for key, value in found.items()), f"missed={','.join(missed) or 'none'}")
-    return 1 if missed else 0
+        measured, others = PARTS[name]()
+        lines += measured
+        figures |= others
+    return report(lines, **figures)
 
 
 if __name__ == "__main__":

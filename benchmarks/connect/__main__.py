@@ -2,47 +2,30 @@
 
     python -m benchmarks.connect [PART …]
 
-Parts, each a module beside this one: `stall`, `statistics_mode`, `ranks`. Each prints its table. The last line
-has all figures; exits 1 if a bar is missed.
+Parts, each a module beside this one with `run() -> list[Line]`: `stall`, `statistics_mode`, `ranks`.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
 import sys
-from types import ModuleType
+
+from benchmarks.bars import Line, report
 
 PARTS = ("stall", "statistics_mode", "ranks")
 
 
-def main() -> int:
+def main(names: list[str]) -> int:
     """Run the chosen parts; return 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"default: {' '.join(PARTS)}")
-    chosen = parser.parse_args().parts or PARTS
-    if unknown := set(chosen) - set(PARTS):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
-    print(f"load average at the start: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
-    figures: dict[str, float] = {}
-    missed = []
-    for name in chosen:
-        part = importlib.import_module(f"benchmarks.connect.{name}")
-        print(f"\n{name}: {_title(part)}\n", flush=True)
-        found = part.run()
-        figures |= found
-        if not part.reached(found):
-            missed.append(name)
-    print()
-    print(*(f"{name}={value:.4g}" for name, value in figures.items()), f"missed={','.join(missed) or 'none'}")
-    return 1 if missed else 0
-
-
-def _title(part: ModuleType) -> str:
-    first = (part.__doc__ or "").partition("\n")[0]
-    return first.partition("`make bench-connect`: ")[2] or first
+    if unknown := set(names) - set(PARTS):
+        print(f"unknown part {min(unknown)!r}; parts: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    lines: list[Line] = []
+    for name in names or PARTS:
+        print(f"\n{name}\n", flush=True)
+        lines += importlib.import_module(f"benchmarks.connect.{name}").run()
+    return report(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

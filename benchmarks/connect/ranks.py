@@ -34,6 +34,7 @@ import httpx
 import numpy as np
 
 import foreshock
+from benchmarks.bars import Line
 from benchmarks.running_service import running_service
 from tests.ports import free_port
 
@@ -78,12 +79,7 @@ class Outcome:
         return max(0, self.held - self.logged)
 
 
-def reached(found: dict[str, float]) -> bool:
-    """Return True if no rollout is lost or counts twice, and each launch is one attempt."""
-    return found["ranks_cases"] > 0 and not any(value for name, value in found.items() if name != "ranks_cases")
-
-
-def run() -> dict[str, float]:
+def run() -> list[Line]:
     """Print the table of all combinations; return the cases, and the sums over them."""
     lost = twice = cases = wrong_attempts = 0
     columns = f"{'logged':>8}{'held':>6}{'lost':>6}{'twice':>7}{'attempts':>10}"
@@ -101,9 +97,12 @@ def run() -> dict[str, float]:
                         f"{found.twice:7}{found.attempts:10}  {', '.join(found.alerts) or 'none'}",
                         flush=True,
                     )
-    return {
-        "ranks_cases": cases, "lost_without_alert": lost, "counted_twice": twice, "wrong_attempts": wrong_attempts
-    }  # fmt: skip
+    return [
+        Line("ranks_cases", "combinations of launchers, scenarios and ranks", cases, 1, at_least=True),
+        Line("lost_without_alert", "rollouts lost without an alert", lost, 0),
+        Line("counted_twice", "rollouts counted twice", twice, 0),
+        Line("wrong_attempts", "launches of another number of attempts", wrong_attempts, 0),
+    ]
 
 
 def _case(url: str, folder: Path, launcher: str, scenario: str, processes: int) -> Outcome:

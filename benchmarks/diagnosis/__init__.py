@@ -1,1 +1,1 @@
-"""Whether what Foreshock says of a run is true, where the truth is known: one module a family."""
+"""What the diagnosis finds, measured by families of cases."""

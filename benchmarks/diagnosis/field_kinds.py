@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.diagnosis.family import Family
+from benchmarks.bars import Line
 from foreshock.lint import lint_batch
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 
@@ -384,7 +384,7 @@ def measure_kind(kind: Kind, batches: int, seed: int) -> tuple[int, int, Counter
     return right, silent, false
 
 
-def measure() -> Family:
+def measure() -> list[Line]:
     """Return the worst kind's share of right findings, and the number of false ones; print a line for each kind."""
     least, false_findings = 1.0, 0
     for place, (name, kind) in enumerate(KINDS.items()):
@@ -392,8 +392,10 @@ def measure() -> Family:
         wrong = ", ".join(f"{found} {count}" for found, count in false.items()) or "none"
         print(f"{name:36s} right {right:3d} of {_BATCHES}, silent {silent:3d}, false: {wrong}", flush=True)
         least, false_findings = min(least, right / _BATCHES), false_findings + sum(false.values())
-    reached = least >= LEAST_RIGHT and not false_findings
-    return Family(reached, [f"field_kinds_least_right={least:.3g}", f"field_kinds_false={false_findings}"])
+    return [
+        Line("field_kinds_least_right", "right findings of the worst kind", least, LEAST_RIGHT, at_least=True),
+        Line("field_kinds_false", "false findings", false_findings, 0),
+    ]
 
 
 if __name__ == "__main__":

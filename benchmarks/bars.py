@@ -1,0 +1,47 @@
+"""The table and the line of key=value pairs that benchmarks print, and their exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table: a value and its bar, the largest that it may be, or the least with `at_least`.
+
+    Without a bar, or with a value that was not measured (None), the line is reached.
+    """
+
+    key: str
+    text: str
+    value: float | None
+    bar: float | None = None
+    at_least: bool = False
+
+    @property
+    def is_reached(self) -> bool:
+        """Return whether the value is on the right side of the bar."""
+        if self.value is None or self.bar is None:
+            return True
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+
+def report(lines: Sequence[Line], **figures: float) -> int:
+    """Print the lines beside their bars, and all values with `figures` as pairs; return 0 if every bar is reached."""
+    width = max(len(line.text) for line in lines)
+    print(f"\n{'':{width}}{'value':>14}{'bar':>14}")
+    for line in lines:
+        shown = [_shown(line.value), _shown(line.bar)]
+        print(f"{line.text:{width}}{shown[0]:>14}{shown[1]:>14}{'' if line.is_reached else '  not reached'}")
+    is_reached = all(line.is_reached for line in lines)
+    values = {line.key: line.value for line in lines} | figures
+    pairs = [f"{name}={'none' if value is None else f'{value:.6g}'}" for name, value in values.items()]
+    print(*pairs, f"reached={str(is_reached).lower()}")
+    return 0 if is_reached else 1
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1e4 else f"{value:.4g}"
