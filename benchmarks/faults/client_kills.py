@@ -6,29 +6,32 @@ kill is listed from outside and must be in the service at the end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from sqlalchemy import select
 
-from benchmarks.faults.gate import Gate, Mode
 from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE, arm
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import Totals, check_files
 from benchmarks.faults.workload import make_batch
 from foreshock import Client
 from foreshock.digests import digest_of_bytes
-from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
 
+Mode = Literal["open", "closed", "no answers"]
 _MODES: tuple[Mode, ...] = ("closed", "no answers", "open")
 _STEPS = 8
 _POINT_SECONDS = 2.5
@@ -36,6 +39,61 @@ _DRAIN_SECONDS = 300.0
 
 Spooled = tuple[str, str, int]
 """Key of the attempt, kind, step."""
+
+
+class Gate:
+    """A gate in front of the service: open, closed, or letting requests in and no answers out.
+
+    A TCP port that forwards to another one; the mode may change at any time. Closed with `close`."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._mode: Mode = "open"
+        self._connections: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def set(self, mode: Mode) -> None:
+        """Change the mode, also for the connections that are open."""
+        self._mode = mode
+        if mode == "closed":
+            for connection in list(self._connections):
+                _shut(connection)
+
+    def close(self) -> None:
+        """Accept nothing any more."""
+        self.set("closed")
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                if self._mode == "closed":
+                    connection.close()
+                    continue
+                with contextlib.suppress(OSError):
+                    other = socket.create_connection(("127.0.0.1", self._target))
+                    self._connections |= {connection, other}
+                    for ends in ((connection, other, False), (other, connection, True)):
+                        threading.Thread(target=self._forward, args=ends, daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if answers and self._mode == "no answers":
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            _shut(end)
+            self._connections.discard(end)
+
+
+def _shut(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 def run_client_kills(totals: Totals, *, most: int, seed: int) -> None:
@@ -130,8 +188,7 @@ def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled,
         findings.problem("undelivered", f"{len(left)} items are still in the spool: {list(left)[:3]}")
     if rejected:
         findings.problem("rejected", f"{len(rejected)}: {rejected[0].read_text()[:300]}")
-    database = Database(served.database_url)
-    try:
+    with served.database() as database:
         with database.read() as session:
             run = session.scalars(select(Run).where(Run.key == "trained")).one()
             keys = {row.attempt: row.key for row in session.scalars(select(Attempt).where(Attempt.run_id == run.id))}
@@ -149,8 +206,6 @@ def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled,
         findings.counts["spooled_items"] += len(expected)
         findings.counts["acknowledged_shards"] += len(shards)
         check_files(findings, database, served.store)
-    finally:
-        database.close()
     for text in findings.problems:
         print(f"  {text}", flush=True)
 

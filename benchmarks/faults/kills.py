@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.faults.kill_points import SERVICE_POINTS
-from benchmarks.faults.senders import RunSender, Stopped
+from benchmarks.faults.senders import RunSender
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import (
     ORPHAN_GRACE_SECONDS,
@@ -18,10 +18,8 @@ from benchmarks.faults.verify import (
     check_catalogue,
     check_files,
     verify_run,
-    wait_until_settled,
 )
 from benchmarks.faults.workload import RunPlan, plan_run
-from foreshock_service.platform.database.session import Database
 
 RANDOM_SHARE, STARTING_SHARE, DECODER_SHARE = 0.35, 0.06, 0.08
 _POINT_SECONDS = 5.0
@@ -70,9 +68,8 @@ class Campaign:
                 served.start()
                 served.wait_until("/readyz")
                 check_catalogue(self.totals.findings, served)
-                database = Database(served.database_url)
-                check_files(self.totals.findings, database, served.store)
-                database.close()
+                with served.database() as database:
+                    check_files(self.totals.findings, database, served.store)
             finally:
                 served.kill()
                 clean.kill()
@@ -88,12 +85,9 @@ class Campaign:
         plan = plan_run(self._seed * 100_003 + number, serial=number % 2 == 1, phases=self._phases)
         served.kill()
         served.settings["FORESHOCK_STEP_GRACE_SECONDS"] = _grace_of(plan)
-        stop = threading.Event()
-        sender = RunSender(served.url, plan, stop=stop)
-        thread = threading.Thread(target=_until_stopped, args=(sender,), name="senders")
-        thread.start()
+        sender = RunSender(served.url, plan)
         begun, killed, running = time.monotonic(), 0, False
-        try:
+        with sender.running() as thread:
             while thread.is_alive():
                 if killed < self._kills_a_run and self._goes_on:
                     self._kill_once(draw, served, sender, thread)
@@ -105,9 +99,6 @@ class Campaign:
                 thread.join(0.05)
                 if not served.alive:
                     raise RuntimeError(f"the service ended by itself: {served.end_of_log()}")
-        except BaseException:
-            stop.set()
-            raise
         self._verify_pending(served, clean)
         self._pending = (plan, sender)
         self.totals.runs += 1
@@ -136,22 +127,7 @@ class Campaign:
                 each.start()
             if not each.wait_until("/readyz"):
                 raise RuntimeError(f"the service ended by itself: {each.end_of_log()}")
-        reference = RunSender(clean.url, plan, canonical=True)
-        reference.run()
-        database, clean_database = Database(served.database_url), Database(clean.database_url)
-        before = len(self.totals.findings.problems)
-        try:
-            for written, run_id in ((database, sender.run_id), (clean_database, reference.run_id)):
-                if not wait_until_settled(written, run_id):
-                    self.totals.findings.problem("not_closed", f"{plan.key}: steps stay open or attributions stale")
-            verify_run(
-                self.totals.findings, database, served.store, served.url, sender, reference, clean_database, clean.url
-            )
-        finally:
-            database.close()
-            clean_database.close()
-        for text in self.totals.findings.problems[before:]:
-            print(f"  {text}", flush=True)
+        verify_run(self.totals.findings, served, lambda: served.store, sender, clean)
 
     def _kill_once(self, draw: random.Random, served: Served, sender: RunSender, senders: threading.Thread) -> None:
         """Start the service, which does not run, and kill it at a random moment or at a point."""
@@ -205,10 +181,3 @@ class Campaign:
                 self._used[point] += 1
                 return point
         return "random, point not reached"
-
-
-def _until_stopped(sender: RunSender) -> None:
-    try:
-        sender.run()
-    except Stopped:
-        return

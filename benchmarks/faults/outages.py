@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.kills import GRACE_SECONDS
-from benchmarks.faults.senders import RunSender, Stopped
+from benchmarks.faults.senders import RunSender
 from benchmarks.faults.served import Served
-from benchmarks.faults.verify import ORPHAN_GRACE_SECONDS, Totals, check_catalogue, verify_run, wait_until_settled
+from benchmarks.faults.verify import ORPHAN_GRACE_SECONDS, Totals, check_catalogue, verify_run
 from benchmarks.faults.workload import plan_run
-from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import open_store
 from tests.service.object_store import ACCESS_KEY, SECRET_KEY, ObjectStoreServer
@@ -68,18 +67,8 @@ def _one_run(
 ) -> None:  # fmt: skip
     draw = random.Random(f"{seed}-{name}-{totals.runs}")
     plan = plan_run(seed * 100_003 + totals.runs, serial=False, phases=phases)
-    stop = threading.Event()
-    sender, reference = RunSender(served.url, plan, stop=stop), RunSender(clean.url, plan, canonical=True)
-
-    def send() -> None:
-        try:
-            sender.run()
-        except Stopped:
-            return
-
-    thread = threading.Thread(target=send, name="senders")
-    thread.start()
-    try:
+    sender = RunSender(served.url, plan)
+    with sender.running() as thread:
         while thread.is_alive() and totals.done < most:
             _wait_for_answers(draw, sender, thread)
             need.kill()
@@ -88,22 +77,7 @@ def _one_run(
             need.start()
             if not served.alive:
                 raise RuntimeError(f"the service ended without {name}: {served.end_of_log()}")
-        thread.join()
-    except BaseException:
-        stop.set()
-        raise
-    reference.run()
-    database, clean_database = Database(served.database_url), Database(clean.database_url)
-    try:
-        for each, run in ((database, sender.run_id), (clean_database, reference.run_id)):
-            if not wait_until_settled(each, run):
-                totals.findings.problem("not_closed", f"{plan.key}: steps stay open or attributions stale")
-        verify_run(
-            totals.findings, database, _files_of(served), served.url, sender, reference, clean_database, clean.url
-        )
-    finally:
-        database.close()
-        clean_database.close()
+    verify_run(totals.findings, served, lambda: _files_of(served), sender, clean)
     print(
         f"{time.strftime('%H:%M:%S')} {name:11s} killed {totals.done:3d}/{most}, acknowledged shards "
         f"{totals.findings.counts['acknowledged_shards']:6,d}, sent again {sender.journal.failed_requests:5,d}, "

@@ -12,7 +12,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from benchmarks.faults.served import Served
 from benchmarks.faults.verify import ORPHAN_GRACE_SECONDS, Findings, Totals, check_catalogue
 from benchmarks.faults.workload import make_batch
 from foreshock.rollouts import RolloutBatch, decode_rollouts, encode_rollouts
-from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.database.tables import FileRemoval, Shard
 from tests.service.sending import PARQUET
 
@@ -134,7 +133,7 @@ class _Round:
             deletions = listed["items"]
             if not deletions or any(each["state"] != "done" for each in deletions):
                 return False
-            with _open(self._served) as database, database.read() as session:
+            with self._served.database() as database, database.read() as session:
                 waiting = session.scalar(
                     select(func.count()).select_from(FileRemoval).where(FileRemoval.reason != "orphan")
                 )
@@ -148,7 +147,7 @@ class _Round:
     def _verify(self, before: dict[str, Any]) -> None:
         if httpx.get(self._url("deleted"), timeout=30).status_code != 410:
             self._findings.problem("not_removed", f"{self._name}: the deleted run is not 410")
-        with _open(self._served) as database, database.read() as session:
+        with self._served.database() as database, database.read() as session:
             rows = session.scalars(select(Shard).where(Shard.run_id.in_(self._runs.values()))).all()
         of_run = {run: what for what, run in self._runs.items()}
         for row in rows:
@@ -175,15 +174,6 @@ class _Round:
 
     def _url(self, what: str) -> str:
         return f"{self._served.url}/v1/runs/{self._runs[what]}"
-
-
-@contextlib.contextmanager
-def _open(served: Served) -> Iterator[Database]:
-    database = Database(served.database_url)
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 def _wait_until(reached: Callable[[], bool], seconds: float) -> bool:

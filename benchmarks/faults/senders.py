@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +51,7 @@ class Journal:
 class RunSender:
     """Sends one plan to one service. `run` does so in the calling thread and those of the ranks."""
 
-    def __init__(
-        self, url: str, plan: RunPlan, *, canonical: bool = False, stop: threading.Event | None = None
-    ) -> None:
+    def __init__(self, url: str, plan: RunPlan, *, canonical: bool = False) -> None:
         self.plan = plan
         self.journal = Journal()
         self.run_id = ""
@@ -60,7 +59,7 @@ class RunSender:
         """True while a worker scores a probe of the run."""
         self._url = url
         self._canonical = canonical
-        self._stop = stop or threading.Event()
+        self._stop = threading.Event()
 
     def run(self) -> None:
         """Send the whole plan: in `canonical` order by one thread, else by the threads of the ranks."""
@@ -78,6 +77,23 @@ class RunSender:
                     self.replaying = True
                     self._replay(http, phase)
                     self.replaying = False
+
+    @contextmanager
+    def running(self) -> Iterator[threading.Thread]:
+        """Send the plan in a thread of its own, which ends before the block does; an error in the block stops it."""
+
+        def send() -> None:
+            with suppress(Stopped):
+                self.run()
+
+        thread = threading.Thread(target=send, name="senders")
+        thread.start()
+        try:
+            yield thread
+        except BaseException:
+            self._stop.set()
+            raise
+        thread.join()
 
     def _register(self, http: httpx.Client, phase: Phase) -> None:
         body = {"key": self.plan.key, "initial_learning_rate": 1e-6, "advice_mode": "apply", "model_kind": "dense"}

@@ -7,6 +7,8 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ import psutil
 
 from benchmarks.faults.kill_points import VARIABLE
 from benchmarks.forking import fork_service
+from foreshock_service.platform.database.session import Database
 from tests.ports import free_port
 
 PATIENCE_SECONDS = 600.0
@@ -121,6 +124,15 @@ class Served:
                 if "spawn_main" in " ".join(each.cmdline()):
                     found.append(each)
         return found
+
+    @contextmanager
+    def database(self) -> Iterator[Database]:
+        """Open its database, beside it."""
+        database = Database(self.database_url)
+        try:
+            yield database
+        finally:
+            database.close()
 
     def end_of_log(self) -> str:
         """Return the newest lines of its log."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,24 @@ def wait_until_settled(database: Database, run_id: str) -> bool:
 
 
 def verify_run(
-    findings: Findings, database: Database, store: Path, url: str, sender: RunSender, clean: RunSender,
-    clean_database: Database, clean_url: str,
-) -> None:  # fmt: skip
-    """Check one run of the killed service against its journal, its files and the run of the clean service."""
+    findings: Findings, served: Served, files: Callable[[], Path], sender: RunSender, clean_service: Served
+) -> None:
+    """Send a run to a service without kills too; check it against its journal, its `files` and that one's run."""
+    clean, before = RunSender(clean_service.url, sender.plan, canonical=True), len(findings.problems)
+    clean.run()
+    with served.database() as database, clean_service.database() as clean_database:
+        for each, run_id in ((database, sender.run_id), (clean_database, clean.run_id)):
+            if not wait_until_settled(each, run_id):
+                findings.problem("not_closed", f"{sender.plan.key}: steps stay open or attributions stale")
+        _check_run(findings, database, files(), sender, clean, clean_database)
+        _check_answers(findings, sender, served.url, clean, clean_service.url)
+    for text in findings.problems[before:]:
+        print(f"  {text}", flush=True)
+
+
+def _check_run(
+    findings: Findings, database: Database, store: Path, sender: RunSender, clean: RunSender, clean_database: Database
+) -> None:
     where = sender.plan.key
     for text in sender.journal.refusals:
         findings.problem("refused", f"{where}: {text}")
@@ -134,7 +149,6 @@ def verify_run(
     if found != expected:
         findings.problem("mismatches", f"{where}: findings: {_first_difference(found, expected)}")
     _check_advice(findings, where, sender, ours["advice_decisions"], theirs["advice_decisions"])
-    _check_answers(findings, sender, url, clean, clean_url)
 
 
 def check_files(findings: Findings, database: Database, store: Path) -> None:
