@@ -24,50 +24,19 @@ Steps = dict[int, RolloutBatch]
 _OTHER_NAME_OF_A_SHIFT = ("mean_ratio", "tokens_without_engine", "tokens_without_trainer")
 
 
-def as_logged(batch: RolloutBatch) -> RolloutBatch:
-    """Return the batch unchanged."""
-    return batch
+def with_target(change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Edit:
+    """Return the edit that changes log π."""
+    return lambda batch: replace(batch, trainer_log_probs=change(_target(batch)))
 
 
-def shifted(batch: RolloutBatch) -> RolloutBatch:
-    """Shift log π by one token: logits[:, 1:] instead of logits[:, :-1]."""
-    return replace(batch, trainer_log_probs=np.roll(_target(batch), 1))
+def of_one_prompt(batch: RolloutBatch) -> RolloutBatch:
+    """Keep 16 rollouts of one prompt."""
+    return batch.select(range(16))
 
 
-def negated(batch: RolloutBatch) -> RolloutBatch:
-    """Log the trainer's negative log-likelihood."""
-    return replace(batch, trainer_log_probs=-_target(batch))
-
-
-def probabilities(batch: RolloutBatch) -> RolloutBatch:
-    """Log the trainer's probabilities."""
-    return replace(batch, trainer_log_probs=np.exp(_target(batch)))
-
-
-def base_2(batch: RolloutBatch) -> RolloutBatch:
-    """Log the trainer's log-probs to base 2."""
-    return replace(batch, trainer_log_probs=_target(batch) / np.float32(np.log(2)))
-
-
-def bypass(batch: RolloutBatch) -> RolloutBatch:
-    """Log the engine's log-probs as the trainer's."""
-    return replace(batch, trainer_log_probs=batch.rollout_log_probs)
-
-
-def engine_shifted(batch: RolloutBatch) -> RolloutBatch:
-    """Shift log μ by one token the other way."""
-    return replace(batch, rollout_log_probs=np.roll(_behaviour(batch), -1))
-
-
-def base_10(batch: RolloutBatch) -> RolloutBatch:
-    """Log the trainer's log-probs to base 10."""
-    return replace(batch, trainer_log_probs=_target(batch) / np.float32(np.log(10)))
-
-
-def rounded(batch: RolloutBatch) -> RolloutBatch:
-    """Round the trainer's log-probs to bfloat16."""
-    bits = _target(batch).view(np.uint32)
-    return replace(batch, trainer_log_probs=((bits + 0x8000) & np.uint32(0xFFFF0000)).view(np.float32))
+def in_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the values rounded to bfloat16."""
+    return ((values.view(np.uint32) + 0x8000) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def mask_shifted(batch: RolloutBatch) -> RolloutBatch:
@@ -77,33 +46,18 @@ def mask_shifted(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, response_mask=mask)
 
 
-def nan_logged(batch: RolloutBatch) -> RolloutBatch:
-    """Log NaN as log π of every twentieth token."""
-    target = np.where(np.arange(batch.num_tokens) % 20 == 7, np.float32(np.nan), _target(batch))
-    return replace(batch, trainer_log_probs=target)
-
-
-def sixteen(batch: RolloutBatch) -> RolloutBatch:
-    """Keep 16 rollouts of one prompt."""
-    return batch.select(range(16))
-
-
 def duplicated(batch: RolloutBatch, share: float = 1.0) -> RolloutBatch:
     """Log a share of the rollouts twice, as a batch that is padded to a multiple, or that two ranks log."""
     again = batch.select([*range(batch.num_rollouts), *range(round(share * batch.num_rollouts))])
     return replace(again, sample_ids=[f"row-{row}" for row in range(again.num_rollouts)])
 
 
-def quarter_duplicated(batch: RolloutBatch) -> RolloutBatch:
-    """Log a quarter of the rollouts twice."""
-    return duplicated(batch, 0.25)
-
-
-def logged(run: RecordedRun, step: int, edit: Edit) -> Callable[[Bench], Outcome]:
+def logged(run: RecordedRun, step: int, edit: Edit | None = None, name: str = "clean") -> Callable[[Bench], Outcome]:
     """Return a case's function: log one recorded step, edited, and return what is shown of it."""
 
     def case(bench: Bench) -> Outcome:
-        return _shown(bench, f"{run.name}-{step}-{edit.__name__}", {step: edit(run.rollouts(step))})
+        batch = run.rollouts(step)
+        return _shown(bench, f"{run.name}-{step}-{name.replace(' ', '-')}", {step: edit(batch) if edit else batch})
 
     return case
 
@@ -209,14 +163,19 @@ _LOGIT = {1: 0.8, 45: 1.05}
 
 def _cases() -> tuple[Case, ...]:
     found = [
-        Case(f"clean, run {run.name}, step {step}", None, True, logged(run, step, as_logged))
+        Case(f"clean, run {run.name}, step {step}", None, True, logged(run, step))
         for run in recorded_runs()
         for step in run.steps()
     ]
     shipped = recorded_runs()[0]
     found += [
         Case("clean, a Llama with random weights", None, True, other_architecture),
-        Case("clean, 16 rollouts of one prompt", None, True, logged(shipped, 45, sixteen)),
+        Case(
+            "clean, 16 rollouts of one prompt",
+            None,
+            True,
+            logged(shipped, 45, lambda batch: batch.select(range(16)), "sixteen"),
+        ),
         Case("clean, the pad id sampled and kept", None, True, pad_sampled(45, dropped=False)),
         Case("clean, sampled at temperature 1", None, True, sampled_at(1.0)),
         Case("pad id dropped by the attention mask, step 45", _AFTER_ID, True, pad_sampled(45, dropped=True)),
@@ -232,22 +191,34 @@ def _cases() -> tuple[Case, ...]:
         Case("a certain policy without it", None, True, certain_policy(0.0)),
     ]
     faults: tuple[tuple[str, str, Edit, tuple[str, ...]], ...] = (
-        ("log π shifted by one token", "shifted_log_probs", shifted, _OTHER_NAME_OF_A_SHIFT),
-        ("log μ shifted by one token", "shifted_log_probs", engine_shifted, _OTHER_NAME_OF_A_SHIFT),
+        (
+            "log π shifted by one token", "shifted_log_probs", with_target(lambda pi: np.roll(pi, 1)),
+            _OTHER_NAME_OF_A_SHIFT,
+        ),
+        (
+            "log μ shifted by one token", "shifted_log_probs",
+            lambda batch: replace(batch, rollout_log_probs=np.roll(_behaviour(batch), -1)), _OTHER_NAME_OF_A_SHIFT,
+        ),
         ("response mask shifted by one token", "the mask is shifted by one token", mask_shifted, ()),
-        ("negative log-likelihood logged", "logged with the opposite sign", negated, ()),
-        ("probabilities logged", "log natural-log probabilities, not probabilities", probabilities, ()),
-        ("log π to base 2", "wrong_log_base", base_2, ("mean_ratio",)),
-        ("log π to base 10", "wrong_log_base", base_10, ("mean_ratio",)),
-        ("log π copied from log μ", "identical_log_probs", bypass, ()),
-        ("log π rounded to bfloat16", "rounded_log_probs", rounded, ()),
-        ("log π NaN at every twentieth token", "non_finite_log_probs", nan_logged, ()),
+        ("negative log-likelihood logged", "logged with the opposite sign", with_target(np.negative), ()),
+        ("probabilities logged", "log natural-log probabilities, not probabilities", with_target(np.exp), ()),
+        ("log π to base 2", "wrong_log_base", with_target(lambda pi: pi / np.float32(np.log(2))), ("mean_ratio",)),
+        ("log π to base 10", "wrong_log_base", with_target(lambda pi: pi / np.float32(np.log(10))), ("mean_ratio",)),
+        (
+            "log π copied from log μ", "identical_log_probs",
+            lambda batch: replace(batch, trainer_log_probs=batch.rollout_log_probs), (),
+        ),
+        ("log π rounded to bfloat16", "rounded_log_probs", with_target(in_bfloat16), ()),
+        (
+            "log π NaN at every twentieth token", "non_finite_log_probs",
+            with_target(lambda pi: np.where(np.arange(pi.size) % 20 == 7, np.float32(np.nan), pi)), (),
+        ),
         ("rollouts logged twice", "duplicated_rollouts", duplicated, ()),
-    )
+    )  # fmt: skip
     for name, cause, edit, also_true in faults:
-        found.append(Case(name, cause, True, logged(shipped, 45, edit), also_true, not_healthy=True))
+        found.append(Case(name, cause, True, logged(shipped, 45, edit, name), also_true, not_healthy=True))
     # Of 128 short answers to 8 prompts 70 equal another one by chance: 32 more are within what chance gives.
-    few = logged(shipped, 45, quarter_duplicated)
+    few = logged(shipped, 45, lambda batch: duplicated(batch, 0.25), "quarter twice")
     found.append(Case("a quarter of short rollouts logged twice", "duplicated_rollouts", False, few))
     return tuple(found)
 
