@@ -23,11 +23,9 @@ from typing import Literal
 
 from sqlalchemy import select
 
-from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE, arm
+from benchmarks.faults.kill_points import CLIENT_POINTS, VARIABLE
 from benchmarks.faults.served import Served
 from benchmarks.faults.verify import Totals, check_files
-from benchmarks.faults.workload import make_batch
-from foreshock import Client
 from foreshock.digests import digest_of_bytes
 from foreshock_service.platform.database.tables import Attempt, Run, Scalar, Shard, Step
 
@@ -159,7 +157,7 @@ def _one_launch(draw: random.Random, gate: Gate, spool: Path, number: int) -> st
 
 def _command(url: str, spool: Path, number: int, first: int, steps: int) -> list[str]:
     texts = [url, str(spool), *map(str, (number, first, steps))]
-    return [sys.executable, "-m", "benchmarks.faults.client_kills", *texts]
+    return [sys.executable, "-m", "benchmarks.faults.trainer", *texts]
 
 
 def _environment(kill_at: str) -> dict[str, str]:
@@ -208,28 +206,3 @@ def _verify(totals: Totals, served: Served, spool: Path, expected: dict[Spooled,
         check_files(findings, database, served.store)
     for text in findings.problems:
         print(f"  {text}", flush=True)
-
-
-def train() -> None:
-    """Log the steps of one launch, then keep the client open until the standard input is closed."""
-    url, spool, number, first, steps = sys.argv[1], sys.argv[2], *(int(text) for text in sys.argv[3:])
-    arm(os.environ.get(VARIABLE, ""))
-    client = Client(
-        url, run_key="trained", attempt_key=f"launch-{number}", spool_directory=spool, timeout_seconds=5.0,
-        max_outbox_bytes=30_000, exit_seconds=5.0,
-    )  # fmt: skip
-    client.start_run(resume_step=first, model="a model")
-    print("logs", flush=True)
-    for step in range(first, first + steps):
-        client.log_rollouts(step, make_batch(1, number, step, 0))
-        client.log_scalars(step, {"grad_norm": 0.1 * step})
-        time.sleep(0.03)
-    if steps == 0:
-        client.flush(120.0)
-        client.close()
-        return
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    train()
