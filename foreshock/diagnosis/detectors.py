@@ -47,7 +47,7 @@ from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 
-DETECTOR_VERSION = 11
+DETECTOR_VERSION = 12
 """Increased with every change of behaviour: snapshots of another version are not used."""
 
 

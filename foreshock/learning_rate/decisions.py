@@ -11,8 +11,8 @@ Guarantees, for events in any order of arrival:
 - a rewind drops decisions made from steps at or beyond ``resume_step``; ``revision`` never decreases;
 - ``scale = max(floor, min(loop, schedule × explicit halvings))``; a hold freezes it, and skipped boundaries are not
   caught up;
-- the loop moves by the change of the detectors' `LoopState` since its last decision, at most `LARGEST_FALL` or
-  `LARGEST_RISE` a step: late data, a hold, an operator's decision or a change of mode never makes it jump.
+- the loop moves with the detectors' `LoopState`, at most `LARGEST_FALL` or `LARGEST_RISE` a step, and makes up what
+  these cut in later steps: late data, a hold, an operator's decision or a change of mode never makes it jump.
 
 The detectors' decisions reconcile the log with the detectors' current state, however that state was reached: the same
 function serves a step that closes, late data that changes the past, and the first step after a rewind.
@@ -67,7 +67,7 @@ class Decision:
     mode: Mode | None = None
     loop: LoopPoint | None = None
     loop_reference: float | None = None
-    """log s of the detectors' loop at the decision: the next one moves by the change since."""
+    """log s of the detectors' loop that the decision came to: the next one moves by the difference from it."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,8 +91,8 @@ class AdviceState:
 
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
     past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold.
-    ``loop`` are the points of the control loop, ascending. ``loop_reference`` is the log s of the detectors' loop at
-    the last of them; None after a hold, which the loop goes on from as it is. ``mode`` is None until it is first set.
+    ``loop`` are the points of the control loop, ascending. ``loop_reference`` is the log s of the detectors' loop that
+    the last of them came to; None after a hold, which the loop goes on from as it is. ``mode`` is None until it is set.
     """
 
     attempt: int = 1
@@ -381,10 +381,14 @@ def _move_loop(state: AdviceState, observation: Observation) -> Decision | None:
     if observation.loop is None or not observation.loop_settings.enabled or state.held_from_step is not None:
         return None
     moved = next_point(
-        state.loop, state.loop_reference, observation.loop, observation.loop_settings, observation.first_open_step
+        state.loop,
+        state.loop_reference,
+        observation.loop,
+        observation.loop_settings,
+        observation.first_open_step,
+        state.floor,
     )
     if moved is None:
         return None
-    point, reason = moved
-    decision = _new(state, observation, "loop", reason)
-    return replace(decision, loop=point, loop_reference=observation.loop.log_scale)
+    point, reference, reason = moved
+    return replace(_new(state, observation, "loop", reason), loop=point, loop_reference=reference)

@@ -6,6 +6,7 @@ nats per token with a set point of its own, and the error is the log of the one 
 - the driven part of the mismatch: k3 of tokens that lag behind the trainer, minus the static part. At lag 0 there is
   none: a mismatch of equal weights does not follow the learning rate;
 - the update: k3 of the policy after the step's update against the one before (`update_k3`), if the trainer logs it.
+  The first eight, of an optimizer without moments, have five times the set point.
 
 The static part is the k3 of lag 0: numerics, which no rate changes. A run has it at its first step, before the first
 update. If lag is unknown, or was never 0, it is the mean of the first readings instead; then the response decides: if
@@ -34,6 +35,9 @@ SMALLEST: Final = 1e-9
 LARGEST_RISE: Final = 0.03
 """Of log s in a step. From the floor to 1 takes 77 steps at least."""
 
+STEPS_OF_A_RISE: Final = 2
+"""One decision raises by no more than so many steps may, however long ago the last one was: no step jumps up."""
+
 BASELINE_READINGS: Final = 10
 """Readings whose mean is the static part if lag 0 is never seen."""
 
@@ -51,6 +55,9 @@ WEIGHT_OF_PARTS: Final = 0.2
 
 FIRST_UPDATES: Final = 8
 """An optimizer without moments makes larger ones: they say nothing of the later ones."""
+
+FIRST_UPDATES_MULTIPLE: Final = 5.0
+"""Of the update's set point, for the first updates: they are past when the scale has fallen for them."""
 
 WEIGHT_OF_FULL_UPDATE: Final = 0.05
 """In a geometric average: one update may be ten times another."""
@@ -161,6 +168,10 @@ class LoopState:
         """Return the set point of the driven part, in nats per token."""
         return max(settings.set_point, settings.static_multiple * (self.static or 0.0))
 
+    def update_point(self, settings: LoopSettings) -> float:
+        """Return the set point of the newest update, in nats per token."""
+        return settings.update_set_point * (FIRST_UPDATES_MULTIPLE if 0 < self.updates <= FIRST_UPDATES else 1.0)
+
     def fall(self, settings: LoopSettings) -> float:
         """Return by how much log s falls in the next step if nothing changes; 0 if it would rise."""
         return settings.gain * max(self.error, 0.0)
@@ -176,7 +187,7 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
     if state.update is not None:
-        errors.append(math.log(max(state.update, SMALLEST) / settings.update_set_point))
+        errors.append(math.log(max(state.update, SMALLEST) / state.update_point(settings)))
     if not errors or (max(errors) <= 0.0 and _lacks_a_value(state)):
         return state
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
@@ -190,16 +201,18 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
 def _checked(reading: Reading) -> Reading:
     """Return the reading without what is no measurement.
 
-    That is a k3 of few tokens, a k3 of lagging tokens that is exactly 0, and an update that is not above 0.
+    That is a k3 of few tokens or below 0, a k3 of lagging tokens that is exactly 0, and an update that is not above 0.
     """
-    k3 = reading.k3
+    k3, at_lag_0 = (
+        None if each is not None and each < -SMALLEST else each for each in (reading.k3, reading.k3_at_lag_0)
+    )
     if k3 is not None and reading.tokens is not None and reading.tokens < FEWEST_TOKENS:
         k3 = None
-    if k3 == 0.0 and reading.lag != 0.0:
+    if k3 is not None and k3 <= 0.0 and reading.lag != 0.0:
         # μ was logged in place of π, as in bypass mode.
         k3 = None
     moved = reading.update is not None and reading.update > 0.0
-    return replace(reading, k3=k3, update=reading.update if moved else None)
+    return replace(reading, k3=k3, k3_at_lag_0=at_lag_0, update=reading.update if moved else None)
 
 
 def _lacks_a_value(state: LoopState) -> bool:
@@ -230,11 +243,14 @@ def _with_driven(state: LoopState, reading: Reading) -> LoopState:
 
 def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
     """Average what the update would be at the highest rate so far, from steps that had at least half of it."""
-    if reading.update is None or not reading.rate:
+    if reading.update is None:
+        return state
+    state = replace(state, updates=state.updates + 1)
+    if not reading.rate:
         return state
     highest = max(state.highest_rate or 0.0, reading.rate)
     left, old = reading.rate / highest, state.full_update
-    state = replace(state, updates=state.updates + 1, highest_rate=highest)
+    state = replace(state, highest_rate=highest)
     if state.updates <= FIRST_UPDATES or (old is not None and left < LEAST_LEFT):
         return state
     full = max(reading.update, SMALLEST) / left**UPDATE_EXPONENT
@@ -261,21 +277,32 @@ def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) 
 
 
 def next_point(
-    points: Sequence[LoopPoint], reference: float | None, state: LoopState, settings: LoopSettings, step: int
-) -> tuple[LoopPoint, str] | None:
-    """Return the loop's scale from ``step`` on, and why; None if it does not change.
+    points: Sequence[LoopPoint],
+    reference: float | None,
+    state: LoopState,
+    settings: LoopSettings,
+    step: int,
+    applied_floor: float,
+) -> tuple[LoopPoint, float, str] | None:
+    """Return the loop's scale from ``step`` on, the reference for the next decision, and why; None if it stays.
 
-    The scale moves by the change of the state's log s since the last decision, which ``reference`` is the log s of;
-    None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last.
+    The scale moves by the difference of the state's log s from ``reference``, the one that the last decision came to;
+    None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last, a
+    rise for at most `STEPS_OF_A_RISE`. What these cut is left for the next decisions: the reference that is returned is
+    by so much behind the state.
     """
-    now = math.log(loop_scale(points, step))
+    # A fall goes on between two answers, and what is below the floor is not applied.
+    now = math.log(max(loop_scale(points, step), applied_floor))
     if reference is None:
-        return LoopPoint(step, math.exp(now)), "The hold is over: the control loop goes on from the present scale."
+        reason = "The hold is over: the control loop goes on from the present scale."
+        return LoopPoint(step, math.exp(now)), state.log_scale, reason
     last = points[-1] if points else LoopPoint(0, 1.0)
     floor = min(math.log(settings.floor), now)
     wanted = min(max(math.log(last.scale) + state.log_scale - reference, floor), 0.0)
-    steps = min(max(step - last.step, 1), HORIZON)
-    bounded = min(max(wanted, now - LARGEST_FALL * steps), now + (LARGEST_RISE * steps if settings.raises else 0.0))
+    # None since a decision for the same step: what that one's bounds cut is for later steps.
+    steps = min(max(step - last.step, 0), HORIZON)
+    rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
+    bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
     reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > 1e-9
     if abs(bounded - now) < LEAST_MOVE and not reaches_end:
         return None
@@ -284,7 +311,7 @@ def next_point(
         # The fall between two answers went a little too far: no reason to rise.
         return None
     point = LoopPoint(step, math.exp(bounded), 0.0 if rises else state.fall(settings))
-    return point, _reason_of_move(state, settings, point.scale, rises=rises)
+    return point, state.log_scale - (wanted - bounded), _reason_of_move(state, settings, point.scale, rises=rises)
 
 
 def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, rises: bool) -> str:
@@ -292,7 +319,7 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         f"{name} is {value:.2g} nats per token (set point {point:.2g})"
         for name, value, point in (
             ("the driven mismatch", state.driven, state.set_point(settings)),
-            ("the update", state.update, settings.update_set_point),
+            ("the update", state.update, state.update_point(settings)),
         )
         if value is not None
     ]

@@ -37,7 +37,7 @@ LARGEST_UPDATE: Final = 2.0
 to 1.4 from the 15th update on, and those that it does not 2.7 to 20."""
 
 LEAST_UPDATES: Final = 15
-"""Whether updates are too large is judged from so many on, if the trainer logs any, and its rate."""
+"""Whether updates are too large is judged from so many on, if the trainer logs any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,7 @@ def _control(loop: LoopState, settings: LoopSettings) -> schemas.ControlRead | N
         set_point=loop.set_point(settings),
         static=loop.static,
         update=loop.update,
-        update_set_point=settings.update_set_point,
+        update_set_point=loop.update_point(settings),
         error=loop.error,
         finding=finding(loop, settings),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +23,7 @@ from foreshock.learning_rate.decisions import (
     rewind,
     set_mode,
 )
-from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, LoopSettings, LoopState
+from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings, LoopState
 from foreshock.learning_rate.schedule import ScheduleSettings
 
 
@@ -123,6 +124,32 @@ def test_late_data_never_makes_the_loop_jump() -> None:
     before = fold(log).scale(47)
     log.extend(decide(log, replace(observed(46), loop=LoopState(log_scale=0.0, error=-1.0))))
     assert before < fold(log).scale(47) <= before * math.exp(LARGEST_RISE * 5) + 1e-12
+
+
+def test_rise_that_the_bound_cut_is_made_up_in_later_steps() -> None:
+    log = log_after(*(observed(step, None, -0.2 * (step - 39)) for step in range(40, 48)))
+    lowest = fold(log).scale(48)
+    assert lowest == pytest.approx(math.exp(-1.6))
+    # The detectors' loop is back at 1 in one step, as late data may make it; the trainer's scale takes 54 steps.
+    scales = [lowest]
+    for step in range(48, 120):
+        log.extend(decide(log, replace(observed(step), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))))
+        # The same state again, as after an upload of late data, moves nothing: the step has its decision.
+        assert decide(log, replace(observed(step), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))) == ()
+        scales.append(fold(log).scale(step + 1))
+    rises = [math.log(later / earlier) for earlier, later in pairwise(scales)]
+    assert max(rises) <= 2 * LARGEST_RISE + 1e-12
+    assert sum(rises[:20]) <= 21 * LARGEST_RISE
+    assert scales[-1] == 1.0
+    assert scales.index(1.0) >= 1.6 / LARGEST_RISE
+
+
+def test_rise_begins_at_the_floor_also_after_a_fall_that_went_on_below_it() -> None:
+    low = LoopState(static=1e-4, driven=2e-2, error=1.2, log_scale=math.log(0.12))
+    log = log_after(*(replace(observed(step), loop=low) for step in range(40, 52)))
+    assert fold(log).scale(62) == 0.1
+    log.extend(decide(log, replace(observed(61), loop=LoopState(static=1e-4, driven=1e-4, error=-1.0))))
+    assert fold(log).scale(62) == pytest.approx(0.1 * math.exp(STEPS_OF_A_RISE * LARGEST_RISE))
 
 
 def test_loop_without_raises_never_raises() -> None:
@@ -262,8 +289,10 @@ class AdviceMachine(RuleBasedStateMachine):
                 continue
             first = decision.effective_from_step
             if decision.kind == "loop":
-                steps = min(max(first - (before.loop[-1].step if before.loop else 0), 1), 10)
-                assert after.scale(first) <= before.scale(first) * math.exp(LARGEST_RISE * steps) + 1e-12
+                steps = first - (before.loop[-1].step if before.loop else 0)
+                assert steps > 0 or before.loop_reference is None
+                rise = LARGEST_RISE * min(max(steps, 0), STEPS_OF_A_RISE)
+                assert after.scale(first) <= before.scale(first) * math.exp(rise) + 1e-12
             elif decision.kind != "raise":
                 assert [after.scale(step) for step in range(max(first - 300, 0), first)] == [
                     before.scale(step) for step in range(max(first - 300, 0), first)

@@ -13,6 +13,8 @@ from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.learning_rate.loop import (
     FEWEST_TOKENS,
+    FIRST_UPDATES,
+    FIRST_UPDATES_MULTIPLE,
     LARGEST_RISE,
     LoopSettings,
     LoopState,
@@ -71,6 +73,14 @@ def test_large_updates_lower_the_rate_without_any_mismatch() -> None:
     assert after([Reading(k3=0.0, lag=0.0, update=1e-3)] * 100).log_scale == 0.0
 
 
+def test_first_updates_have_a_higher_set_point() -> None:
+    first = [Reading(update=FIRST_UPDATES_MULTIPLE * SETTINGS.update_set_point)] * FIRST_UPDATES
+    started = after(first)
+    assert started.log_scale == 0.0
+    assert scale(after(first, started)) < 0.7
+    assert scale(after([Reading(update=0.1)] * FIRST_UPDATES)) < 0.5
+
+
 def test_loop_takes_back_slowly_what_it_lowered_and_never_more() -> None:
     low = after(lagging(3e-2, 30))
     state = low
@@ -95,6 +105,10 @@ def test_loop_that_is_off_does_nothing() -> None:
         # Lagging tokens with no difference at all: μ was logged in place of π.
         Reading(k3=0.0, lag=8.0),
         Reading(k3=0.0),
+        # k3 is never below 0.
+        Reading(k3=-1.0, lag=8.0),
+        Reading(k3=-1.0, lag=0.0),
+        Reading(k3_at_lag_0=-1.0, lag=4.0),
         # A k3 of a few sampled tokens.
         Reading(k3=1e-6, lag=8.0, tokens=FEWEST_TOKENS - 1.0),
         Reading(k3=9.0, lag=8.0, tokens=FEWEST_TOKENS - 1.0),
@@ -116,6 +130,9 @@ def test_update_that_is_no_measurement_raises_nothing(update: float | None) -> N
 def test_small_update_raises_nothing_while_k3_is_missing_and_the_other_way_round() -> None:
     both = [replace(reading, update=1e-2, rate=1e-4) for reading in lagging(3e-2, 10)]
     before = after(both)
+    # Also if the trainer does not log its rate.
+    without_rate = after([replace(reading, rate=None) for reading in both])
+    assert after([Reading(k3=1e-5, lag=8.0)] * 50, without_rate).log_scale == without_rate.log_scale < 0.0
     assert after([Reading(update=1e-5, rate=1e-4)] * 50, before).log_scale == before.log_scale < 0.0
     assert after([Reading(k3=1e-5, lag=8.0, rate=1e-4)] * 50, before).log_scale == before.log_scale
     assert after([Reading(update=1e-2, rate=1e-4)] * 50, before).log_scale < before.log_scale

@@ -21,7 +21,7 @@ from foreshock.diagnosis.detectors import (
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
-from foreshock.learning_rate.loop import LARGEST_RISE
+from foreshock.learning_rate.loop import LARGEST_RISE, STEPS_OF_A_RISE
 from foreshock.learning_rate.schedule import ScheduleSettings
 
 # One rule holds the learning rate, and rules change within the histories.
@@ -88,7 +88,9 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
             1, max(known), step, state.surge_step, at_us=step, schedule=schedule, holds=holds, loop=state.loop
         )
         log += decide(log, seen)
-    assert all(later <= earlier * math.exp(LARGEST_RISE * 10) for earlier, later in pairwise(given_out))
+    assert all(
+        later <= earlier * math.exp(LARGEST_RISE * STEPS_OF_A_RISE) + 1e-12 for earlier, later in pairwise(given_out)
+    )
     assert all(0.1 <= scale <= 1.0 for scale in given_out)
 
 
