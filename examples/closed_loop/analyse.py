@@ -28,8 +28,8 @@ from examples.closed_loop.outcome import (
     paired_interval,
     setting_names,
 )
-from examples.closed_loop.plan import ARMS, HARM, SEEDS, SETTINGS, Arm, Plan, Setting, plans
-from examples.closed_loop.text import CLOSING, OPENING
+from examples.closed_loop.plan import ARMS, FIRST_SEED, HARM, LAW_FIXED_AT, SEEDS, SETTINGS, Arm, Plan, Setting, plans
+from examples.closed_loop.text import CLOSING, OPENING, REASONS
 from examples.collapses.results import Result, read_results
 from foreshock.commands.report_page import Series, svg_curve
 from foreshock.diagnosis.quantities import REWARD_KEY
@@ -58,11 +58,16 @@ def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
             progress=f"{len(found)} of {len(planned)} runs are done: {len(SETTINGS)} settings × {len(ARMS)} arms × "
             f"{seeds} seeds, and {len(HARM)} settings of harm × 2 arms × {seeds} seeds.",
             example=planned[2].name,
+            law=LAW_FIXED_AT,
+            first=FIRST_SEED,
             arms="\n".join(f"- `{arm}`: {meaning}." for arm, meaning in ARMS.items()),
         ),
         *(_setting(setting, found) for setting in SETTINGS),
         "## Harm: settings that learn well at a constant rate",
         *(_setting(setting, found) for setting in HARM),
+        "## Where the advice loses, and why",
+        _losses(found),
+        REASONS,
         CLOSING,
     ]
     blocks = [block for block in "\n\n".join(section.strip() for section in sections).split("\n\n") if block]
@@ -217,6 +222,33 @@ def _against_rivals(found: Sequence[Outcome], setting: str) -> str:
     if not said:
         return "No other arm has two seeds in common with the advice."
     return f"The advice's last reward minus that of the other arms, over the seeds that both have: {', '.join(said)}."
+
+
+def _losses(found: Sequence[Outcome]) -> str:
+    """Say where another arm is ahead, by its interval over seeds, and where a bar of harm is missed."""
+    said, measured = [], 0
+    for setting in SETTINGS:
+        ahead = []
+        for arm in (*RIVALS, "constant", "token-tis", "advice-mis"):
+            differences = against(found, setting.name, arm)
+            if len(differences) >= 2:
+                measured += 1
+                low, high = paired_interval(differences)
+                if high < 0.0:
+                    ahead.append(f"`{arm}` by {-np.mean(differences):.2f} ({-high:.2f} to {-low:.2f})")
+        if ahead:
+            said.append(f"- `{setting.name}`: {', '.join(ahead)} of reward in the last fifth.")
+    for setting in HARM:
+        seeds = compared_seeds(found, setting.name)
+        if len(seeds) >= 2:
+            measured += 1
+            text = _harm(compare(found, setting.name, seeds))
+            said += [f"- `{setting.name}`: {text}"] if "it misses the bar" in text else []
+    if not said:
+        return f"In none of the {measured} comparisons made so far, by their intervals over seeds and the bars of harm."
+    return "\n".join(
+        [f"Of {measured} comparisons made so far another arm is ahead, or a bar of harm is missed, in:\n", *said]
+    )
 
 
 def _missing(found: Sequence[Outcome], setting: Setting, seeds: Sequence[int]) -> str:
