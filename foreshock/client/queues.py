@@ -3,9 +3,8 @@
 `BoundedQueue` is in memory, between the trainer and the encoder. `Outbox` is on disk, between the encoder and the
 sender: each item is written to the spool before it is sent, and deleted when the service has it.
 
-What is written survives a kill of the process. The newest `max_memory_bytes` are in memory as well, so that sending
-does not read them again (a step of 4 MB: 3 ms of CPU). Once the service fails to take an item, the sender syncs what
-waits, so that it survives a loss of power too.
+What is written survives a kill of the process, and is read from there when it is sent. Once the service fails to take
+an item, the sender syncs what waits, so that it survives a loss of power too.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Outbox:
     """Encoded items in order: the encoder appends, the sender takes from the front. Safe from any thread.
 
     An item that the service refuses, or all items of a run that it refuses, can be set back until a later time. The
-    items behind them are sent meanwhile.
+    items behind them are sent meanwhile. Items that the disk does not take are in memory, `max_memory_bytes` at most.
     """
 
     def __init__(self, spool: Spool, counters: Counters, *, max_memory_bytes: int, warn: Callable[[str, str], None]):
@@ -122,9 +121,6 @@ class Outbox:
         self._lock = threading.Lock()
         self._items: deque[Item] = deque()
         self._set_back: dict[Item | tuple[str, str], _SetBack] = {}
-        # Items whose bytes are in memory, oldest first.
-        self._in_memory: dict[Item, None] = {}
-        self._memory_bytes = 0
         self._appended = 0
 
     def __len__(self) -> int:
@@ -155,22 +151,19 @@ class Outbox:
         with self._lock:
             self._appended += 1
             item = Item(len(delivery.body), delivery.registration.run_identity, self._appended, delivery=delivery)
-            is_written = self._write(item, delivery)
-            self._free(self._max_memory_bytes - item.size)
-            if not (is_written or delivery.needed) and self._memory_bytes + item.size > self._max_memory_bytes:
+            if not (self._write(item) or delivery.needed or self._has_memory_for(item)):
                 self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
                 return
             self._items.append(item)
-            self._in_memory[item] = None
-            self._memory_bytes += item.size
-            # An item that is larger than the bound.
-            self._free(self._max_memory_bytes)
+            if self._spool.size > self._max_memory_bytes:
+                # The service is slower than the trainer.
+                self._note_spooled(item)
 
     def sync(self) -> None:
         """Write what is in memory only, and make everything on disk survive a loss of power. Called by the sender."""
         with self._lock:
-            for item in self._in_memory:
-                if item.path is None and item.delivery is not None and not self._write(item, item.delivery):
+            for item in self._items:
+                if item.delivery is not None and not self._write(item):
                     break
             waiting = [item for item in self._items if item.path is not None and not item.is_synced]
         if not waiting:
@@ -224,9 +217,8 @@ class Outbox:
 
     def load(self, item: Item) -> Delivery | None:
         """Return the item's delivery; a damaged item is moved to the folder `rejected` and None returned."""
-        delivery = item.delivery
-        if delivery is not None:
-            return delivery
+        if item.delivery is not None:
+            return item.delivery
         assert item.path is not None
         try:
             return self._spool.load(item.path)
@@ -257,12 +249,16 @@ class Outbox:
                 self._warn("spool", str(error))
             self._items.remove(item)
             self._set_back.pop(item, None)
-            self._forget(item)
 
-    def _write(self, item: Item, delivery: Delivery) -> bool:
-        """Write an item to disk and return True on success. The caller holds the lock."""
+    def _has_memory_for(self, item: Item) -> bool:
+        in_memory = sum(each.size for each in self._items if each.delivery is not None)
+        return in_memory + item.size <= self._max_memory_bytes
+
+    def _write(self, item: Item) -> bool:
+        """Write an item in memory to disk; False if the disk does not take it. The caller holds the lock."""
+        assert item.delivery is not None
         try:
-            self._spool.write(item, delivery)
+            self._spool.write(item, item.delivery)
         except SpoolError as error:
             full = isinstance(error, SpoolFullError)
             until = "the service accepts some" if full else "the service is back"
@@ -271,24 +267,10 @@ class Outbox:
                 f"{error}; items that do not fit into memory are dropped until {until}",
             )
             return False
+        item.delivery = None
         return True
 
-    def _free(self, most_bytes: int) -> None:
-        """Free the memory of the oldest written items until `most_bytes` are left. The caller holds the lock."""
-        for item in list(self._in_memory) if self._memory_bytes > most_bytes else ():
-            if self._memory_bytes <= most_bytes:
-                return
-            if item.path is not None:
-                self._note_spooled(item)
-                self._forget(item)
-                item.delivery = None
-
     def _note_spooled(self, item: Item) -> None:
-        if item.number and not item.is_spooled:
+        if item.number and item.path is not None and not item.is_spooled:
             item.is_spooled = True
             self._counters.add(spooled=1, spooled_bytes=item.size)
-
-    def _forget(self, item: Item) -> None:
-        if item in self._in_memory:
-            del self._in_memory[item]
-            self._memory_bytes -= item.size

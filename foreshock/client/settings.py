@@ -32,7 +32,7 @@ class ClientSettings:
     max_queue_bytes: int = 2 * _GIBIBYTE
     """Bound on the trainer's arrays that are copied and not yet encoded."""
     max_outbox_bytes: int = 256 * _MEBIBYTE
-    """Bound on undelivered items in memory. Beyond it those on disk are read from there, and others are dropped."""
+    """Bound on undelivered items in memory, which are those that the disk does not take; others are dropped."""
     max_spool_bytes: int = 16 * _GIBIBYTE
     """Bound on undelivered items on disk; further ones are dropped and counted."""
     max_rejected_bytes: int = _GIBIBYTE

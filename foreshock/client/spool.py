@@ -54,7 +54,7 @@ class SpoolFullError(SpoolError):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An undelivered item: on disk at `path`, in memory as `delivery`, or both.
+    """An undelivered item: on disk at `path`, or in memory as `delivery` if the disk does not take it.
 
     `size` is the size of its body in bytes, `run` its run's project and key, `number` its place in the order of this
     process (0: an earlier process wrote it).
