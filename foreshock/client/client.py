@@ -192,11 +192,10 @@ class Client:
             "tags": list(tags) or None, "note": note, "baseline": baseline,
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
-        given = attributes or BatchAttributes()
-        try:
-            self._start(description, resume_step, (shard, shards), fingerprint, given, precision)
-        except Exception as error:
-            self.failures.note("start_run", error)
+        with self.failures.noted("start_run"):
+            self._start(
+                description, resume_step, (shard, shards), fingerprint, attributes or BatchAttributes(), precision
+            )
         return self
 
     @never_raises
@@ -223,7 +222,7 @@ class Client:
         shard = (self._shard or 0) if shard is None else shard
         shards = (self._shards or 1) if shards is None else shards
         deliveries.check_shard(step, shard, shards)
-        if self._shards != 1:
+        if shards > 1 and self._shards != 1:
             self.launch.require_shared(shards)
         registration = self._started()
         what = f"shard {shard} of step {step}"

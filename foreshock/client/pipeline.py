@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.heartbeats import Heartbeats
 from foreshock.client.queues import BoundedQueue, Outbox, Work
-from foreshock.client.registrar import Registrar
+from foreshock.client.registrar import Heartbeats, Registrar
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.sender import Sender
 from foreshock.client.settings import ClientSettings

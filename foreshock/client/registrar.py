@@ -1,21 +1,29 @@
-"""Requests of deliveries: their runs and attempts are registered when something of theirs is first sent.
+"""Requests of deliveries, and heartbeats between them: signs of life, with what the client could not deliver.
 
-`scope_of` says what a failed request concerns, which decides when it is sent again.
+The runs and attempts of deliveries are registered when something of theirs is first sent. `scope_of` says what a failed
+request concerns, which decides when it is sent again.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import time
+import uuid
 from typing import Any, Literal
 
 import httpx
 
 from foreshock.client.connection import ServiceConnection, wrong_service
 from foreshock.client.deliveries import Delivery, Registration
-from foreshock.client.reporting import LogOnce
+from foreshock.client.reporting import DeliveryStatus, LogOnce
 from foreshock.errors import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX, Rejected, ServiceError, ServiceUnavailable
 
 Scope = Literal["service", "run", "item", "final"]
+
+_HEARTBEAT_SECONDS = 10.0
+"""Timeout of a heartbeat."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST_NOT_ALLOWED = PROBLEM_TYPE_PREFIX + HOST_NOT_ALLOWED
@@ -107,6 +115,69 @@ def _created(connection: ServiceConnection, path: str, body: Any, field: str) ->
     if not known:
         raise wrong_service(connection.url)
     return found
+
+
+class Heartbeats:
+    """Tells the service that a trainer lives, and what its client could not deliver, while its run is not finished."""
+
+    def __init__(self, connection: ServiceConnection, registrar: Registrar, *, interval_seconds: float) -> None:
+        self._connection = connection
+        self._registrar = registrar
+        self._interval = interval_seconds
+        self._registration: Registration | None = None
+        self._next = 0.0
+        self._client = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._shard: int | None = None
+        self._finished = False
+        self._reported = DeliveryStatus()
+
+    def start(self, registration: Registration, shard: int | None) -> None:
+        """Send heartbeats for this run and attempt from now on; `shard` names the rank, if it is known."""
+        self._shard = shard
+        self._registration = registration
+        # The registration itself is the first sign of life.
+        self._next = time.monotonic() + self._interval
+
+    def due_at(self) -> float:
+        """Return the `time.monotonic` of the next heartbeat; infinity if there is no run to send it for."""
+        return self._next if self._is_registered() and not self._finished else float("inf")
+
+    def note_delivery(self, delivery: Delivery) -> None:
+        """Stop when the end of the run was delivered."""
+        registration = self._registration
+        if delivery.kind == "state" and registration is not None:
+            self._finished |= delivery.registration.run_identity == registration.run_identity
+
+    def send_last(self, status: DeliveryStatus) -> None:
+        """Report losses that no heartbeat has reported."""
+        if self._is_registered() and status.counts != self._reported.counts:
+            self.send(status)
+
+    def send(self, status: DeliveryStatus) -> None:
+        """Send one heartbeat. A failure is ignored: the next one follows."""
+        registration = self._registration
+        assert registration is not None
+        self._next = time.monotonic() + self._interval
+        run, attempt = self._registrar.run_id(registration), self._registrar.attempt_number(registration)
+        body = {
+            "shard": self._shard,
+            **dict(zip(("undelivered", "rejected", "dropped", "invalid"), status.counts, strict=True)),
+            "reason": None if status.reason is None else status.reason[:500],
+        }
+        path = f"/v1/runs/{run}/attempts/{attempt}/clients/{self._client}"
+        try:
+            self._connection.request("PUT", path, json_body=body, timeout_seconds=_HEARTBEAT_SECONDS)
+            self._reported = status
+        except Rejected as error:
+            if error.status in (404, 405, 410):
+                # An older service, or a run that was deleted.
+                self._registration = None
+        except ServiceError:
+            pass
+
+    def _is_registered(self) -> bool:
+        registration = self._registration
+        return registration is not None and self._registrar.attempt_number(registration) is not None
 
 
 def scope_of(error: ServiceError, *, registering: bool) -> Scope:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import ParamSpec
 
@@ -151,16 +152,21 @@ class Failures:
         self._log = log
         self._strict = strict
 
-    def note(self, name: str, error: Exception) -> None:
-        """Note that the method `name` failed: by its arguments, or by a fault of this library."""
-        if self._strict:
-            raise error
-        if isinstance(error, ForeshockError | ValueError | TypeError):
-            self._counters.add(invalid=1)
-            self._log.warning(f"invalid {name}", f"{name} was called with invalid arguments, nothing is sent: {error}")
-        else:
-            self._counters.add(internal_errors=1)
-            self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, nothing is sent", error)
+    @contextlib.contextmanager
+    def noted(self, name: str) -> Iterator[None]:
+        """Note an exception of the block: the method `name` failed by its arguments, or by a fault of this library."""
+        try:
+            yield
+        except Exception as error:
+            if self._strict:
+                raise
+            if isinstance(error, ForeshockError | ValueError | TypeError):
+                self._counters.add(invalid=1)
+                text = f"{name} was called with invalid arguments, nothing is sent: {error}"
+                self._log.warning(f"invalid {name}", text)
+            else:
+                self._counters.add(internal_errors=1)
+                self._log.exception(f"failed {name} {type(error).__name__}", f"{name} failed, nothing is sent", error)
 
 
 def never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -168,10 +174,8 @@ def never_raises(method: Callable[Arguments, None]) -> Callable[Arguments, None]
 
     @functools.wraps(method)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> None:
-        try:
+        failures: Failures = getattr(arguments[0], "failures")  # noqa: B009 - its type is not known here
+        with failures.noted(method.__name__):
             method(*arguments, **keywords)
-        except Exception as error:
-            failures: Failures = getattr(arguments[0], "failures")  # noqa: B009 - its type is not known here
-            failures.note(method.__name__, error)
 
     return call

@@ -17,9 +17,8 @@ import httpx
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.client.deliveries import Delivery
-from foreshock.client.heartbeats import Heartbeats
 from foreshock.client.queues import Outbox
-from foreshock.client.registrar import Registrar, Scope, scope_of
+from foreshock.client.registrar import Heartbeats, Registrar, Scope, scope_of
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.spool import Item
 from foreshock.errors import ServiceError, Unauthorized
@@ -273,7 +272,7 @@ class Sender:
         if self._backoff.failures:
             self._log.info("the service is back; sending the kept data")
             self._log.forget("away")
-        self._backoff.reset()
+            self._backoff.reset()
         self._outbox.accepts(item)
         if self._may_adopt_other_keys:
             # The service accepts this client's key: what the project's other keys left behind can be sent with it.
