@@ -155,7 +155,7 @@ LAYERS = ProbeKind(
     document="layers",
     meaning="compare the hidden states of two scorers layer by layer",
     help="compare the hidden states of two scorers layer by layer, the second --scorer being the reference",
-    report="foreshock.commands.report_layers:layers_of_answer",
+    report="foreshock.commands.report_probes:layers_of_answer",
 )
 ROUTING = ProbeKind(
     name="routing",
@@ -175,7 +175,7 @@ ROUTING = ProbeKind(
     document="routing",
     meaning="compare the routed experts of two scorers of a mixture of experts",
     help="compare the routed experts of two scorers of a mixture of experts, the first --scorer giving π, the second μ",
-    report="foreshock.commands.report_routing:routing_of_answer",
+    report="foreshock.commands.report_probes:routing_of_answer",
 )
 UPDATE = ProbeKind(
     name="update",
@@ -191,7 +191,7 @@ UPDATE = ProbeKind(
     document="update",
     meaning="how far the step's update moves the policy, against the scorer's noise: needs the next step's weights too",
     help="measure how far the step's update moves the policy, by its weights and those of the next step",
-    report="foreshock.commands.report_update:update_of_answer",
+    report="foreshock.commands.report_probes:update_of_answer",
 )
 
 PROBE_KINDS: dict[str, ProbeKind] = {kind.name: kind for kind in (EXACT, DOCTOR, MATRIX, LAYERS, ROUTING, UPDATE)}

@@ -3,14 +3,13 @@
 import html
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from foreshock.api.watch import AlertRecord
 from foreshock.commands import report_text
 from foreshock.commands.report_data import ReportData
 from foreshock.commands.text import Paint, moment, number
-from foreshock.pixel_columns import drawn_points
 from foreshock.ranges import range_of, threshold_number
 
 WIDTH, HEIGHT = 560, 190
@@ -172,11 +171,26 @@ def _ticks(scale: _Scale) -> list[float]:
 def _line(scale: _Scale, steps: Sequence[int], values: Sequence[float]) -> str:
     """Return the path of a line."""
     drawable = ((step, value) for step, value in zip(steps, values, strict=True) if scale.drawable(value))
-    points = drawn_points(drawable, lambda step: int(scale.x(step)))
+    points = _drawn_points(drawable, lambda step: int(scale.x(step)))
     moves = [f"{scale.x(step):.1f} {scale.y(value):.1f}" for step, value in points]
     if len(moves) == 1:
         return f"M{moves[0]}h0.01"  # a lone step is a dot
     return "M" + "L".join(moves)
+
+
+def _drawn_points(points: Iterable[tuple[int, float]], column_of: Callable[[int], int]) -> list[tuple[int, float]]:
+    """Return the first, least, largest and last (step, value) of each column of pixels, in step order.
+
+    `points` are finite and in step order; `column_of` gives the column of a step.
+    """
+    columns: dict[int, list[tuple[int, float]]] = {}
+    for point in points:
+        columns.setdefault(column_of(point[0]), []).append(point)
+    drawn: list[tuple[int, float]] = []
+    for inside in columns.values():
+        least, largest = min(inside, key=lambda each: each[1]), max(inside, key=lambda each: each[1])
+        drawn += sorted({inside[0], least, largest, inside[-1]})
+    return drawn
 
 
 def _band(scale: _Scale, steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foreshock.commands.report_layers import layers_lines
+from foreshock.commands.report_probes import layers_lines
 
 
 def mean(value: float | None) -> dict[str, float | None]:

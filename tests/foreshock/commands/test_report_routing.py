@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.commands.report_routing import routing_lines
+from foreshock.commands.report_probes import routing_lines
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures.routing import measure_routing
 from foreshock.routing import RoutingComparison

@@ -1,15 +1,53 @@
-"""The table of a comparison of routed experts: in which layers two scorers choose other ones, and what that costs."""
+"""The lines of what probes found: two scorers compared by layer or by routed experts, and the size of an update.
+
+The functions `…_of_answer` are named by the rows of `foreshock/probe_kinds.py`.
+"""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from foreshock.api.records import parse
 from foreshock.commands.text import count, number, table, wrap
+from foreshock.comparisons import comparison_name
+from foreshock.diagnosis.update_noise import UpdateToNoise
 from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.measures.estimators.intervals import Interval
 from foreshock.measures.routing import LayerRouting, RoutedTokens, RoutingMeasures
 from foreshock.routing import RoutingComparison
 from foreshock.scorers import score_name
+
+
+def layers_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the comparison that the probe asked for."""
+    pair = comparison_name(*(scorer["scorer"] for scorer in probe["scorers"]))
+    return layers_lines(next(each for each in answer["items"] if each["pair"] == pair))
+
+
+def layers_lines(comparison: Mapping[str, Any]) -> list[str]:
+    """Return the places of the network from the embeddings to the head, and what the comparison shows."""
+    sizes = f"{count(comparison['states'])} states of {comparison['rollouts']} rollouts"
+    lines = ["", f"  Hidden states of {comparison['compared']} against {comparison['reference']}, {sizes}:"]
+    header = ["place", "relative L2", RANGE, "p99", "cosine distance", "noise floor", ""]
+    lines += table(header, [_compared_row(layer) for layer in comparison["layers"]], left=(0, 6), indent="    ")
+    if comparison["non_finite"]:
+        lines += wrap(f"{comparison['non_finite']} states left out: a distance is NaN or infinite.", "    ")
+    return [*lines, *wrap(str(comparison["sentence"]), "    ", "  → ")]
+
+
+def _compared_row(layer: Mapping[str, Any]) -> list[str]:
+    distance = layer["distance"]
+    found = distance["relative_l2"]
+    floors = [layer[side]["relative_l2"]["mean"] for side in ("compared_floor", "reference_floor")]
+    return [
+        str(layer["name"]),
+        number(found["mean"]),
+        "" if found["low"] is None else f"{number(found['low'])} … {number(found['high'])}",
+        number(distance["relative_l2_p99"]),
+        number(distance["cosine"]["mean"]),
+        number(None if None in floors else max(floors)),
+        "departs" if layer["departs"] else "",
+    ]
 
 
 def routing_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
@@ -30,7 +68,7 @@ def routing_lines(comparison: RoutingComparison) -> list[str]:
         ),
     ]
     header = ["layer", "agreement", RANGE, "overlap", "first differences"]
-    lines += table(header, [_layer_row(each) for each in found.layers], indent="    ")
+    lines += table(header, [_routed_row(each) for each in found.layers], indent="    ")
     parts = {
         "the same experts in all layers": found.agreeing,
         "other experts in any layer": found.differing,
@@ -57,7 +95,7 @@ def _in_words(found: RoutingMeasures) -> str:
     )
 
 
-def _layer_row(layer: LayerRouting) -> list[str]:
+def _routed_row(layer: LayerRouting) -> list[str]:
     return [
         str(layer.layer),
         _percent(layer.agreement.mean),
@@ -80,3 +118,8 @@ def _bounds(share: Interval, form: str = f" ({RANGE} {{}} to {{}})") -> str:
 
 def _percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100.0 * share:.4g} %"
+
+
+def update_of_answer(answer: Mapping[str, Any], probe: Mapping[str, Any]) -> list[str]:
+    """Return what the measurement found."""
+    return ["", *wrap(parse(UpdateToNoise, answer).in_words(), "    ", "  → ")]
