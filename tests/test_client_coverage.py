@@ -14,8 +14,8 @@ from starlette.routing import Match
 import foreshock
 from foreshock.learning_rate import AdviceFeed
 from foreshock.operating.operator import Operator
+from foreshock.reading.caller import Listing, Request
 from foreshock.reading.reader import Reader
-from foreshock.reading.request import Listing, Request
 from foreshock_service.app import ROUTERS
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service

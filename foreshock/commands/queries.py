@@ -19,10 +19,9 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
-from foreshock.reading.caller import answer_of, items_of
+from foreshock.reading.caller import Request, answer_of, items_of
 from foreshock.reading.columns import Measurements
 from foreshock.reading.reader import Reader
-from foreshock.reading.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ from foreshock.api.runs import (
 from foreshock.api.watch import AdviceRecord, AlertRecord, RulesVersionRecord
 from foreshock.changes import ChangeKind
 from foreshock.model_kind import ModelKind
-from foreshock.reading.caller import AsyncCaller, Caller
+from foreshock.reading.caller import UNCHANGED, AsyncCaller, Caller, Unchanged
 from foreshock.reading.described import Values, change, given, names_of
 from foreshock.reading.reader import AsyncReader, Reader
-from foreshock.reading.request import UNCHANGED, Unchanged
 from foreshock.scorers import split_score_name
 
 DecisionKind = Literal["hold", "release", "raise", "halve"]

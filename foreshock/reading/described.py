@@ -30,8 +30,7 @@ from foreshock.api.runs import RunRecord, run_record
 from foreshock.api.watch import AdviceRecord, advice_record
 from foreshock.errors import ConfigurationError
 from foreshock.reading import columns
-from foreshock.reading.caller import AsyncCaller, Caller
-from foreshock.reading.request import HttpMethod, Listing, Query, Request
+from foreshock.reading.caller import AsyncCaller, Caller, HttpMethod, Listing, Query, Request
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")

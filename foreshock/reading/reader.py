@@ -43,10 +43,9 @@ from foreshock.api.watch import (
     RunRulesRecord,
 )
 from foreshock.model_kind import ModelKind
-from foreshock.reading.caller import AsyncCaller, Caller
+from foreshock.reading.caller import ITEMS_ON_A_PAGE, AsyncCaller, Caller
 from foreshock.reading.columns import Measurements, Scalars
 from foreshock.reading.described import get, listing
-from foreshock.reading.request import ITEMS_ON_A_PAGE
 from foreshock.reading.steps import StepMethods
 
 ExportFormat = Literal["csv", "parquet"]

@@ -88,7 +88,7 @@ def test_findings_of_runs_are_filtered_and_paged(
     open_reader: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("foreshock.reading.request.ITEMS_ON_A_PAGE", 1)
+    monkeypatch.setattr("foreshock.reading.caller.ITEMS_ON_A_PAGE", 1)
     reader = open_reader(real_service.url)
     everything = list(reader.findings_of_runs())
     assert [finding.run for finding in everything[:1]] == [runs[1].run]

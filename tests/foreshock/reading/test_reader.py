@@ -25,9 +25,8 @@ import foreshock
 from foreshock.errors import Rejected, RunNotFound, ServiceUnavailable, WrongService
 from foreshock.measures.registry import MEASURES
 from foreshock.operating.operator import Operator
-from foreshock.reading.caller import RememberedAnswers
+from foreshock.reading.caller import Listing, RememberedAnswers
 from foreshock.reading.reader import AsyncReader, Reader
-from foreshock.reading.request import Listing
 from foreshock.rollouts import decode_rollouts
 from tests.foreshock.batches import random_batch
 from tests.foreshock.client.faulty_service import faulty_service
@@ -108,7 +107,7 @@ def test_project_of_the_reader_bounds_every_list_and_key(made: Made, open_reader
 
 
 def test_every_page_of_a_list_is_read(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foreshock.reading.request.ITEMS_ON_A_PAGE", 7)
+    monkeypatch.setattr("foreshock.reading.caller.ITEMS_ON_A_PAGE", 7)
     steps = list(reader.steps("my-run"))
     assert [step.step for step in steps] == STEPS
     assert all(step.closed and step.rollouts == 8 and step.shards == 1 for step in steps)

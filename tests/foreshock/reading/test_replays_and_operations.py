@@ -142,7 +142,7 @@ def test_every_page_of_deletions_and_of_the_audit_is_read(
         run = start_run(http, f"deletions-{id(open_reader)}")
         asked = [http.post(f"/v1/runs/{run.run}/deletions", json={"sample_ids": [f"{n}", "x"]}) for n in range(5)]
     made = [each.raise_for_status().json()["id"] for each in asked]
-    monkeypatch.setattr("foreshock.reading.request.ITEMS_ON_A_PAGE", 2)
+    monkeypatch.setattr("foreshock.reading.caller.ITEMS_ON_A_PAGE", 2)
     reader = open_reader(real_service.url)
     deletions = list(reader.deletions(run.run))
     assert [each.id for each in deletions] == made[::-1]
