@@ -61,7 +61,41 @@ _SETTLE_SECONDS = 0.2
 """`run.step` follows the row that a log call of another thread began; microseconds, unless that thread is held up."""
 
 
-class WandbExporter(Exporter):
+class _OfActiveRun(Exporter):
+    """Writes to a run of the trainer's own tracker: one that is given, or the active one."""
+
+    how: ClassVar[str]
+    """What is missing without a run, and what to do."""
+
+    def __init__(self, run: Any = None, *, measures: Sequence[str] | None = None) -> None:
+        super().__init__(measures=measures)
+        self._run = run
+
+    def _active(self, tracker: Any) -> Any:
+        """Return the active run of the tracker's module, None if there is none."""
+        raise NotImplementedError
+
+    def attach(self) -> None:
+        """Take the active run, which some trackers show only to the thread that started it."""
+        tracker = sys.modules.get(self.module)
+        if self._run is None and tracker is not None:
+            self._run = self._active(tracker)
+
+    @property
+    def ready(self) -> bool:
+        """True if there is a run."""
+        return self._run is not None
+
+    @property
+    def missing(self) -> str:
+        """The reason why the exporter is not ready."""
+        return self.how
+
+    def close(self, timeout_seconds: float) -> None:
+        """Leave the run open: the trainer finishes it."""
+
+
+class WandbExporter(_OfActiveRun):
     """Writes to `run`, or to the active run of this process (`wandb.run`): the series become part of the trainer's own.
 
     W&B has one counter of rows in a run and drops what is logged for an earlier row. A row of ours would advance the
@@ -72,23 +106,17 @@ class WandbExporter(Exporter):
 
     name: ClassVar[str] = "wandb"
     module: ClassVar[str] = "wandb"
-
-    def __init__(self, run: Any = None, *, measures: Sequence[str] | None = None) -> None:
-        super().__init__(measures=measures)
-        self._run = run
-        self._row: int | None = None
+    how = "there is no active W&B run in this process: call wandb.init(), or give WandbExporter(run=…)"
+    _row: int | None = None
 
     @property
     def ready(self) -> bool:
-        """True if there is an active run."""
-        if self._run is None:
-            self._run = getattr(sys.modules.get("wandb"), "run", None)
+        """True if there is an active run, which any thread sees."""
+        self.attach()
         return self._run is not None
 
-    @property
-    def missing(self) -> str:
-        """The reason why the exporter is not ready."""
-        return "there is no active W&B run in this process: call wandb.init(), or give WandbExporter(run=…)"
+    def _active(self, tracker: Any) -> Any:
+        return getattr(tracker, "run", None)
 
     def start(self, run: ExportedRun) -> None:
         """Define the axis of the series."""
@@ -114,44 +142,28 @@ class WandbExporter(Exporter):
             self._row = max(row, self._run.step)
         return True
 
-    def close(self, timeout_seconds: float) -> None:
-        """Leave the run open: the trainer finishes it."""
 
-
-class MlflowExporter(Exporter):
+class MlflowExporter(_OfActiveRun):
     """Writes to the run `run_id`, or to the active run of the thread that logs rollouts."""
 
     name: ClassVar[str] = "mlflow"
     module: ClassVar[str] = "mlflow"
+    how = "the thread that logs rollouts has no active MLflow run: call mlflow.start_run(), or give run_id"
 
     def __init__(self, run_id: str | None = None, *, measures: Sequence[str] | None = None) -> None:
-        super().__init__(measures=measures)
-        self._run_id = run_id
+        super().__init__(run_id, measures=measures)
         self._client: Any = None
 
-    def attach(self) -> None:
-        """Take the active run: MLflow shows it only to the thread that started it."""
-        mlflow = sys.modules.get("mlflow")
-        if self._run_id is None and mlflow is not None:
-            active = mlflow.active_run()
-            self._run_id = None if active is None else str(active.info.run_id)
-
-    @property
-    def ready(self) -> bool:
-        """True if there is a run."""
-        return self._run_id is not None
-
-    @property
-    def missing(self) -> str:
-        """The reason why the exporter is not ready."""
-        return "the thread that logs rollouts has no active MLflow run: call mlflow.start_run(), or give run_id"
+    def _active(self, tracker: Any) -> str | None:
+        active = tracker.active_run()
+        return None if active is None else str(active.info.run_id)
 
     def start(self, run: ExportedRun) -> None:
         """Tag the run with the address of its page."""
         import mlflow
 
         self._client = mlflow.MlflowClient()
-        self._client.set_tag(self._run_id, f"{PREFIX}page", run.page)
+        self._client.set_tag(self._run, f"{PREFIX}page", run.page)
 
     def write(self, step: StepValues, *, closing: bool) -> bool:
         """Write all values of the step in one request."""
@@ -159,38 +171,19 @@ class MlflowExporter(Exporter):
 
         milliseconds = now_us() // 1000
         metrics = [Metric(f"{PREFIX}{name}", value, milliseconds, step.step) for name, value in step.values.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        self._client.log_batch(self._run, metrics=metrics)
         return True
 
-    def close(self, timeout_seconds: float) -> None:
-        """Leave the run open: the trainer ends it. Nothing is buffered."""
 
-
-class TrackioExporter(Exporter):
+class TrackioExporter(_OfActiveRun):
     """Writes to `run` (of `trackio.init`), or to the active run of the thread that logs rollouts."""
 
     name: ClassVar[str] = "trackio"
     module: ClassVar[str] = "trackio"
+    how = "the thread that logs rollouts has no active trackio run: call trackio.init(), or give run"
 
-    def __init__(self, run: Any = None, *, measures: Sequence[str] | None = None) -> None:
-        super().__init__(measures=measures)
-        self._run = run
-
-    def attach(self) -> None:
-        """Take the active run: trackio shows it only to the thread that started it."""
-        trackio = sys.modules.get("trackio")
-        if self._run is None and trackio is not None:
-            self._run = trackio.context_vars.current_run.get()
-
-    @property
-    def ready(self) -> bool:
-        """True if there is a run."""
-        return self._run is not None
-
-    @property
-    def missing(self) -> str:
-        """The reason why the exporter is not ready."""
-        return "the thread that logs rollouts has no active trackio run: call trackio.init(), or give run"
+    def _active(self, tracker: Any) -> Any:
+        return tracker.context_vars.current_run.get()
 
     def start(self, run: ExportedRun) -> None:
         """Do nothing: the run is open."""
@@ -199,9 +192,6 @@ class TrackioExporter(Exporter):
         """Add a row for the step; rows of one step are joined by trackio."""
         self._run.log({f"{PREFIX}{name}": value for name, value in step.values.items()}, step=step.step)
         return True
-
-    def close(self, timeout_seconds: float) -> None:
-        """Leave the run open: the trainer finishes it, and that sends the rows."""
 
 
 _FLUSH_SECONDS = 10.0
