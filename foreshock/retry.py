@@ -9,6 +9,8 @@ to it.
 """
 
 import asyncio
+import itertools
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -72,12 +74,12 @@ def retry(
     `deadline_seconds` from now, or if `wait` was interrupted. `on_retry(error, delay)` is called before each wait. The
     delay is at least the error's `retry_after_seconds`, if it has one. `wait` is `time.sleep` by default.
     """
-    attempts = _Attempts(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
+    delay_after = _delays(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
     while True:
         try:
             return call()
         except Exception as error:
-            if (wait or _sleep)(attempts.delay_after(error)):
+            if (wait or _sleep)(delay_after(error)):
                 raise
 
 
@@ -91,42 +93,36 @@ async def retry_async(
     on_retry: Callable[[Exception, float], None] | None = None,
 ) -> Result:
     """Return what `call` awaits to, as `retry` does; the waits are `asyncio.sleep`, which a cancellation ends."""
-    attempts = _Attempts(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
+    delay_after = _delays(backoff, is_retryable, max_attempts, deadline_seconds, on_retry)
     while True:
         try:
             return await call()
         except Exception as error:
-            await asyncio.sleep(attempts.delay_after(error))
+            await asyncio.sleep(delay_after(error))
 
 
-class _Attempts:
-    """The attempts of one `retry`."""
+def _delays(
+    backoff: Backoff,
+    is_retryable: Callable[[Exception], bool],
+    max_attempts: int | None,
+    deadline_seconds: float | None,
+    on_retry: Callable[[Exception, float], None] | None,
+) -> Callable[[Exception], float]:
+    """Return the function that gives the seconds before the attempt after an error, or raises it if there is none."""
+    deadline = math.inf if deadline_seconds is None else time.monotonic() + deadline_seconds
+    attempts = itertools.count(1)
 
-    def __init__(
-        self,
-        backoff: Backoff,
-        is_retryable: Callable[[Exception], bool],
-        max_attempts: int | None,
-        deadline_seconds: float | None,
-        on_retry: Callable[[Exception, float], None] | None,
-    ) -> None:
-        self._backoff = backoff
-        self._is_retryable = is_retryable
-        self._left = max_attempts
-        self._deadline = None if deadline_seconds is None else time.monotonic() + deadline_seconds
-        self._on_retry = on_retry
-
-    def delay_after(self, error: Exception) -> float:
-        """Return the seconds to wait before the next attempt; raise the error if there is none."""
-        self._left = None if self._left is None else self._left - 1
-        if not self._is_retryable(error) or self._left == 0:
+    def delay_after(error: Exception) -> float:
+        if next(attempts) == max_attempts or not is_retryable(error):
             raise error
-        delay = self._backoff.next_delay(getattr(error, "retry_after_seconds", None))
-        if self._deadline is not None and time.monotonic() + delay > self._deadline:
+        delay = backoff.next_delay(getattr(error, "retry_after_seconds", None))
+        if time.monotonic() + delay > deadline:
             raise error
-        if self._on_retry is not None:
-            self._on_retry(error, delay)
+        if on_retry is not None:
+            on_retry(error, delay)
         return delay
+
+    return delay_after
 
 
 def sleep_until_stopped(stopped: Callable[[], bool]) -> Wait:

@@ -1,7 +1,9 @@
 """Validate rollouts, scores and divergences beyond their types. Every error names the first row that breaks a rule."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,28 +22,11 @@ from foreshock.rollouts.schema import (
 )
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
 
-
-class RolloutColumns(Protocol):
-    """The fields of RolloutBatch that are validated; a protocol because RolloutBatch imports this module."""
-
-    @property
-    def sample_ids(self) -> list[str]: ...
-    @property
-    def prompt_token_ids(self) -> NDArray[np.int32]: ...
-    @property
-    def prompt_offsets(self) -> NDArray[np.int64]: ...
-    @property
-    def response_token_ids(self) -> NDArray[np.int32]: ...
-    @property
-    def response_offsets(self) -> NDArray[np.int64]: ...
-    @property
-    def response_mask(self) -> NDArray[np.uint8] | None: ...
-
-    def offsets_of(self, column: ColumnSpec) -> NDArray[np.int64] | None:
-        """Return the offsets [N + 1] of `column`; None if it has one value per rollout."""
+if TYPE_CHECKING:
+    from foreshock.rollouts.batch import RolloutBatch
 
 
-def validate_rollouts(batch: RolloutColumns, limits: DecodeLimits | None = None, *, check_values: bool = True) -> None:
+def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None, *, check_values: bool = True) -> None:
     """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `batch` breaks a rule.
 
     There must be rows; sample ids must be present, short and unique; all lists of a rollout must have equal lengths;
@@ -153,7 +138,7 @@ def _check_offsets(name: str, offsets: NDArray[np.int64], rollouts: int, values:
         )
 
 
-def _check_values(batch: RolloutColumns) -> None:
+def _check_values(batch: RolloutBatch) -> None:
     """Check every numeric column against the range that the schema declares."""
     mask = batch.response_mask
     for column in ROLLOUT_COLUMNS:
