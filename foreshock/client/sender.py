@@ -11,7 +11,7 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import httpx
 
@@ -202,10 +202,12 @@ class Sender:
         most = self._at_once if len(self._outbox) > _BACKLOG else 1
         chosen: list[tuple[Item, Delivery]] = []
         for item in self._outbox.due(now, 1 if most == 1 else 2 * most):
+            if chosen and sum(each.size for each, _ in chosen) + item.size > _MOST_BYTES_AT_ONCE:
+                break
             delivery = self._outbox.load(item)
             if delivery is None:
                 continue
-            if chosen and not self._may_join([each for _, each in chosen], delivery):
+            if chosen and not self._may_join(chosen[0][1], delivery):
                 break
             # Of two reports of one source the later one counts: it waits.
             if all(each.path != delivery.path for _, each in chosen):
@@ -214,16 +216,14 @@ class Sender:
                 break
         return chosen
 
-    def _may_join(self, chosen: Sequence[Delivery], delivery: Delivery) -> bool:
-        """Return whether a delivery may arrive before, or after, those that are sent at the same time."""
-        first = chosen[0]
+    def _may_join(self, first: Delivery, delivery: Delivery) -> bool:
+        """Return whether a delivery may arrive before, or after, the first of those that are sent at the same time."""
         is_near = delivery.step >= 0 and 0 <= delivery.step - first.step <= _STEPS_LATE
         return (
             first.step >= 0
             and (is_near or delivery.kind == "acknowledgement")
             and first.registration == delivery.registration
             and self._registrar.attempt_number(first.registration) is not None
-            and sum(len(each.body) for each in (*chosen, delivery)) <= _MOST_BYTES_AT_ONCE
         )
 
     def _delivered(self, item: Item, delivery: Delivery, response: httpx.Response | None) -> None:
