@@ -12,6 +12,7 @@ are not measured, as in prime-rl's own `mismatch_kl/all/mean`.
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,13 @@ class PrimeRlFormat(DumpFormat):
         attributes = options.attributes_or(trainer_policy="current")
         batches: list[RolloutBatch] = []
         notes: list[str] = []
-        sums = _Sums()
+        numbers: _Numbers = defaultdict(list)
         for file in dump.files:
-            rows = list(_rows(file, dump.step, options, sums, notes))
+            rows = list(_rows(file, dump.step, options, numbers, notes))
             batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
             batches.append(batch)
             notes += remarks
-        return ImportedStep(dump.step, tuple(batches), sums.means(), tuple(dict.fromkeys(notes)))
+        return ImportedStep(dump.step, tuple(batches), _means(numbers), tuple(dict.fromkeys(notes)))
 
 
 def _dump(folder: Path) -> Dump:
@@ -73,23 +74,17 @@ def _dump(folder: Path) -> Dump:
     return Dump(int(match[1]), tuple(file for _, file in ranks), finished=(folder / "STABLE").exists())
 
 
-class _Sums:
-    """prime-rl's own per-token numbers, summed over the step."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, name: str, values: NDArray[np.float64]) -> None:
-        values = values[np.isfinite(values)]
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (total + math.fsum(values), count + values.size)
-
-    def means(self) -> dict[str, float]:
-        """Return the means over the tokens of all ranks, under prime-rl's names."""
-        return {name: total / count for name, (total, count) in self._sums.items() if count}
+# prime-rl's own per-token numbers under its names: the finite values of each part of the step.
+_Numbers = dict[str, list[NDArray[np.float64]]]
 
 
-def _rows(file: Path, step: int, options: ReadOptions, sums: _Sums, notes: list[str]) -> Iterator[Row]:
+def _means(numbers: _Numbers) -> dict[str, float]:
+    """Return the means over the tokens of all ranks."""
+    joined = {name: np.concatenate(parts) for name, parts in numbers.items()}
+    return {name: math.fsum(values) / values.size for name, values in joined.items() if values.size}
+
+
+def _rows(file: Path, step: int, options: ReadOptions, numbers: _Numbers, notes: list[str]) -> Iterator[Row]:
     rank = _RANK.fullmatch(file.name)
     for index, (place, line) in enumerate(read_lines(file, options.limits)):
         if line.get("step", step) != step:
@@ -110,7 +105,8 @@ def _rows(file: Path, step: int, options: ReadOptions, sums: _Sums, notes: list[
             columns[column] = values[start:]
         for name, field in (("mismatch_kl/all/mean", "mismatch_kl"), ("entropy/all/mean", "entropy")):
             values = floats(line.get(field, [None] * tokens.size), place, field, tokens.size)
-            sums.add(name, values[sampled if field == "mismatch_kl" else trained])
+            values = values[sampled if field == "mismatch_kl" else trained]
+            numbers[name].append(values[np.isfinite(values)])
         yield Row(
             place,
             f"{step}-{rank[1] if rank else 0}-{index}",
