@@ -122,12 +122,6 @@ def _not_checked(steps: Sequence[CheckedStep], together: CheckedStep | None) -> 
 _CLEAN, _WARNED, _UNREADABLE = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Unreadable:
-    file: str
-    error: str
-
-
 class SelfcheckCommand:
     """Reads files, lints each step and all steps together, prints the findings."""
 
@@ -156,40 +150,30 @@ class SelfcheckCommand:
         except (ConfigurationError, OSError) as error:
             print(f"foreshock: error: {error}", file=sys.stderr)
             return _UNREADABLE
-        steps: list[CheckedStep] = []
-        unreadable: list[_Unreadable] = []
-        for found in _checked(parts):
-            if isinstance(found, CheckedStep):
-                steps.append(found)
-            else:
-                unreadable.append(found)
+        unreadable: list[dict[str, str]] = []
+        steps = list(_checked(parts, unreadable))
         together = _together(steps)
         if arguments.json:
             print(json.dumps(_to_json(steps, together, unreadable), indent=2, ensure_ascii=False, allow_nan=False))
         else:
             print("\n".join(render(steps, together, Paint())))
         for each in unreadable:
-            print(f"foreshock: cannot read {each.file}: {each.error}", file=sys.stderr)
+            print(f"foreshock: cannot read {each['file']}: {each['error']}", file=sys.stderr)
         if unreadable:
             return _UNREADABLE
         clean = all(step.report.is_clean for step in steps) and (together is None or together.report.is_clean)
         return _CLEAN if clean else _WARNED
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A file of a step; `read` returns its batches, or raises RolloutsError."""
-
-    step: int
-    path: Path
-    read: Callable[[], Sequence[RolloutBatch]]
+# Step, file, and the function that reads its batches or raises RolloutsError.
+_Part = tuple[int, Path, Callable[[], Sequence[RolloutBatch]]]
 
 
 def _shards(files: Iterable[ShardFile], attributes: BatchAttributes) -> list[_Part]:
     def read(file: ShardFile) -> list[RolloutBatch]:
         return [read_shard(file, attributes, check_values=False)]
 
-    return [_Part(file.step, file.path, partial(read, file)) for file in files]
+    return [(file.step, file.path, partial(read, file)) for file in files]
 
 
 def _dumps(kind: DumpFormat, path: Path, options: ReadOptions) -> list[_Part]:
@@ -203,21 +187,21 @@ def _dumps(kind: DumpFormat, path: Path, options: ReadOptions) -> list[_Part]:
         noted.update(found.notes)
         return found.batches
 
-    return [_Part(dump.step, dump.files[0], partial(read, dump)) for dump in find_dumps(kind.name, path)]
+    return [(dump.step, dump.files[0], partial(read, dump)) for dump in find_dumps(kind.name, path)]
 
 
-def _checked(parts: Sequence[_Part]) -> Iterator[CheckedStep | _Unreadable]:
-    """Yield the lint of each step (all its files together), and each file that cannot be read."""
+def _checked(parts: Sequence[_Part], unreadable: list[dict[str, str]]) -> Iterator[CheckedStep]:
+    """Yield the lint of each step (all its files together); add each file that cannot be read to `unreadable`."""
     progress = Progress("checking", len(parts))
     done = 0
-    for step, in_step in groupby(parts, key=lambda part: part.step):
+    for step, in_step in groupby(parts, key=lambda part: part[0]):
         found, names = [], []
-        for part in in_step:
+        for _, path, read in in_step:
             try:
-                found += [collect_evidence(batch) for batch in part.read()]
-                names.append(part.path.name)
+                found += [collect_evidence(batch) for batch in read()]
+                names.append(path.name)
             except RolloutsError as error:
-                yield _Unreadable(str(part.path), str(error))
+                unreadable.append({"file": str(path), "error": str(error)})
             done += 1
             if len(parts) > 1:
                 progress.show(done)
@@ -235,12 +219,12 @@ def _together(steps: list[CheckedStep]) -> CheckedStep | None:
 
 
 def _to_json(
-    steps: list[CheckedStep], together: CheckedStep | None, unreadable: list[_Unreadable]
+    steps: list[CheckedStep], together: CheckedStep | None, unreadable: list[dict[str, str]]
 ) -> dict[str, object]:
     return {
         "steps": [{"step": step.step, "files": list(step.files), **step.report.to_dict()} for step in steps],
         "together": None if together is None else together.report.to_dict(),
-        "unreadable": [{"file": each.file, "error": each.error} for each in unreadable],
+        "unreadable": unreadable,
     }
 
 
