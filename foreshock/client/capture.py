@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,9 @@ from foreshock.statistics_shards import MEDIA_TYPE, FullRollouts, encode_statist
 # pyarrow ships no types: its classes are Any to a type checker.
 Rollouts = RolloutBatch | Mapping[str, Any] | Any
 """A RolloutBatch, a mapping of columns, a pyarrow Table or RecordBatch."""
+
+Captured = Callable[[], RolloutBatch]
+"""What builds the batch of captured rollouts."""
 
 _FIELD_OF = {column.name: column.field for column in ROLLOUT_COLUMNS} | {
     column.field: column.field for column in ROLLOUT_COLUMNS
@@ -73,18 +76,19 @@ def _size(value: Any) -> int:
 
 def capture_rollouts(
     rollouts: Rollouts, *, default_ids: str, attributes: BatchAttributes | None, copy: bool = True
-) -> CapturedRollouts:
-    """Copy the arrays that the trainer may change. `default_ids` is the prefix of generated sample ids.
+) -> Captured:
+    """Copy the arrays that the trainer may change; return what builds the validated batch in the background.
 
-    `copy=False` copies nothing. Raises InvalidRolloutsError for unsupported inputs, such as a tensor on a GPU.
+    That raises InvalidRolloutsError with row and column. `default_ids` is the prefix of generated sample ids.
+    `attributes` are those that the batch lacks.
     """
     if isinstance(rollouts, RolloutBatch):
-        values = {name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__}
-        return CapturedRollouts(batch=RolloutBatch(**values), attributes=attributes, default_ids=default_ids)
+        batch = RolloutBatch(**{name: _copied(name, getattr(rollouts, name), copy) for name in RolloutBatch.__slots__})
+        return lambda: _completed(_validated(batch), attributes)
     if isinstance(rollouts, pa.RecordBatch):
         rollouts = pa.Table.from_batches([rollouts])
     if isinstance(rollouts, pa.Table):
-        return CapturedRollouts(table=rollouts, attributes=attributes, default_ids=default_ids)
+        return lambda: _completed(_from_table(rollouts, default_ids), attributes)
     if not isinstance(rollouts, Mapping):
         raise InvalidRolloutsError(
             f"rollouts must be a RolloutBatch, a mapping of columns or an Arrow table, got {type(rollouts).__name__}"
@@ -95,39 +99,25 @@ def capture_rollouts(
             raise InvalidRolloutsError(f"unknown column; columns: {', '.join(_FIELD_OF)}", column=name)
         if value is not None:
             columns[_FIELD_OF.get(name, name)] = _copied(name, value, copy)
-    return CapturedRollouts(columns=columns, attributes=attributes, default_ids=default_ids)
+    return lambda: _completed(_from_columns(dict(columns), default_ids), attributes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CapturedRollouts:
-    """A captured batch, table or mapping of columns (one of the three), with the caller's attributes."""
+def _validated(batch: RolloutBatch) -> RolloutBatch:
+    validate_rollouts(batch)
+    return batch
 
-    default_ids: str
-    attributes: BatchAttributes | None
-    batch: RolloutBatch | None = None
-    table: pa.Table | None = None
-    columns: Mapping[str, Any] | None = None
 
-    def build(self) -> RolloutBatch:
-        """Build the validated batch. Raises InvalidRolloutsError with row and column."""
-        if self.batch is not None:
-            validate_rollouts(self.batch)
-            return self._with_attributes(self.batch)
-        if self.table is not None:
-            return self._with_attributes(_from_table(self.table, self.default_ids))
-        return self._with_attributes(_from_columns(dict(self.columns or {}), self.default_ids))
-
-    def _with_attributes(self, batch: RolloutBatch) -> RolloutBatch:
-        """Fill attributes that the batch lacks from those of the call."""
-        if self.attributes is None or self.attributes == BatchAttributes():
-            return batch
-        own = {name: getattr(batch.attributes, name) for name in BatchAttributes.__slots__}
-        own = {name: value for name, value in own.items() if value is not None}
-        return replace(batch, attributes=replace(self.attributes, **own))
+def _completed(batch: RolloutBatch, attributes: BatchAttributes | None) -> RolloutBatch:
+    """Fill attributes that the batch lacks from those of the call."""
+    if attributes is None or attributes == BatchAttributes():
+        return batch
+    own = {name: getattr(batch.attributes, name) for name in BatchAttributes.__slots__}
+    own = {name: value for name, value in own.items() if value is not None}
+    return replace(batch, attributes=replace(attributes, **own))
 
 
 def encode_shard(
-    captured: CapturedRollouts,
+    captured: Captured,
     registration: Registration,
     step: int,
     rank: tuple[int, int],
@@ -142,14 +132,14 @@ def encode_shard(
     query = {**ATTEMPT, "shards": str(shards)}
     folder = f"/v1/runs/{{run}}/steps/{step}"
     if settings.mode == "tokens":
-        body = encode_rollouts_view(captured.build())
+        body = encode_rollouts_view(captured())
         return Delivery("rollouts", registration, "PUT", f"{folder}/rollouts/{shard}", query, PARQUET, body)
     if not prepare_token_pass():
         log.warning("numpy pass", _NUMPY_PASS)
     full = FullRollouts(settings.full_rollouts, settings.worst_rollouts, settings.max_step_bytes)
     # The sample of full rollouts is that of run, step and shard: the same shard gives the same bytes.
     seed = "/".join((*registration.run_identity, str(step), str(shard), str(shards)))
-    measured = encode_statistics_shard(captured.build(), seed=seed, full=full.of_shard(shard, shards))
+    measured = encode_statistics_shard(captured(), seed=seed, full=full.of_shard(shard, shards))
     return Delivery("statistics", registration, "PUT", f"{folder}/statistics/{shard}", query, MEDIA_TYPE, measured)
 
 

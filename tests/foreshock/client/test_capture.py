@@ -83,7 +83,7 @@ SHAPES: dict[str, Any] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_gives_the_same_batch(shape: str) -> None:
     rollouts = SHAPES[shape]()
-    batch = capture_rollouts(rollouts, default_ids="7-0", attributes=None).build()
+    batch = capture_rollouts(rollouts, default_ids="7-0", attributes=None)()
     expected = RolloutBatch.from_lists(["7-0-0", "7-0-1"], **as_lists())
     for column in ROLLOUT_COLUMNS:
         found, wanted = getattr(batch, column.field), getattr(expected, column.field)
@@ -101,7 +101,7 @@ def test_arrays_overwritten_after_the_call_are_logged_unchanged(shape: str) -> N
     rollouts = SHAPES[shape]()
     captured = capture_rollouts(rollouts, default_ids="7-0", attributes=None)
     _overwrite(rollouts)
-    batch = captured.build()
+    batch = captured()
     assert batch.response_token_ids.tolist() == [1, 2, 3, 4, 9]
     assert batch.rollout_log_probs is not None
     assert batch.rollout_log_probs.tolist() == [-0.5, -1.5, -0.25, -2.0, -0.125]
@@ -131,12 +131,12 @@ def test_nested_lists_are_copied() -> None:
     )
     rows[0][0] = 99
     rows.append([4])
-    assert captured.build().response_token_ids.tolist() == [1, 2, 3]
+    assert captured().response_token_ids.tolist() == [1, 2, 3]
 
 
 def test_columns_may_be_named_as_in_the_schema_or_as_the_fields() -> None:
     columns = {**as_lists(), "sample_id": [1, "b"], "finish_reason": ["stop", None], "group_ids": np.array([3, 3])}
-    batch = capture_rollouts(columns, default_ids="a", attributes=None).build()
+    batch = capture_rollouts(columns, default_ids="a", attributes=None)()
     assert batch.sample_ids == ["1", "b"]
     assert batch.finish_reasons == ["stop", None]
     assert batch.group_ids == ["3", "3"]
@@ -146,7 +146,7 @@ def test_batch_attributes_override_call_attributes() -> None:
     own = BatchAttributes(temperature=0.7)
     batch = RolloutBatch.from_lists(["a", "b"], **as_lists(), attributes=own)
     given = BatchAttributes(temperature=1.0, logprobs_mode="raw_logprobs")
-    built = capture_rollouts(batch, default_ids="a", attributes=given).build()
+    built = capture_rollouts(batch, default_ids="a", attributes=given)()
     assert built.attributes == BatchAttributes(temperature=0.7, logprobs_mode="raw_logprobs")
 
 
@@ -165,7 +165,7 @@ def test_batch_attributes_override_call_attributes() -> None:
 )
 def test_invalid_column_is_named(change: dict[str, Any], column: str) -> None:
     with pytest.raises(InvalidRolloutsError) as raised:
-        capture_rollouts({**as_lists(), **change}, default_ids="a", attributes=None).build()
+        capture_rollouts({**as_lists(), **change}, default_ids="a", attributes=None)()
     assert raised.value.column == column
 
 

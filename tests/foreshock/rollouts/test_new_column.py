@@ -115,7 +115,7 @@ for source, logged in {
         "prompt_lengths": [1, 2], "response_lengths": [2, 1], "difficulty": np.array([7, 8]), "judge": JUDGES,
     },
 }.items():
-    check(capture_rollouts(logged, default_ids="0", attributes=BatchAttributes()).build(), source)
+    check(capture_rollouts(logged, default_ids="0", attributes=BatchAttributes())(), source)
 
 folder = Path(sys.argv[1])
 lines = [{name: value[row] for name, value in {**TOKENS, **LISTS, "judge": JUDGES}.items()} for row in range(2)]
