@@ -32,7 +32,6 @@ from foreshock_service.platform import (
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
-from foreshock_service.platform.health import ServiceFigures
 from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
@@ -42,7 +41,7 @@ from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
 from foreshock_service.replay import matrix
-from foreshock_service.replay.attribution import conclusions
+from foreshock_service.replay.attribution import document
 from foreshock_service.replay.attribution import service as attribution
 from foreshock_service.replay.leases import endpoints as leases
 from foreshock_service.replay.leases.service import sweep as sweep_leases
@@ -68,7 +67,7 @@ from foreshock_service.runs import (
     tokens,
     weights,
 )
-from foreshock_service.watch import alert_endpoints, alerts, delivery, diagnosis, long_polls
+from foreshock_service.watch import alerts, delivery, diagnosis, long_polls
 from foreshock_service.watch.advice import endpoints as advice
 from foreshock_service.watch.advice.service import decide_after_detection, record_mode, rewind_log
 from foreshock_service.watch.detection import background, derivation
@@ -78,14 +77,14 @@ from foreshock_service.watch.rules import service as rules
 # The routers of every noun; the pages come last, since theirs are the loosest paths.
 _NOUNS: tuple[Any, ...] = (
     *(health, audit, run_endpoints, attempts, steps, ingest, tokens, scalars, changes, checkpoints, curves, lint),
-    *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alert_endpoints, rules),
+    *(findings, requests, policies, leases, publishing, matrix, attribution, workers, exporter, alerts, rules),
     *(advice, diagnosis, corrections, retention, deletions, weights),
 )
 ROUTERS: tuple[APIRouter, ...] = tuple(noun.router for noun in _NOUNS)
 
 FINDING_SOURCES: findings.Sources = {
     "lint": lint.findings_of_run,
-    "attribution": conclusions.causes_of_run,
+    "attribution": document.causes_of_run,
     "doctor": doctor.causes_of_run,
     "notary": weights.findings_of_run,
 }
@@ -139,7 +138,6 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         limits=context.key_limits,
         authenticate=partial(security.authenticate_before_body, context),
     )
-    app.add_middleware(request_guards.BodyTimeouts, settings=settings)
     app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
     openapi.document_problems(app, api_routes())
     return app
@@ -251,7 +249,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         runner.start()
     polls: long_polls.LongPolls = app.state.long_polls
     polls.start()
-    figures = ServiceFigures(context, (jobs, cleaning), polls.count, app.version)
+    figures = health.ServiceFigures(context, (jobs, cleaning), polls.count, app.version)
     app.state.figures = figures
     watching = asyncio.create_task(figures.loop_delays.watch())
 

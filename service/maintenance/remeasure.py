@@ -26,23 +26,14 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import problem, settings
 from foreshock_service.platform.context import ServiceContext
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import of_step
-from foreshock_service.platform.database.tables import (
-    MeasurementStatistics,
-    Run,
-    Shard,
-    ShardStatistics,
-    Step,
-    measurements,
-)
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
 from foreshock_service.replay.results.exact import remeasure_exact
 from foreshock_service.runs import events, judging, shard_decoding, shards, steps
 from foreshock_service.runs.runs import lock_run_for_background
-from foreshock_service.runs.shard_decoding import fold_step
-from foreshock_service.runs.shards import measure_again, replace_shards, shards_of_step, why_not_whole
 
 _TRIES = 5
 
@@ -59,14 +50,14 @@ class StepReport:
 class _Stored:
     """A step as it is stored: the shards in order, what their files hold, and its scores."""
 
-    files: tuple[Shard, ...] = field(compare=False)
+    files: tuple[tables.Shard, ...] = field(compare=False)
     contents: tuple[tuple[int, str, str | None, int | None], ...]
     # None if tokens were removed: then nothing is measured again.
     scored: AttributionInputs | None
 
     @classmethod
     def read(cls, context: ServiceContext, session: Session, key: events.StepKey) -> _Stored:
-        files = tuple(shards_of_step(session, key))
+        files = tuple(shards.shards_of_step(session, key))
         contents = tuple((each.shard, each.file, each.tokens_removed, each.deleted_rollouts) for each in files)
         whole = all(file.tokens_removed is None for file in files)
         return cls(files, contents, attribution_inputs(context, session, key) if whole else None)
@@ -112,13 +103,13 @@ def check_step(context: ServiceContext, key: events.StepKey) -> StepReport:
     return StepReport(key, _removed(stored.files) or gone_files(context, stored.files) or _gone_scores(stored.scored))
 
 
-def _removed(files: Sequence[Shard]) -> str | None:
+def _removed(files: Sequence[tables.Shard]) -> str | None:
     """Return why a step cannot be measured again although nothing is missing; None if it can."""
-    removed = [why for file in files if (why := why_not_whole(file)) is not None]
+    removed = [why for file in files if (why := shards.why_not_whole(file)) is not None]
     return f"{removed[0]}; its measures stay" if removed else None
 
 
-def gone_files(context: ServiceContext, files: Sequence[Shard]) -> str | None:
+def gone_files(context: ServiceContext, files: Sequence[tables.Shard]) -> str | None:
     """Describe the missing token files; None if all exist."""
     gone = [file for file in files if not context.store.file(file.file).exists()]
     if not gone:
@@ -128,8 +119,8 @@ def gone_files(context: ServiceContext, files: Sequence[Shard]) -> str | None:
 
 def _measure(context: ServiceContext, key: events.StepKey, stored: _Stored) -> tuple[_Measured, str | None]:
     """Return the step as it is measured now, and a description of missing scores."""
-    measured = tuple(measure_again(context, file) for file in stored.files)
-    measurements = fold_step(part for shard in measured for part in shard.parts)
+    measured = tuple(shards.measure_again(context, file) for file in stored.files)
+    measurements = shard_decoding.fold_step(part for shard in measured for part in shard.parts)
     folded = shard_decoding.FoldedStep(
         measurements, judging.judge_step(key.step, key.attempt, [shard.lint for shard in measured])
     )
@@ -148,7 +139,7 @@ def _replace(context: ServiceContext, key: events.StepKey, measured: _Measured, 
     if _Stored.read(context, session, key) != measured.stored:
         return False
     numbers = [file.shard for file in measured.stored.files]
-    replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
+    shards.replace_shards(session, key, list(zip(numbers, measured.shards, strict=True)))
     if steps.is_closed(session, key):
         shards.store_fold(session, key, measured.folded, again=True)
     if measured.attribution is not None and measured.stored.scored is not None:
@@ -188,21 +179,27 @@ _COUNTS = [measure.column for measure in COMPARISON_MEASURES if measure.column_t
 
 def steps_to_measure(session: Session, run_id: str | None, request: Request) -> list[events.StepKey]:
     """Return the requested steps of a run (None: of every run), in order."""
-    query = select(Step.run_id, Step.attempt, Step.step).join(Run, Run.id == Step.run_id)
-    query = query.where(Run.deleted_at_us.is_(None))
-    for column, wanted in ((Step.run_id, run_id), (Step.attempt, request.attempt), (Step.step, request.step)):
+    query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).join(
+        tables.Run, tables.Run.id == tables.Step.run_id
+    )
+    query = query.where(tables.Run.deleted_at_us.is_(None))
+    for column, wanted in (
+        (tables.Step.run_id, run_id),
+        (tables.Step.attempt, request.attempt),
+        (tables.Step.step, request.step),
+    ):
         if wanted is not None:
             query = query.where(column == wanted)
     if not request.everything:
-        old = _of_another_version(ShardStatistics) | _of_another_version(MeasurementStatistics)
+        old = _of_another_version(tables.ShardStatistics) | _of_another_version(tables.MeasurementStatistics)
         query = query.where(old | _without_newest_measures())
-    ordered = query.order_by(Run.created_at_us, Step.run_id, Step.attempt, Step.step)
+    ordered = query.order_by(tables.Run.created_at_us, tables.Step.run_id, tables.Step.attempt, tables.Step.step)
     return [events.StepKey(*row) for row in session.execute(ordered)]
 
 
 def old_comparisons(session: Session, key: events.StepKey) -> Sequence[str]:
     """Return the comparisons of a step whose measurement is of another version."""
-    table = MeasurementStatistics
+    table = tables.MeasurementStatistics
     query = select(table.comparison).where(of_step(table, key), table.statistics_version != STATISTICS_VERSION)
     return session.scalars(query.order_by(table.comparison)).all()
 
@@ -212,16 +209,18 @@ def _without_newest_measures() -> ColumnElement[bool]:
 
     A new measure without a count of its own is not found: `--everything` computes it for older steps.
     """
-    columns = measurements.c
+    columns = tables.measurements.c
     return exists().where(
-        of_step(columns, Step),
+        of_step(columns, tables.Step),
         columns.tokens.is_not(None),
         or_(*(columns[name].is_(None) for name in _COUNTS)),
     )
 
 
-def _of_another_version(table: type[ShardStatistics] | type[MeasurementStatistics]) -> ColumnElement[bool]:
-    return exists().where(of_step(table, Step), table.statistics_version != STATISTICS_VERSION)
+def _of_another_version(
+    table: type[tables.ShardStatistics] | type[tables.MeasurementStatistics],
+) -> ColumnElement[bool]:
+    return exists().where(of_step(table, tables.Step), table.statistics_version != STATISTICS_VERSION)
 
 
 def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
@@ -280,10 +279,10 @@ def _chosen(context: ServiceContext, request: Request) -> list[events.StepKey]:
 
 def _extent(context: ServiceContext, keys: Sequence[events.StepKey]) -> str:
     files = size = 0
-    totals = select(func.count(), func.coalesce(func.sum(Shard.file_bytes), 0))
+    totals = select(func.count(), func.coalesce(func.sum(tables.Shard.file_bytes), 0))
     with context.database.read() as session:
         for key in keys:
-            count, file_bytes = session.execute(totals.where(of_step(Shard, key))).one()
+            count, file_bytes = session.execute(totals.where(of_step(tables.Shard, key))).one()
             files, size = files + count, size + int(file_bytes)  # PostgreSQL: a Decimal
     runs = len({key.run_id for key in keys})
     return f"{len(keys)} steps of {runs} runs, {files} token files of {size / 1e6:,.1f} MB together"

@@ -14,17 +14,10 @@ import pyarrow.parquet as pq
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from foreshock import rollouts
 from foreshock.digests import rollout_set_digest
 from foreshock.errors import ConfigurationError
 from foreshock.measures.rollout_summaries import RolloutSummaries
-from foreshock.rollouts import (
-    decode_exact,
-    decode_rollouts,
-    decode_scores,
-    encode_exact,
-    encode_rollouts,
-    encode_scores,
-)
 from foreshock_service.platform import context, uploads
 from foreshock_service.platform.database.opening import existing_database
 from foreshock_service.platform.database.tables import Run
@@ -77,9 +70,13 @@ def read_contents(file: StoredFile, kind: str) -> Contents:
     """Return the contents of a file; raises FileNotFoundError, and RolloutsError if a page or a value is damaged."""
     data = file.read_bytes()
     if kind == "rollouts":
-        batch = decode_rollouts(data, stored_limits())
+        batch = rollouts.decode_rollouts(data, stored_limits())
         return Contents(batch.num_rollouts, batch.num_tokens, rollout_set_digest(batch.sample_ids))
-    shard = decode_scores(data, stored_limits()) if kind == "scores" else decode_exact(data, stored_limits())
+    shard = (
+        rollouts.decode_scores(data, stored_limits())
+        if kind == "scores"
+        else rollouts.decode_exact(data, stored_limits())
+    )
     return Contents(shard.num_rollouts, shard.num_tokens, rollout_set_digest(shard.sample_ids))
 
 
@@ -119,13 +116,13 @@ def strip_rollouts(file: StoredFile, target: Path, ids: DeletedIds, sampled: int
 
     The first `sampled` rollouts of the file are an unbiased sample; None: all of them.
     """
-    batch = decode_rollouts(file.read_bytes(), stored_limits())
+    batch = rollouts.decode_rollouts(file.read_bytes(), stored_limits())
     rows = np.flatnonzero(~np.array(ids.rows(batch.sample_ids, batch.group_ids)))
     of_sample = int(rows.size if sampled is None else (rows < sampled).sum())
     if not rows.size:
         return StrippedFile(0, 0, 0, 0)
     chosen = batch.select(rows)
-    data = encode_rollouts(chosen)
+    data = rollouts.encode_rollouts(chosen)
     target.write_bytes(data)
     return StrippedFile(chosen.num_rollouts, chosen.num_tokens, of_sample, len(data))
 
@@ -133,7 +130,9 @@ def strip_rollouts(file: StoredFile, target: Path, ids: DeletedIds, sampled: int
 def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact: bool) -> StrippedFile:
     """Write the kept rollouts of a file of scores or exact divergences."""
     data = file.read_bytes()
-    batch: Any = decode_exact(data, stored_limits()) if exact else decode_scores(data, stored_limits())
+    batch: Any = (
+        rollouts.decode_exact(data, stored_limits()) if exact else rollouts.decode_scores(data, stored_limits())
+    )
     rows = [row for row, sample in enumerate(batch.sample_ids) if sample in kept]
     if not rows:
         return StrippedFile(0, 0, 0, 0)
@@ -146,7 +145,7 @@ def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact:
         if field.name != "offsets" and isinstance(getattr(batch, field.name), np.ndarray)
     }
     chosen = replace(batch, sample_ids=[batch.sample_ids[row] for row in rows], offsets=offsets, **arrays)
-    written = encode_exact(chosen) if exact else encode_scores(chosen)
+    written = rollouts.encode_exact(chosen) if exact else rollouts.encode_scores(chosen)
     target.write_bytes(written)
     return StrippedFile(len(rows), int(offsets[-1]), len(rows), len(written))
 

@@ -17,7 +17,6 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows
 from foreshock_service.platform.database.tables import AuditEntry, new_identifier
-from foreshock_service.platform.parameters import api_router
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def record(
     insert_rows(session, AuditEntry, [row])
 
 
-router = api_router(prefix="/v1/audit", tags=["audit"])
+router = parameters.api_router(prefix="/v1/audit", tags=["audit"])
 
 
 @router.get("")

@@ -30,11 +30,8 @@ _DTYPES: Mapping[Kind, type] = {"integer": np.int64, "float": np.float64, "boole
 _BLOCK_ROWS = 4096
 
 
-class AnswerTooLarge(problem.ProblemError):
+class AnswerTooLarge(problem.ProblemError, status=422, problem_type="answer-too-large"):
     """A columnar answer with more values than a setting allows; the detail says how to ask for less."""
-
-    status = 422
-    problem_type = "answer-too-large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +116,16 @@ def floats_or_none(values: NDArray[np.floating[Any]]) -> list[float | None]:
     return [value if finite else None for value, finite in zip(values.tolist(), np.isfinite(values), strict=True)]
 
 
-def read_columns(session: Session, query: Select[Any], kinds: Mapping[str, Kind], most_values: int) -> ColumnTable:
+def read_columns(
+    session: Session, query: Select[Any], kinds: Mapping[str, Kind], most_values: int, constants: Mapping[str, str]
+) -> ColumnTable:
     """Return the query's rows as columns; `kinds` names and types them in the order of the query, NULL is NaN.
 
-    The rows are not sorted here. Raises AnswerTooLarge if they have more than `most_values` values, and reads no more.
+    Columns of labels that are `constants` are not in the query. The rows are not sorted here. Raises AnswerTooLarge if
+    they have more than `most_values` values, and reads no more.
     """
     most_rows = most_values // len(kinds)
-    row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items()])
+    row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items() if name not in constants])
     codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "label"}
     blocks = [np.empty(0, row_type)]
     rows = 0
@@ -138,16 +138,18 @@ def read_columns(session: Session, query: Select[Any], kinds: Mapping[str, Kind]
                 "(FORESHOCK_MAX_READ_VALUES with max_points)"
             )
         received = np.fromiter(block, row_type, len(block))
-        for name, known in codes.items():
+        for name in codes.keys() - constants.keys():
+            known = codes[name]
             received[name] = [known.setdefault(label, len(known)) for label in received[name]]
         blocks.append(received)
     whole = np.concatenate(blocks)
-    return ColumnTable(
-        {
-            name: Labels(whole[name].astype(np.int32), tuple(codes[name])) if name in codes else whole[name]
-            for name in kinds
-        }
-    )
+    columns: dict[str, Column] = {}
+    for name in kinds:
+        if name in constants:
+            columns[name] = Labels(np.zeros(len(whole), np.int32), (constants[name],))
+        else:
+            columns[name] = Labels(whole[name].astype(np.int32), tuple(codes[name])) if name in codes else whole[name]
+    return ColumnTable(columns)
 
 
 def check_answer(table: ColumnTable, most_values: int) -> None:

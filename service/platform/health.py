@@ -29,7 +29,6 @@ from foreshock_service.platform import jobs, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.opening import current_revision, newest_revision
 from foreshock_service.platform.database.tables import AttemptClient, DueReplay, FileRemoval, Run, Step
-from foreshock_service.platform.jobs import JobRecord, JobRunner
 
 _LOOK_SECONDS = 0.5
 # A minute of looks at the event loop.
@@ -55,14 +54,14 @@ class ServiceFigures:
     """The sources of the figures of this process."""
 
     context: ServiceContext
-    runners: tuple[JobRunner, ...]
+    runners: tuple[jobs.JobRunner, ...]
     count_polls: Callable[[], int]
     version: str
     loop_delays: LoopDelays = field(default_factory=LoopDelays)
     started_at_us: int = field(default_factory=now_us)
 
     @property
-    def job_records(self) -> dict[str, JobRecord]:
+    def job_records(self) -> dict[str, jobs.JobRecord]:
         """Return how the runs of each job in this process went."""
         return {name: record for runner in self.runners for name, record in runner.records.items()}
 

@@ -203,11 +203,8 @@ class KeyUses:
 BURST_SECONDS = 5.0
 
 
-class TooManyRequests(ProblemError):
+class TooManyRequests(ProblemError, status=429, problem_type="too-many-requests"):
     """A key beyond its limit of requests, bytes or uploads; the same request succeeds after Retry-After."""
-
-    status = 429
-    problem_type = "too-many-requests"
 
 
 # What a key is limited in, the least that admits a request, and the setting that bounds it.

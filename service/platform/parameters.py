@@ -163,11 +163,8 @@ Limit = Annotated[int, Query(ge=1, le=LARGEST_LIMIT, description="items on a pag
 Cursor = Annotated[str | None, Query(max_length=1024, description="`next_cursor` of the page before")]
 
 
-class InvalidCursor(ProblemError):
+class InvalidCursor(ProblemError, status=422, problem_type="invalid-cursor"):
     """A cursor that was not made by a list of this kind."""
-
-    status = 422
-    problem_type = "invalid-cursor"
 
 
 class Page(BaseModel, Generic[Item]):
@@ -242,7 +239,8 @@ def etag_of(version: str, body: bytes) -> str:
 
 def content_etag(body: bytes) -> str:
     """Return the entity tag of a body; weak, since its compressed forms share it."""
-    return f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    # SHA-256 is an instruction of today's processors: a third of the time of BLAKE2.
+    return f'W/"{hashlib.sha256(body).hexdigest()[:24]}"'
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

@@ -54,19 +54,17 @@ class ProblemDocument(BaseModel):
 
 
 class ProblemError(Exception):
-    """Base of the service's errors. Subclasses set `status` and `problem_type`.
+    """Base of the service's errors: `class RunNotFound(ProblemError, status=404, problem_type="run-not-found")`.
 
     A type is part of the API: it stays when the class is renamed, and no two classes have the same.
     """
 
-    status: ClassVar[int] = 500
+    status: ClassVar[int]
     problem_type: ClassVar[str]
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Refuse a class without a type of its own."""
-        super().__init_subclass__(**keywords)
-        if "problem_type" not in cls.__dict__:
-            raise TypeError(f'{cls.__name__} needs a `problem_type` of its own, such as "run-not-found"')
+    def __init_subclass__(cls, *, status: int, problem_type: str) -> None:
+        """Take what the class line gives; Python refuses a class without them."""
+        cls.status, cls.problem_type = status, problem_type
 
     def __init__(
         self,
@@ -105,11 +103,8 @@ def _clipped(text: str, most: int = _MOST_CHARACTERS) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-class InvalidRequest(ProblemError):
+class InvalidRequest(ProblemError, status=422, problem_type="invalid-request"):
     """A path, query or body that does not fit the contract."""
-
-    status = 422
-    problem_type = "invalid-request"
 
     @classmethod
     def of_items(cls, items: Sequence[ProblemItem], count: int) -> Self:
@@ -120,67 +115,40 @@ class InvalidRequest(ProblemError):
         return cls((detail or "the request is not valid")[: _MOST_DETAIL - len(more)] + more, errors=shown)
 
 
-class BadRequest(ProblemError):
+class BadRequest(ProblemError, status=400, problem_type="bad-request"):
     """A JSON body that is not UTF-8, is nested too deep or has an integer of thousands of digits."""
 
-    status = 400
-    problem_type = "bad-request"
 
-
-class InvalidRollouts(ProblemError):
+class InvalidRollouts(ProblemError, status=422, problem_type="invalid-rollouts"):
     """An uploaded table that breaks the rollout schema; `row` and `column` locate the fault."""
 
-    status = 422
-    problem_type = "invalid-rollouts"
 
-
-class LimitExceeded(ProblemError):
+class LimitExceeded(ProblemError, status=413, problem_type="limit-exceeded"):
     """An upload beyond a configured cap; the detail names the cap."""
 
-    status = 413
-    problem_type = "limit-exceeded"
 
-
-class RequestTimeout(ProblemError):
+class RequestTimeout(ProblemError, status=408, problem_type="request-timeout"):
     """A request whose body stopped coming, or comes too slowly."""
 
-    status = 408
-    problem_type = "request-timeout"
 
-
-class UnsupportedMediaType(ProblemError):
+class UnsupportedMediaType(ProblemError, status=415, problem_type="unsupported-media-type"):
     """A body whose content type the endpoint does not accept."""
 
-    status = 415
-    problem_type = "unsupported-media-type"
 
-
-class NotAcceptable(ProblemError):
+class NotAcceptable(ProblemError, status=406, problem_type="not-acceptable"):
     """An Accept header without an available media type."""
 
-    status = 406
-    problem_type = "not-acceptable"
 
-
-class StorageFull(ProblemError):
+class StorageFull(ProblemError, status=507, problem_type="storage-full"):
     """Full: the token store or the database has no room."""
 
-    status = 507
-    problem_type = "storage-full"
 
-
-class StorageUnavailable(ProblemError):
+class StorageUnavailable(ProblemError, status=503, problem_type="storage-unavailable"):
     """Storage that cannot be written or read now: its folder, its disk or a limit of the system."""
 
-    status = 503
-    problem_type = "storage-unavailable"
 
-
-class DatabaseUnavailable(ProblemError):
+class DatabaseUnavailable(ProblemError, status=503, problem_type="database-unavailable"):
     """A database that does not answer, or has no free connection."""
-
-    status = 503
-    problem_type = "database-unavailable"
 
 
 class BodyRefused(HTTPException):
@@ -191,11 +159,8 @@ class BodyRefused(HTTPException):
         self.problem = problem
 
 
-class InternalError(ProblemError):
+class InternalError(ProblemError, status=500, problem_type="internal"):
     """A fault of the service itself; its cause is in the service's log only."""
-
-    status = 500
-    problem_type = "internal"
 
 
 def problem_response(error: ProblemError) -> JSONResponse:
@@ -321,25 +286,16 @@ def _failed(request: Request, error: Exception, problem: ProblemError) -> JSONRe
     return problem_response(problem)
 
 
-class TokensGone(ProblemError):
+class TokensGone(ProblemError, status=410, problem_type="tokens-gone"):
     """Gone: a token file that the catalogue names is not in the store."""
 
-    status = 410
-    problem_type = "tokens-gone"
 
-
-class TokensPurged(ProblemError):
+class TokensPurged(ProblemError, status=410, problem_type="tokens-purged"):
     """Purged: retention or a deletion removed the tokens; measurements and rollout summaries stay."""
 
-    status = 410
-    problem_type = "tokens-purged"
 
-
-class TokensDamaged(ProblemError):
+class TokensDamaged(ProblemError, status=500, problem_type="tokens-damaged"):
     """Damaged: a token file does not hold what was written; its checksums or its layout are wrong."""
-
-    status = 500
-    problem_type = "tokens-damaged"
 
 
 @contextmanager

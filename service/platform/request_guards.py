@@ -76,22 +76,17 @@ async def refuse_unread(
             await send(message)
             return
         await send({**message, "more_body": True})
-        # The latter is of a body that stalls.
-        with contextlib.suppress(TimeoutError, problem.BodyRefused):
+        left, more = most_bytes, True
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_SECONDS):
-                await _discard(receive, most_bytes)
+                while left > 0 and more:
+                    received = await receive()
+                    left -= len(received.get("body", b""))
+                    more = received["type"] == "http.request" and received.get("more_body", False)
         await send({"type": "http.response.body"})
 
     error.headers = {**error.headers, "Connection": "close"}
     await problem.problem_response(error)(scope, receive, send_lingering)
-
-
-async def _discard(receive: Receive, most_bytes: int) -> None:
-    while most_bytes > 0:
-        message = await receive()
-        if message["type"] != "http.request" or not message.get("more_body", False):
-            return
-        most_bytes -= len(message.get("body", b""))
 
 
 def too_large(limit: int, how: str = "") -> problem.BodyRefused:
@@ -100,21 +95,47 @@ def too_large(limit: int, how: str = "") -> problem.BodyRefused:
     return problem.BodyRefused(problem.LimitExceeded(f"the body has {more}: send more, smaller shards"))
 
 
-class CountedBody:
-    """The body of a request while it is received; `received` is its bytes so far."""
+class ReceivedBody:
+    """The body of a request while it is received; `received` is its bytes so far.
 
-    def __init__(self, receive: Receive, limit: int) -> None:
+    Its pauses are bounded, after the longest pause its average speed too, and its size.
+    """
+
+    def __init__(self, receive: Receive, limit: int, settings: Settings) -> None:
         self._receive = receive
         self._limit = limit
+        self._seconds, self._least = settings.body_stall_seconds, settings.body_least_bytes_per_second
+        self._begin = time.monotonic()
+        self._is_complete = False
         self.received = 0
 
     async def receive(self) -> Message:
-        """Receive as ASGI does; raises BodyRefused (413) once the body has more than `limit` bytes."""
-        message = await self._receive()
+        """Receive as ASGI does. Raises BodyRefused: 413 beyond the size, 408 for a body that stalls or trickles."""
+        if self._is_complete:
+            # What comes next is the end of the connection.
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._seconds):
+                message = await self._receive()
+        except TimeoutError:
+            raise _stalled(
+                f"no byte of the body came for {self._seconds:g} s (FORESHOCK_BODY_STALL_SECONDS): send it again"
+            ) from None
         self.received += len(message.get("body", b""))
         if self.received > self._limit:
             raise too_large(self._limit)
+        self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        seconds = time.monotonic() - self._begin
+        if not self._is_complete and seconds > self._seconds and self.received < seconds * self._least:
+            raise _stalled(
+                f"{self.received:,} bytes of the body came in {seconds:.0f} s, fewer than {self._least:,} a second "
+                "(FORESHOCK_BODY_LEAST_BYTES_PER_SECOND): send it again"
+            )
         return message
+
+
+def _stalled(detail: str) -> problem.BodyRefused:
+    return problem.BodyRefused(problem.RequestTimeout(detail, headers={"Connection": "close"}))
 
 
 # What one call of a decompressor may return: the memory of a body that is larger decompressed does not grow with it.
@@ -128,11 +149,8 @@ _WINDOW_LOG = 23
 MOST_MEMBERS = 1000
 
 
-class InvalidBodyEncoding(problem.ProblemError):
+class InvalidBodyEncoding(problem.ProblemError, status=400, problem_type="invalid-body-encoding"):
     """A body that is not in the encoding of its Content-Encoding, or ends too early."""
-
-    status = 400
-    problem_type = "invalid-body-encoding"
 
 
 def _new_stream(encoding: str) -> Any:
@@ -228,80 +246,18 @@ class DecompressedBody:
                 return piece
 
 
-_CLOSE = {"Connection": "close"}
-
-
-def _stalled(detail: str) -> problem.BodyRefused:
-    return problem.BodyRefused(problem.RequestTimeout(detail, headers=_CLOSE))
-
-
-class BodyTimeouts:
-    """Middleware that bounds the pauses of every body and, after the longest pause, its average speed."""
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
-        self._seconds = settings.body_stall_seconds
-        self._least = settings.body_least_bytes_per_second
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the request, or answer 408 if what reads its body is not a route."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        try:
-            await self._app(scope, self._timed(receive), send)
-        except problem.BodyRefused as error:
-            # Raised before an answer began: nothing reads a body afterwards.
-            await problem.problem_response(error.problem)(scope, receive, send)
-
-    def _timed(self, receive: Receive) -> Receive:
-        begin = time.monotonic()
-        received = 0
-        is_complete = False
-
-        async def receive_timed() -> Message:
-            nonlocal received, is_complete
-            if is_complete:
-                # What comes next is the end of the connection.
-                return await receive()
-            try:
-                async with asyncio.timeout(self._seconds):
-                    message = await receive()
-            except TimeoutError:
-                raise _stalled(
-                    f"no byte of the body came for {self._seconds:g} s (FORESHOCK_BODY_STALL_SECONDS): send it again"
-                ) from None
-            received += len(message.get("body", b""))
-            is_complete = message["type"] != "http.request" or not message.get("more_body", False)
-            seconds = time.monotonic() - begin
-            if not is_complete and seconds > self._seconds and received < seconds * self._least:
-                raise _stalled(
-                    f"{received:,} bytes of the body came in {seconds:.0f} s, fewer than {self._least:,} a second "
-                    "(FORESHOCK_BODY_LEAST_BYTES_PER_SECOND): send it again"
-                )
-            return message
-
-        return receive_timed
-
-
 _logger = logging.getLogger(__name__)
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class CrossSiteRefused(problem.ProblemError):
+class CrossSiteRefused(problem.ProblemError, status=403, problem_type="cross-site-refused"):
     """A browser request that did not come from the service's own pages."""
 
-    status = 403
-    problem_type = "cross-site-refused"
 
-
-class HostNotAllowed(problem.ProblemError):
+class HostNotAllowed(problem.ProblemError, status=400, problem_type=errors.HOST_NOT_ALLOWED):
     """A Host header that is not in the allow-list; the check prevents DNS rebinding."""
-
-    status = 400
-    problem_type = errors.HOST_NOT_ALLOWED
 
 
 class RequestGuard:
@@ -333,17 +289,16 @@ class RequestGuard:
             encoding = body_encoding(request.headers.get("content-encoding"))
             if request.method not in SAFE_METHODS and request.url.path.startswith(API):
                 await run_in_threadpool(self._authenticate, request)
-        except problem.ProblemError as error:
-            await refuse_unread(error, scope, receive, send, self._settings.max_json_bytes)
-            return
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
-            _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
-            await refuse_unread(problem.database_problem(error), scope, receive, send, self._settings.max_json_bytes)
+        except (problem.ProblemError, OperationalError, InterfaceError, PoolTimeout) as error:
+            found = error if isinstance(error, problem.ProblemError) else problem.database_problem(error)
+            if found is not error:
+                _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))
+            await refuse_unread(found, scope, receive, send, self._settings.max_json_bytes)
             return
         if request.method == "HEAD":
             # Every route that answers GET also answers HEAD (RFC 9110); the server leaves the body out.
             request = Request({**scope, "method": "GET"})
-        body, state = CountedBody(receive, limit), request.state
+        body, state = ReceivedBody(receive, limit, self._settings), request.state
         content = body if encoding is None else DecompressedBody(body.receive, encoding, limit)
         try:
             await self._serve(request, content.receive, send)
@@ -364,12 +319,16 @@ class RequestGuard:
 
         try:
             await self._app(request.scope, receive, send_noting)
-        except Exception:
+        except Exception as error:
             if started:
                 raise
-            _logger.exception("unexpected error in %s %s", request.method, request.url.path)
-            error = problem.InternalError("the service failed: see its log")
-            await problem.problem_response(error)(request.scope, receive, send)
+            if isinstance(error, problem.BodyRefused):
+                # Nothing reads a body afterwards.
+                found = error.problem
+            else:
+                _logger.exception("unexpected error in %s %s", request.method, request.url.path)
+                found = problem.InternalError("the service failed: see its log")
+            await problem.problem_response(found)(request.scope, receive, send)
 
     def _check_origin(self, request: Request) -> None:
         # Not Starlette's TrustedHostMiddleware: it answers text/plain instead of application/problem+json, and it does

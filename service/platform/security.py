@@ -75,21 +75,15 @@ SESSION_COOKIE = "foreshock_session"
 bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
 
 
-class AuthenticationRequired(problem.ProblemError):
+class AuthenticationRequired(problem.ProblemError, status=401, problem_type="authentication-required"):
     """No key, an unknown, revoked or expired key, or a session that has ended."""
-
-    status = 401
-    problem_type = "authentication-required"
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-class ScopeMissing(problem.ProblemError):
+class ScopeMissing(problem.ProblemError, status=403, problem_type="scope-missing"):
     """A valid key without the scope that the endpoint requires."""
-
-    status = 403
-    problem_type = "scope-missing"
 
 
 @dataclass(frozen=True, slots=True)

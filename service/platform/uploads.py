@@ -132,18 +132,12 @@ PARQUET_BODY = _binary_body(request_guards.PARQUET_MEDIA_TYPE)
 STATISTICS_BODY = _binary_body(STATISTICS_MEDIA_TYPE)
 
 
-class UploadsBusy(problem.ProblemError):
+class UploadsBusy(problem.ProblemError, status=503, problem_type="uploads-busy"):
     """Full: as many uploads as the service takes at a time are being received, decoded or stored."""
 
-    status = 503
-    problem_type = "uploads-busy"
 
-
-class UploadIncomplete(problem.ProblemError):
+class UploadIncomplete(problem.ProblemError, status=400, problem_type="upload-incomplete"):
     """A connection that ended before the body did."""
-
-    status = 400
-    problem_type = "upload-incomplete"
 
 
 class UploadPlaces:

@@ -28,11 +28,8 @@ _MOST_READ = 4 * configuration_grid.MOST_CELLS
 _MOST_PAIRS = 256
 
 
-class MatrixNotFound(problem.ProblemError):
+class MatrixNotFound(problem.ProblemError, status=404, problem_type="matrix-not-found"):
     """The step has no configuration matrix: request one with `foreshock probe matrix`."""
-
-    status = 404
-    problem_type = "matrix-not-found"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Attempt, AttemptClient
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
@@ -114,7 +113,7 @@ def is_active(
     return or_(*conditions) if conditions else false()
 
 
-router = api_router(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
+router = parameters.api_router(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _KNOWN = "foreshock.attempts"
@@ -149,18 +148,12 @@ class Heartbeat(BaseModel):
         return self.rejected + self.dropped + self.invalid
 
 
-class AttemptNotFound(problem.ProblemError):
+class AttemptNotFound(problem.ProblemError, status=404, problem_type="attempt-not-found"):
     """The run has no such attempt."""
 
-    status = 404
-    problem_type = "attempt-not-found"
 
-
-class AttemptConflict(problem.ProblemError):
+class AttemptConflict(problem.ProblemError, status=409, problem_type="attempt-conflict"):
     """Conflict: an attempt of that key exists and begins at another step."""
-
-    status = 409
-    problem_type = "attempt-conflict"
 
 
 @router.post(

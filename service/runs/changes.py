@@ -20,7 +20,6 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.attempts import (
     ActiveRange,
@@ -33,7 +32,7 @@ from foreshock_service.runs.attempts import (
 )
 from foreshock_service.runs.events import ChangeAnnounced, StepKey
 
-router = api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
+router = parameters.api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
 
 MOST_SETUPS = 100
 """Setups of a run that are told apart: a run whose shards name more is taken to name none from there on."""

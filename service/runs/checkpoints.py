@@ -16,11 +16,10 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
 from foreshock_service.platform.database.tables import Checkpoint
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import StepKey
 
-router = api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
+router = parameters.api_router(prefix="/v1/runs/{run}/checkpoints", tags=["checkpoints"])
 
 
 def inside_its_root(path: str) -> str:

@@ -18,13 +18,12 @@ from foreshock.theory import GradientNorms, Theory, evaluate_theory, gradient_no
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import AdviceAcknowledgement, Run
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import curves, events, measurements, run_endpoints, steps
 from foreshock_service.runs.scalars import scalars_of_step
 
 TOO_LARGE = "a value too large for a float64 is null"
 
-router = api_router(prefix="/v1/runs/{run}/steps/{step}")
+router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}")
 
 
 @router.get("/corrections", tags=["corrections"])

@@ -22,12 +22,11 @@ from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS
 from foreshock_service.platform import columnar, parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import measurements
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.measurements import check_comparison, read_statistics
 from foreshock_service.runs.steps import coverage_of_step, incomplete_steps, statistics_steps, with_shards
 
-router = api_router(prefix="/v1", tags=["measurements"])
+router = parameters.api_router(prefix="/v1", tags=["measurements"])
 
 By = Literal["probability", "position", "turn", "length", "entropy", "lag", "token_id"]
 Comparison = Annotated[parameters.Name, Query(description="`target/behaviour`")]
@@ -61,11 +60,8 @@ class MeasurementsRead(BaseModel):
     )
 
 
-class UnknownMeasure(problem.ProblemError):
+class UnknownMeasure(problem.ProblemError, status=422, problem_type="unknown-measure"):
     """Unknown measure: the name is not registered."""
-
-    status = 422
-    problem_type = "unknown-measure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +197,17 @@ def read_curves(
     parameters.check_step_range(query.from_step, query.to_step)
     settings, wide = context.settings, measurements.c
     kinds: dict[str, columnar.Kind] = {**_KEYS, **dict.fromkeys(measures, "float")}
+    # A text that is the same in every row: to fetch and to code it takes a tenth of the time.
+    constants = {"comparison": query.comparisons[0]} if len(query.comparisons) == 1 else {}
     chosen = attempts.rows_of_steps(
         session, run_id, query.attempt, (wide.attempt, wide.step), query.from_step, query.to_step
     )
-    statement = select(*(wide[name] for name in kinds)).where(wide.run_id == run_id, chosen)
+    statement = select(*(wide[name] for name in kinds if name not in constants)).where(wide.run_id == run_id, chosen)
     if query.comparisons:
         statement = statement.where(wide.comparison.in_(query.comparisons))
     most = settings.max_answer_values if query.max_points is None else settings.max_read_values
-    table = columnar.read_columns(session, statement, kinds, most).sorted_by("comparison", "step", "attempt")
+    table = columnar.read_columns(session, statement, kinds, most, constants)
+    table = table.sorted_by("comparison", "step", "attempt")
     incomplete = tuple(incomplete_steps(session, run_id))
     sent = tuple(statistics_steps(session, run_id, attempts.attempts_of_run(session, run_id)))
     if incomplete or sent:

@@ -24,10 +24,9 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import insert_for, table_of, upsert
 from foreshock_service.platform.database.tables import DueFindings, Run, StoredFinding
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 
-router = api_router(prefix="/v1", tags=["findings"])
+router = parameters.api_router(prefix="/v1", tags=["findings"])
 
 _Several = Query(max_length=20, description="absent: all")
 _KEY = ("run_id", "source", "name")

@@ -26,15 +26,16 @@ from foreshock_service.platform.security import Ingester, Principal
 from foreshock_service.platform.store.removal import check_not_taken
 from foreshock_service.platform.store.tokens import shard_file_name
 from foreshock_service.platform.uploads import PARQUET_BODY, STATISTICS_BODY, Upload, commit_file, received_upload
-from foreshock_service.runs import attempts, changes, deletions, events, run_endpoints, runs, shard_decoding, steps
-from foreshock_service.runs.shards import (
-    add_shard,
-    find_shard,
-    is_waiting,
-    mark_closed,
-    set_file_bytes,
-    store_fold,
-    try_to_close,
+from foreshock_service.runs import (
+    attempts,
+    changes,
+    deletions,
+    events,
+    run_endpoints,
+    runs,
+    shard_decoding,
+    shards,
+    steps,
 )
 
 router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
@@ -59,11 +60,8 @@ class ShardAddress:
     as_statistics: bool = False
 
 
-class ShardConflict(ProblemError):
+class ShardConflict(ProblemError, status=409, problem_type="shard-conflict"):
     """Other bytes are already stored under this attempt, step and shard."""
-
-    status = 409
-    problem_type = "shard-conflict"
 
 
 class _Stored(NamedTuple):
@@ -155,7 +153,9 @@ def ingest_shard(
         rollouts=shard.rollouts,
         tokens=shard.tokens,
         full_rollouts=shard.rollouts if shard.full_rollouts is None else shard.full_rollouts,
-        step_closed=try_to_close(context, address.step_key) if is_waiting(step) else step.closed_at_us is not None,
+        step_closed=shards.try_to_close(context, address.step_key)
+        if shards.is_waiting(step)
+        else step.closed_at_us is not None,
     )
 
 
@@ -166,7 +166,7 @@ def _stored_before(session: Session, address: ShardAddress, digest: str) -> _Sto
 
 
 def _shard_before(session: Session, address: ShardAddress, digest: str, step: Step) -> _Stored | None:
-    key, shard = address.step_key, find_shard(session, address.step_key, address.shard)
+    key, shard = address.step_key, shards.find_shard(session, address.step_key, address.shard)
     if shard is None:
         return None
     if shard.digest != digest:
@@ -184,7 +184,7 @@ def _restore(context: ServiceContext, address: ShardAddress, shard: Shard, uploa
     decoded = _decode_to(context, address, upload, shard.file, None)
 
     def note(session: Session) -> None:
-        set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
+        shards.set_file_bytes(session, address.step_key, address.shard, decoded.file_bytes)
         # The bytes may hold rollouts that were deleted since.
         deletions.search_step_again(session, address.step_key)
 
@@ -252,7 +252,7 @@ def commit_shard(
     steps.count_shard(step, measured.rollouts, measured.tokens, measured.full_rollouts, measured.full_tokens)
     changes.note_setup(session, step, measured.setup)
     if decoded.step is not None:
-        mark_closed(step)
+        shards.mark_closed(step)
     runs.note_upload(run, key.step, measured.rollouts, measured.tokens)
     # First: the rows of the shard have a foreign key to the row of the step.
     session.flush()
@@ -271,14 +271,14 @@ def commit_shard(
         rollout_set_digest=measured.rollout_set_digest,
         received_at_us=now_us(),
     )
-    add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
+    shards.add_shard(session, shard, measured, is_whole_step=decoded.step is not None)
     if run.deletions:
         deletions.search_step_again(session, key)
     if address.shards > 1:
         for compared in steps.compared_ranks(session, key):
             context.events.publish(session, compared)
     if decoded.step is not None:
-        store_fold(session, key, decoded.step)
+        shards.store_fold(session, key, decoded.step)
         context.events.publish(session, events.StepClosed(*key))
     elif step.received_shards < step.expected_shards and step.closed_at_us is None:
         context.events.publish(session, events.ShardAwaitsOthers(*key))

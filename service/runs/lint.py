@@ -19,7 +19,6 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import events, findings, judging, run_endpoints, runs, scalars, steps
 from foreshock_service.runs.attempts import (
     AttemptStart,
@@ -30,7 +29,7 @@ from foreshock_service.runs.attempts import (
     resolve_step,
 )
 
-router = api_router(prefix="/v1/runs/{run}", tags=["lint"])
+router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
 _STEP_KEY = ("run_id", "attempt", "step")
 _SURPRISAL = "raw_log_probs"
@@ -61,11 +60,8 @@ class RunSums:
     square_excess: float
 
 
-class LintNotFound(problem.ProblemError):
+class LintNotFound(problem.ProblemError, status=404, problem_type="lint-not-found"):
     """Missing lint: the step has no shard, or only shards of a release without the lint."""
-
-    status = 404
-    problem_type = "lint-not-found"
 
 
 @router.get("/lint")

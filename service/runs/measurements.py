@@ -42,25 +42,16 @@ class MeasuredStep:
     values: dict[str, float | None]
 
 
-class MeasurementNotFound(problem.ProblemError):
+class MeasurementNotFound(problem.ProblemError, status=404, problem_type="measurement-not-found"):
     """Missing measurement: the step lacks the comparison, or has not closed yet."""
 
-    status = 404
-    problem_type = "measurement-not-found"
 
-
-class StatisticsOutOfDate(problem.ProblemError):
+class StatisticsOutOfDate(problem.ProblemError, status=409, problem_type="statistics-out-of-date"):
     """Outdated statistics: measured by another release, and unreadable by this one."""
 
-    status = 409
-    problem_type = "statistics-out-of-date"
 
-
-class UnknownComparison(problem.ProblemError):
+class UnknownComparison(problem.ProblemError, status=422, problem_type="unknown-comparison"):
     """Unknown comparison: not `target/behaviour` of two scorers."""
-
-    status = 422
-    problem_type = "unknown-comparison"
 
 
 def check_comparison(name: str) -> None:

@@ -14,7 +14,6 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import is_identifier
 from foreshock_service.runs import runs as service
-from foreshock_service.runs.runs import RunCreate, RunFilter, RunUpdate
 
 _Segment = Annotated[str, Path(max_length=200, pattern=parameters.SEGMENT_PATTERN)]
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(security.bearer)]
@@ -65,7 +64,9 @@ router = parameters.api_router(prefix="/v1/runs", tags=["runs"])
 @router.post(
     "", status_code=status.HTTP_201_CREATED, responses={200: {"model": RunRecord, "description": "It existed"}}
 )
-def create_run(body: RunCreate, context: Context, principal: security.Ingester, response: Response) -> RunRecord:
+def create_run(
+    body: service.RunCreate, context: Context, principal: security.Ingester, response: Response
+) -> RunRecord:
     """Get or create the run of (project, key): 201 if it is new, 200 with the unchanged run otherwise."""
 
     def create(session: Session) -> tuple[RunRecord, bool]:
@@ -93,7 +94,7 @@ def list_runs(
     limit: parameters.Limit = 50,
 ) -> parameters.Page[RunRecord]:
     """List runs, newest first."""
-    chosen = RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
+    chosen = service.RunFilter(principal.projects(project), key, model, model_kind, tuple(state or ()), search, verdict)
     with context.database.read() as session:
         return service.list_runs(session, chosen, cursor, limit)
 
@@ -106,7 +107,9 @@ def read_run(run: RunIdentifier, context: Context, principal: security.Reader) -
 
 
 @router.patch("/{run}")
-def update_run(run: RunIdentifier, body: RunUpdate, context: Context, principal: security.Ingester) -> RunRecord:
+def update_run(
+    run: RunIdentifier, body: service.RunUpdate, context: Context, principal: security.Ingester
+) -> RunRecord:
     """Change a run's state, name, advice mode or model kind."""
 
     def update(session: Session) -> RunRecord:

@@ -125,25 +125,16 @@ _REMOVABLE = ("name", "note", "baseline")
 _AUDITED = ("advice_mode", "declared_model_kind", "scalar_names")
 
 
-class RunNotFound(problem.ProblemError):
+class RunNotFound(problem.ProblemError, status=404, problem_type=errors.RUN_NOT_FOUND):
     """Missing run: none with this id or key is visible to this API key."""
 
-    status = 404
-    problem_type = errors.RUN_NOT_FOUND
 
-
-class RunDeleted(problem.ProblemError):
+class RunDeleted(problem.ProblemError, status=410, problem_type="run-deleted"):
     """Deleted run: it accepts no data and returns none."""
 
-    status = 410
-    problem_type = "run-deleted"
 
-
-class RunKeyAmbiguous(problem.ProblemError):
+class RunKeyAmbiguous(problem.ProblemError, status=409, problem_type="run-key-ambiguous"):
     """A run key without its project that several visible projects have."""
-
-    status = 409
-    problem_type = "run-key-ambiguous"
 
 
 def get_run(session: Session, principal: Principal, run_id: str) -> Run:

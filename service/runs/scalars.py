@@ -17,7 +17,6 @@ from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.attempts import (
@@ -30,7 +29,7 @@ from foreshock_service.runs.attempts import (
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
 from foreshock_service.runs.steps import is_closed
 
-router = api_router(prefix="/v1/runs/{run}", tags=["scalars"])
+router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
 FIRST_SOURCE = "trainer"
 """The preferred source if several report a name; without it, the first source by name is used."""
@@ -133,7 +132,7 @@ def scalar_table(
     if names:
         query = query.where(Scalar.name.in_(names))
     most = settings.max_answer_values if max_points is None else settings.max_read_values
-    table = columnar.read_columns(session, query, _COLUMNS, most).sorted_by("name", "source", "step", "attempt")
+    table = columnar.read_columns(session, query, _COLUMNS, most, {}).sorted_by("name", "source", "step", "attempt")
     if max_points is not None:
         table = columnar.keep_extremes(table, ("name", "source"), ("value",), max_points)
     columnar.check_answer(table, settings.max_answer_values)

@@ -19,7 +19,6 @@ from foreshock.lint import LintEvidence
 from foreshock.measures import comparison_statistics, rollout_summaries, step_statistics
 from foreshock.measures.comparison import Comparison, StepMeasurement, measure_step
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
-from foreshock.measures.step_statistics import StepStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, decode_rollouts, encode_rollouts
 from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.rollouts.parquet import encode_rollouts_view, read_rollouts
@@ -64,7 +63,10 @@ def fold_step(parts: Iterable[statistics_shards.ShardPart]) -> tuple[FoldedStati
 
 def _fold(comparison: str, parts: Sequence[statistics_shards.ShardPart]) -> FoldedStatistics:
     if comparison == STEP_ROW:
-        step = reduce(StepStatistics.merge, (StepStatistics.from_bytes(part.statistics) for part in parts))
+        step = reduce(
+            step_statistics.StepStatistics.merge,
+            (step_statistics.StepStatistics.from_bytes(part.statistics) for part in parts),
+        )
         return FoldedStatistics(comparison, step.measures(), step.statistics_version, step.to_bytes(), None)
     statistics = reduce(
         comparison_statistics.ComparisonStatistics.merge,

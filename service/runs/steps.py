@@ -13,7 +13,6 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import events, run_endpoints, runs
 from foreshock_service.runs.attempts import (
     AttemptStart,
@@ -24,7 +23,7 @@ from foreshock_service.runs.attempts import (
     rows_of_steps,
 )
 
-router = api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
+router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
 
 MOST_LISTED = 1000
@@ -34,11 +33,8 @@ _MOST_NAMED = 8
 _LACKS_SHARDS = (Step.closed_at_us.is_not(None), Step.received_shards < Step.expected_shards)
 
 
-class ShardCountConflict(problem.ProblemError):
+class ShardCountConflict(problem.ProblemError, status=409, problem_type="shard-count-conflict"):
     """Conflict: two uploads give different numbers of shards for the step."""
-
-    status = 409
-    problem_type = "shard-count-conflict"
 
 
 @dataclass(frozen=True, slots=True)

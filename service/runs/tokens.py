@@ -24,7 +24,6 @@ from foreshock_service.platform import columnar, parameters, problem, request_gu
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.tables import Shard
 from foreshock_service.platform.decoding.worker import stored_limits
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import (
     attempts,
     chosen_tokens,
@@ -37,7 +36,7 @@ from foreshock_service.runs import (
     steps,
 )
 
-router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
+router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["rollouts"])
 
 LARGEST_POSITION = 2**31 - 1
 LONGEST_SAMPLE_ID = 1024
@@ -45,11 +44,8 @@ _CHUNK_BYTES = 1 << 20
 _EVERY_COLUMN = tuple(column.name for column in schema.ROLLOUT_COLUMNS)
 
 
-class RolloutNotFound(problem.ProblemError):
+class RolloutNotFound(problem.ProblemError, status=404, problem_type="rollout-not-found"):
     """Missing rollout: the step has none with that sample id."""
-
-    status = 404
-    problem_type = "rollout-not-found"
 
 
 @dataclass(frozen=True, slots=True)

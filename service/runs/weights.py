@@ -23,12 +23,11 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import WeightsReport
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.runs import findings, run_endpoints, runs, scalars
 from foreshock_service.runs.attempts import attempts_of_run, check_attempt, is_active
 from foreshock_service.runs.events import FindingsChanged, StepKey
 
-router = api_router(prefix="/v1/runs/{run}", tags=["weights"])
+router = parameters.api_router(prefix="/v1/runs/{run}", tags=["weights"])
 
 KEPT_STEPS = 64
 """Steps whose digests are kept, beside the run's first: a tensor of one between them is found by what it was before."""

@@ -3,10 +3,12 @@
 New ones open, cleared ones resolve, those that no longer fire are retracted."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from fastapi import Header, Path, Query, Response
 from sqlalchemy import bindparam, func, select, union_all
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from foreshock.api.records import from_attributes
 from foreshock.api.watch import AlertOfRun, AlertRecord, AlertState
@@ -14,14 +16,17 @@ from foreshock.clock import now_us
 from foreshock.diagnosis.rule import Event
 from foreshock.severity import Severity
 from foreshock_service.platform.audit import record
+from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
-from foreshock_service.platform.parameters import Page, page_of_query
+from foreshock_service.platform.parameters import DEFAULT_LIMIT, Cursor, Limit, Name, Page, api_router, page_of_query
 from foreshock_service.platform.problem import ProblemError
-from foreshock_service.platform.security import Principal
+from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.runs import events, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run, is_active
+from foreshock_service.runs.run_endpoints import RunIdentifier
 from foreshock_service.watch.detection.derivation import DetectionDerived
 from foreshock_service.watch.diagnosis import compute_before_commit
+from foreshock_service.watch.long_polls import LONGEST_WAIT_SECONDS, NOT_MODIFIED, LongPollsOfApp, tagged_response
 from foreshock_service.watch.rules.service import DELIVERY_RULES
 
 
@@ -37,21 +42,15 @@ class AlertFilter(NamedTuple):
 _ACTIONS: Mapping[AlertState, str] = {"acknowledged": "alert.acknowledge", "resolved": "alert.resolve"}
 
 
-class AlertNotFound(ProblemError):
+class AlertNotFound(ProblemError, status=404, problem_type="alert-not-found"):
     """The run has no such alert."""
 
-    status = 404
-    problem_type = "alert-not-found"
 
-
-class AlertConflict(ProblemError):
+class AlertConflict(ProblemError, status=409, problem_type="alert-conflict"):
     """The alert's state does not allow the change."""
 
-    status = 409
-    problem_type = "alert-conflict"
 
-
-def list_alerts(
+def alerts_of_run(
     session: Session, principal: Principal, run_id: str, states: Sequence[AlertState], cursor: str | None, limit: int
 ) -> Page[AlertRecord]:
     """Return one page of a run's alerts, newest step first; no states: all of them. Raises RunNotFound, RunDeleted."""
@@ -65,7 +64,7 @@ def list_alerts(
     )  # fmt: skip
 
 
-def list_alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, limit: int) -> Page[AlertOfRun]:
+def alerts_of_runs(session: Session, chosen: AlertFilter, cursor: str | None, limit: int) -> Page[AlertOfRun]:
     """Return one page of the alerts of all chosen runs that are not deleted, the last changed first."""
     query = select(Alert, Run.key, Run.project).join(Run, Run.id == Alert.run_id).where(Run.deleted_at_us.is_(None))
     query = query.where(*(Run.project == project for project in chosen.projects))
@@ -138,7 +137,7 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
     for rule, step in cleared:
         # It may have fired before the first step that was derived.
         if (rule, step) not in known and (rule, step) not in fired:
-            alert = standing(session, derived.run_id, derived.attempts, rule, step)
+            alert = at_step(session, derived.run_id, active_attempt_of(derived.attempts, step), rule, step)
             if alert is not None:
                 known[rule, step] = alert
     changes = {
@@ -154,15 +153,17 @@ def reconcile_alerts(session: Session, derived: DetectionDerived) -> None:
         if key in known:
             _set(known[key], values | stamp)
         else:
-            _add(session, derived.run_id, values | stamp)
+            row = {"id": new_identifier("alert"), "run_id": derived.run_id, "opened_at_us": now_us(), **values, **stamp}
+            session.add(Alert(**row))
     session.flush()
 
 
 def resolve_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Resolve the alerts of steps that the new attempt has superseded. The run is locked."""
     run_id = started.run_id
-    alerts = superseded(session, run_id, attempts_of_run(session, run_id))
-    newest = version(session, run_id)
+    active = is_active(attempts_of_run(session, run_id), Alert.attempt, Alert.step)
+    standing = select(Alert).where(Alert.run_id == run_id, Alert.state.in_(("open", "acknowledged")), ~active)
+    alerts, newest = session.scalars(standing).all(), version(session, run_id)
     for number, alert in enumerate(alerts, start=1):
         stamp = {"version": newest + number, "changed_at_us": now_us(), "changed_by": "rewind"}
         _set(alert, {"state": "resolved", **stamp})
@@ -214,10 +215,6 @@ def _set(alert: Alert, values: dict[str, Any]) -> None:
         setattr(alert, name, value)
 
 
-def _add(session: Session, run_id: str, values: dict[str, Any]) -> None:
-    session.add(Alert(id=new_identifier("alert"), run_id=run_id, opened_at_us=now_us(), **values))
-
-
 # Each half is a range of an index, so that the run's other alerts are not looked at,
 # however many attempts it has. `step + 0` is not indexed: for the second half SQLite would take the index of steps.
 # Built once: they are executed at each step, and building one takes longer than executing it.
@@ -245,38 +242,84 @@ def active_touching(session: Session, run_id: str, attempts: Sequence[AttemptSta
     return sorted(active, key=lambda alert: (alert.step, alert.rule))
 
 
-def standing(session: Session, run_id: str, attempts: Sequence[AttemptStart], rule: str, step: int) -> Alert | None:
-    """Return the alert of a rule that fired at `step` of the active history."""
-    query = select(Alert).where(
-        Alert.run_id == run_id,
-        Alert.attempt == active_attempt_of(attempts, step),
-        Alert.rule == rule,
-        Alert.step == step,
-    )
-    return session.scalar(query)
-
-
 def standing_of_rule(session: Session, run_id: str, attempt: int, rule: str) -> Alert | None:
     """Return the open or acknowledged alert of a rule in an attempt."""
     return session.scalar(_STANDING_OF_RULE, {"run_id": run_id, "attempt": attempt, "rule": rule})
 
 
-def at_step(session: Session, run_id: str, attempt: int, rule: str, step: int) -> Alert | None:
+def at_step(session: Session, run_id: str, attempt: int | None, rule: str, step: int) -> Alert | None:
     """Return the alert of a rule at a step, in any state."""
-    query = select(Alert).where(Alert.run_id == run_id, Alert.attempt == attempt, Alert.rule == rule)
-    return session.scalar(query.where(Alert.step == step))
-
-
-def superseded(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> Sequence[Alert]:
-    """Open or acknowledged alerts of steps that are not active."""
-    query = select(Alert).where(
-        Alert.run_id == run_id,
-        Alert.state.in_(("open", "acknowledged")),
-        ~is_active(attempts, Alert.attempt, Alert.step),
-    )
-    return session.scalars(query).all()
+    return session.scalar(select(Alert).filter_by(run_id=run_id, attempt=attempt, rule=rule, step=step))
 
 
 def version(session: Session, run_id: str) -> int:
     """Return the version of the run's alerts: 0 before any alert, and higher with every change."""
     return session.scalar(select(func.max(Alert.version)).where(Alert.run_id == run_id)) or 0
+
+
+router = api_router(prefix="/v1", tags=["alerts"])
+
+Several = Query(max_length=20, description="absent: all")
+
+AlertIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
+
+
+@router.get("/runs/{run}/alerts", response_model=Page[AlertRecord], responses=NOT_MODIFIED)
+async def list_alerts(
+    run: RunIdentifier,
+    context: Context,
+    principal: Reader,
+    polls: LongPollsOfApp,
+    state: Annotated[list[AlertState] | None, Query(max_length=4, description="absent: all")] = None,
+    cursor: Cursor = None,
+    limit: Limit = DEFAULT_LIMIT,
+    wait: Annotated[
+        float, Query(ge=0, le=LONGEST_WAIT_SECONDS, description="seconds to wait for a change of an alert")
+    ] = 0.0,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+) -> Response:
+    """Return a run's alerts, newest step first; 304 if the bytes are those of If-None-Match.
+
+    With `wait` and If-None-Match the answer comes when an alert of the run has changed since that answer.
+    """
+    await polls.until_changed(principal, run, lambda version: version.of_alerts, if_none_match, wait)
+
+    def answer() -> Response:
+        with context.database.read() as session:
+            # First, since alerts that are newer than their entity tag end the next poll, but older ones would be kept.
+            newest = version(session, run)
+            found = alerts_of_run(session, principal, run, state or (), cursor, limit)
+        return tagged_response(str(newest), found, if_none_match)
+
+    return await run_in_threadpool(answer)
+
+
+@router.get("/alerts")
+def list_alerts_of_runs(
+    context: Context,
+    principal: Reader,
+    project: Annotated[Name | None, Query()] = None,
+    state: Annotated[list[AlertState] | None, Several] = None,
+    severity: Annotated[list[Severity] | None, Several] = None,
+    rule: Annotated[list[Name] | None, Several] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[AlertOfRun]:
+    """Return the alerts of all runs that the key may see, the last changed first."""
+    chosen = AlertFilter(principal.projects(project), tuple(state or ()), tuple(severity or ()), tuple(rule or ()))
+    with context.database.read() as session:
+        return alerts_of_runs(session, chosen, cursor, limit)
+
+
+@router.post("/runs/{run}/alerts/{alert}/acknowledge")
+def acknowledge_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
+    """Mark the alert as seen by a person; 409 if it is resolved or retracted."""
+    return context.database.write(
+        lambda session: from_attributes(AlertRecord, acknowledge(session, principal, run, alert))
+    )
+
+
+@router.post("/runs/{run}/alerts/{alert}/resolve")
+def resolve_alert(run: RunIdentifier, alert: AlertIdentifier, context: Context, principal: Ingester) -> AlertRecord:
+    """Resolve the alert; the rule may fire again later, as a new alert."""
+    return context.database.write(lambda session: from_attributes(AlertRecord, resolve(session, principal, run, alert)))

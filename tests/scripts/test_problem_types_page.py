@@ -23,11 +23,11 @@ def test_types_are_unique_and_lower_case_words() -> None:
 
 
 def test_error_without_a_type_of_its_own_is_refused() -> None:
-    with pytest.raises(TypeError, match="Nameless needs a `problem_type`"):
-        type("Nameless", (ProblemError,), {"status": 404})
+    with pytest.raises(TypeError, match="problem_type"):
+        type("Nameless", (ProblemError,), {}, status=404)
 
 
 def test_renaming_a_class_does_not_change_what_is_sent() -> None:
-    other = type("AnyName", (ProblemError,), {"status": 404, "problem_type": "run-not-found"})
+    other = type("AnyName", (ProblemError,), {}, status=404, problem_type="run-not-found")
     document = other("no run").document()
     assert (document.type, document.title) == (PROBLEM_TYPE_PREFIX + "run-not-found", "Run not found")

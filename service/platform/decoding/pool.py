@@ -126,19 +126,14 @@ _ALLOCATORS = {
 }
 
 
-class DecoderDied(problem.ProblemError):
+class DecoderDied(problem.ProblemError, status=413, problem_type="decoder-died"):
     """A body that ends the process which decodes it, twice: by the memory limit, the time limit or a crash."""
 
     # Of this body, not of the service: a client sends what is behind it first.
-    status = 413
-    problem_type = "decoder-died"
 
 
-class DecodersBusy(problem.ProblemError):
+class DecodersBusy(problem.ProblemError, status=503, problem_type="decoders-busy"):
     """A full queue of bodies that wait for a decoder."""
-
-    status = 503
-    problem_type = "decoders-busy"
 
 
 class _Decoder:

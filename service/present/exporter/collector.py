@@ -25,7 +25,6 @@ from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.present.exporter import families
-from foreshock_service.present.exporter.families import Scrape
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import ANY_ACCELERATOR, count_live_workers, is_visible, jobs_by_state
 from foreshock_service.runs import diagnoses, scalars
@@ -220,9 +219,9 @@ class Accelerators:
         return len(self._others)
 
 
-def scrape(context: ServiceContext, version: str, project: str | None) -> Scrape:
+def scrape(context: ServiceContext, version: str, project: str | None) -> families.Scrape:
     """Read the service's database once and return every sample; `project` None: of the runs of every project."""
-    found, settings = Scrape(), context.settings
+    found, settings = families.Scrape(), context.settings
     with context.database.read() as session:
         found.add(families.BUILD_INFO, (version, settings.page_root), 1)
         runs = _runs(session, found, project, settings.exporter_max_runs)
@@ -242,7 +241,7 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> Scrape
     return found
 
 
-def _runs(session: Session, scrape: Scrape, project: str | None, limit: int) -> Sequence[tables.Run]:
+def _runs(session: Session, scrape: families.Scrape, project: str | None, limit: int) -> Sequence[tables.Run]:
     states = runs_by_state(session, project)
     for state, count in states.items():
         scrape.add(families.RUNS, (state,), count)
@@ -261,7 +260,7 @@ def _runs(session: Session, scrape: Scrape, project: str | None, limit: int) -> 
     return runs
 
 
-def _probes(session: Session, scrape: Scrape, project: str | None, known: Accelerators) -> None:
+def _probes(session: Session, scrape: families.Scrape, project: str | None, known: Accelerators) -> None:
     now = database_now_us(session)
     jobs: Counter[tuple[str, str]] = Counter()
     oldest: dict[str, int] = {}
@@ -282,7 +281,7 @@ def _probes(session: Session, scrape: Scrape, project: str | None, known: Accele
     scrape.add(families.OTHER_ACCELERATORS, (), known.others)
 
 
-def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> None:
+def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> None:
     columns = [*families.OF_COMPARISONS, *families.OF_STEPS]
     first_of_steps = 3 + len(families.OF_COMPARISONS)
     of_comparisons, of_steps = tuple(families.OF_COMPARISONS.values()), tuple(families.OF_STEPS.values())
@@ -296,7 +295,7 @@ def _measurements(session: Session, scrape: Scrape, run_ids: Sequence[str]) -> N
             _bucket_samples(scrape, run_id, comparison, buckets)
 
 
-def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, tables.Run]) -> None:
+def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
     """Add the newest step of runs without rollouts, with the measures that their trainers report as scalars."""
     for run_id, step in observed_steps(session, runs).items():
         scrape.add(families.STEP, (run_id,), step)
@@ -306,7 +305,7 @@ def _scalars(session: Session, scrape: Scrape, runs: Mapping[str, tables.Run]) -
             scrape.add(family, (run_id, *further), found.get(quantity))
 
 
-def _bucket_samples(scrape: Scrape, run_id: str, comparison: str, buckets: bytes) -> None:
+def _bucket_samples(scrape: families.Scrape, run_id: str, comparison: str, buckets: bytes) -> None:
     values = np.frombuffer(buckets, dtype=np.float64)
     if values.size != 2 * len(_BUCKETS):
         # Of another release, with other edges; the next step replaces them.
@@ -316,7 +315,7 @@ def _bucket_samples(scrape: Scrape, run_id: str, comparison: str, buckets: bytes
             scrape.add(family, (run_id, comparison, bucket), value)
 
 
-def _attributions(scrape: Scrape, attributions: Iterable[tables.probes.Attribution]) -> None:
+def _attributions(scrape: families.Scrape, attributions: Iterable[tables.probes.Attribution]) -> None:
     for each in attributions:
         document: dict[str, Any] | None = each.document
         if document is None:
@@ -327,7 +326,7 @@ def _attributions(scrape: Scrape, attributions: Iterable[tables.probes.Attributi
             scrape.add(families.LINK_K3, (each.run_id, link["name"]), link["k3_kl"])
 
 
-def _advice(session: Session, scrape: Scrape, runs: Sequence[tables.Run]) -> None:
+def _advice(session: Session, scrape: families.Scrape, runs: Sequence[tables.Run]) -> None:
     run_ids = [run.id for run in runs]
     states = states_of_runs(session, run_ids)
     observed = observed_steps(session, [run.id for run in runs if run.last_step is None])

@@ -26,8 +26,7 @@ from foreshock_service.runs.run_endpoints import RunIdentifier, RunOfPage
 from foreshock_service.runs.runs import RunUpdate, get_run, id_of_key, update_run
 from foreshock_service.watch.advice.schemas import OperatorDecisionCreate
 from foreshock_service.watch.advice.service import operate
-from foreshock_service.watch.alert_endpoints import AlertIdentifier
-from foreshock_service.watch.alerts import acknowledge, resolve
+from foreshock_service.watch.alerts import AlertIdentifier, acknowledge, resolve
 from foreshock_service.watch.rules.service import change_rule, store_rules
 
 # Pages are for people, so the description of the API leaves them out.

@@ -1,4 +1,4 @@
-"""The stored document of an attribution: made from the result of a computation, stored, and read."""
+"""The stored document of an attribution: made, stored, and read as evidence for conclusions and as causes of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,21 @@ from typing import Any
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from foreshock.api import attribution as records
-from foreshock.api.records import from_attributes
+from foreshock.api import attribution as answers
+from foreshock.api import runs
+from foreshock.api.records import from_attributes, parse
 from foreshock.api.replays import ExactRecord
+from foreshock.diagnosis import attribution, conclusion
 from foreshock.environment import Environment
-from foreshock.json_values import number_or_nan
+from foreshock.json_values import finite_or_none, number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
+from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.tables import Attribution as StoredAttribution
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
+from foreshock_service.runs import attempts, findings
 from foreshock_service.runs.attempts import AttemptStart, is_active
 from foreshock_service.runs.events import StepKey
 
@@ -26,14 +30,14 @@ def document_of(
     key: StepKey,
     attribution: Attribution,
     result: AttributionResult,
-    scores: Sequence[records.ScoreSourceRecord],
+    scores: Sequence[answers.ScoreSourceRecord],
     computed_at_us: int,
-) -> records.AttributionDocument:
+) -> answers.AttributionDocument:
     """Return the document of a step."""
     of_scorer = {floor.scorer: floor.k3_kl for floor in result.floors}
     branch = attribution.side_branch
     return from_attributes(
-        records.AttributionDocument,
+        answers.AttributionDocument,
         attribution,
         run=key.run_id,
         attempt=key.attempt,
@@ -53,12 +57,12 @@ def document_of(
     )
 
 
-def environment_in(record: records.EnvironmentRecord) -> Environment:
+def environment_in(record: answers.EnvironmentRecord) -> Environment:
     """Return the environment that a document names."""
     return from_attributes(Environment, record)
 
 
-def exact_of_link(exact: ExactRecord, scores: Sequence[records.ScoreSourceRecord]) -> records.ExactOfLinkRecord:
+def exact_of_link(exact: ExactRecord, scores: Sequence[answers.ScoreSourceRecord]) -> answers.ExactOfLinkRecord:
     """Return the divergences with what differs from the scores of the same names."""
     plain = {score.scorer: score.fingerprint for score in scores if not score.variant}
     differing: set[str] = set()
@@ -66,24 +70,24 @@ def exact_of_link(exact: ExactRecord, scores: Sequence[records.ScoreSourceRecord
         other = plain.get(name, own)
         differing |= {field for field in own.keys() | other.keys() if own.get(field) != other.get(field)}
     return from_attributes(
-        records.ExactOfLinkRecord, exact, other_settings=tuple(sorted(differing - {"batch_composition"}))
+        answers.ExactOfLinkRecord, exact, other_settings=tuple(sorted(differing - {"batch_composition"}))
     )
 
 
-def _link(link: Link, floors: Mapping[str, float]) -> records.LinkRecord:
+def _link(link: Link, floors: Mapping[str, float]) -> answers.LinkRecord:
     excess = number_or_nan(excess_over_floors(link.name, link.k3_kl, floors))
-    return from_attributes(records.LinkRecord, link, excess_k3_kl=excess)
+    return from_attributes(answers.LinkRecord, link, excess_k3_kl=excess)
 
 
-def _side_branch(branch: SideBranch, floors: Mapping[str, float]) -> records.SideBranchRecord:
+def _side_branch(branch: SideBranch, floors: Mapping[str, float]) -> answers.SideBranchRecord:
     links = tuple(_link(link, floors) for link in branch.links)
-    return from_attributes(records.SideBranchRecord, branch, links=links)
+    return from_attributes(answers.SideBranchRecord, branch, links=links)
 
 
-def _environment_link(measured: MeasuredEnvironmentLink) -> records.EnvironmentLinkRecord:
+def _environment_link(measured: MeasuredEnvironmentLink) -> answers.EnvironmentLinkRecord:
     excess, low, high = measured.excess or (math.nan,) * 3
     return from_attributes(
-        records.EnvironmentLinkRecord,
+        answers.EnvironmentLinkRecord,
         measured.link,
         scorer=measured.scorer,
         first=_environment(measured.first),
@@ -95,7 +99,7 @@ def _environment_link(measured: MeasuredEnvironmentLink) -> records.EnvironmentL
     )
 
 
-def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, records.EnvironmentRecord | None]:
+def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, answers.EnvironmentRecord | None]:
     made = {
         name: Environment.of_fingerprint(fingerprint)
         for name, fingerprint in result.run_fingerprints.items()
@@ -105,14 +109,14 @@ def _environments(chain: Sequence[str], result: AttributionResult) -> dict[str, 
     return {name: _environment(made[name]) if name in made else None for name in chain}
 
 
-def _environment(environment: Environment) -> records.EnvironmentRecord:
-    return from_attributes(records.EnvironmentRecord, environment, words=environment.describe())
+def _environment(environment: Environment) -> answers.EnvironmentRecord:
+    return from_attributes(answers.EnvironmentRecord, environment, words=environment.describe())
 
 
 def mark_stale(session: Session, key: StepKey, now_us: int) -> None:
     """Mark the step's attribution as stale; adds a row without a document if there is none."""
     row = {**key._asdict(), "stale": True, "changed_at_us": now_us}
-    engine.upsert(session, StoredAttribution, [row], StepKey._fields)
+    engine.upsert(session, tables.Attribution, [row], StepKey._fields)
 
 
 def newest_documents(
@@ -122,20 +126,132 @@ def newest_documents(
 
     A document is None before it is computed, and if the scores give no attribution.
     """
-    active = is_active(attempts, StoredAttribution.attempt, StoredAttribution.step)
-    query = select(StoredAttribution.attempt, StoredAttribution.step, StoredAttribution.document)
-    query = query.where(StoredAttribution.run_id == run_id, active, *chosen)
-    found = session.execute(query.order_by(StoredAttribution.step.desc()).limit(limit))
+    active = is_active(attempts, tables.Attribution.attempt, tables.Attribution.step)
+    query = select(tables.Attribution.attempt, tables.Attribution.step, tables.Attribution.document)
+    query = query.where(tables.Attribution.run_id == run_id, active, *chosen)
+    found = session.execute(query.order_by(tables.Attribution.step.desc()).limit(limit))
     return [(StepKey(run_id, attempt, step), document) for attempt, step, document in found]
 
 
 def stale_before(session: Session, before_us: int, limit: int) -> list[StepKey]:
     """Return up to `limit` steps whose attribution became stale before a time, the longest ago first."""
     query = (
-        select(StoredAttribution.run_id, StoredAttribution.attempt, StoredAttribution.step)
-        .join(tables.Run, tables.Run.id == StoredAttribution.run_id)
-        .where(StoredAttribution.stale, StoredAttribution.changed_at_us < before_us, tables.Run.deleted_at_us.is_(None))
-        .order_by(StoredAttribution.changed_at_us)
+        select(tables.Attribution.run_id, tables.Attribution.attempt, tables.Attribution.step)
+        .join(tables.Run, tables.Run.id == tables.Attribution.run_id)
+        .where(
+            tables.Attribution.stale, tables.Attribution.changed_at_us < before_us, tables.Run.deleted_at_us.is_(None)
+        )
+        .order_by(tables.Attribution.changed_at_us)
         .limit(limit)
     )
     return [StepKey(*row) for row in session.execute(query)]
+
+
+DRIFT_STEPS = 20
+"""Other probed steps that the conclusions compare a step with, the newest."""
+MOST_STEPS = 200
+"""Attributed steps of a run that are read, the newest: one takes about a millisecond."""
+
+_TITLES: dict[conclusion.ConclusionKind, str] = {
+    "trainer-precision": "the trainer computes in float32 and its replay does not",
+}
+
+
+def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
+    """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
+    computed = StoredAttribution.computed_at_us.is_not(None)
+    rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS, computed)
+    read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
+    found: list[tuple[int, list[findings.FindingOfStep]]] = []
+    for place, (key, document) in enumerate(read):
+        if document is None:
+            continue
+        others = [*read[: min(place, DRIFT_STEPS)], *read[place + 1 :]][:DRIFT_STEPS]
+        earlier = [other for _, other in reversed(others) if other is not None]
+        # Exact divergences name no cause, so they are not read.
+        evidence = evidence_of(document, earlier=earlier)
+        causes = [each for each in attribution.conclude_attribution(evidence) if each.names_cause]
+        found.append((key.step, [_finding(evidence, cause) for cause in causes]))
+    return findings.newest_of_steps(found)
+
+
+def _finding(evidence: conclusion.AttributionEvidence, cause: conclusion.Conclusion) -> findings.FindingOfStep:
+    link = next((link for link in evidence.links if link.name == cause.link), None)
+    if cause.kind != "cause" or link is None:
+        return findings.FindingOfStep(cause.kind, "info", _TITLES.get(cause.kind, cause.kind), cause.sentence)
+    confidence = runs.ConfidenceRecord(share=link.share, low=link.share_low, high=link.share_high)
+    return findings.FindingOfStep(link.name, "info", link.short_cause, cause.sentence, confidence=confidence)
+
+
+def evidence_of(
+    document: answers.AttributionDocument,
+    *,
+    earlier: Sequence[answers.AttributionDocument] = (),
+    model_kind: ModelKind | None = None,
+    exact: Sequence[answers.ExactOfLinkRecord] = (),
+) -> conclusion.AttributionEvidence:
+    """Return the evidence of a step; `earlier` are the attributions of the run's other probed steps, in step order."""
+    branch = document.side_branch
+    return from_attributes(
+        conclusion.AttributionEvidence,
+        document,
+        links=tuple(map(_link_evidence, document.links)),
+        whole=_link_evidence(document.whole),
+        prompt_groups=document.groups,
+        floors={floor.scorer: floor.k3_kl for floor in document.floors if math.isfinite(floor.k3_kl)},
+        reference=_reference(branch) if branch is not None else None,
+        drift=_drift(document, earlier),
+        model_kind=model_kind,
+        environments={
+            name: environment_in(read) if read is not None else None for name, read in document.environments.items()
+        },
+        environment_links=tuple(map(_environment_evidence, document.environment_links)),
+        exact=tuple(map(_exact_evidence, exact)),
+    )
+
+
+def _link_evidence(link: answers.LinkRecord) -> conclusion.LinkEvidence:
+    return from_attributes(conclusion.LinkEvidence, link, excess_k3_kl=finite_or_none(link.excess_k3_kl))
+
+
+def _reference(branch: answers.SideBranchRecord) -> conclusion.ReferenceEvidence:
+    links = tuple(map(_link_evidence, branch.links))
+    return from_attributes(conclusion.ReferenceEvidence, branch, links=links)
+
+
+def _environment_evidence(link: answers.EnvironmentLinkRecord) -> conclusion.EnvironmentLinkEvidence:
+    environments = {"first": environment_in(link.first), "second": environment_in(link.second)}
+    return from_attributes(conclusion.EnvironmentLinkEvidence, link, **environments)
+
+
+def _exact_evidence(read: answers.ExactOfLinkRecord) -> conclusion.ExactEvidence:
+    return conclusion.ExactEvidence(
+        link=read.pair,
+        kl=read.kl.mean,
+        kl_low=read.kl.low,
+        kl_high=read.kl.high,
+        tv=read.tv.mean,
+        delta_max=read.delta_max,
+        top1_flip=read.top1_flip.mean,
+        k3_kl=read.k3_kl.mean,
+        k3_low=read.k3_kl.low,
+        k3_high=read.k3_kl.high,
+        tokens=read.tokens,
+        prompt_groups=read.groups,
+        non_finite=read.non_finite,
+        other_settings=read.other_settings,
+    )
+
+
+def _drift(
+    now: answers.AttributionDocument, documents: Sequence[answers.AttributionDocument]
+) -> Mapping[str, tuple[conclusion.DriftPoint, ...]]:
+    found: dict[str, list[conclusion.DriftPoint]] = {}
+    for document in documents:
+        for link in document.links:
+            if math.isfinite(link.k3_kl):
+                same = document.attempt == now.attempt and all(
+                    document.environments.get(name) == now.environments.get(name) for name in link.name.split("/")
+                )
+                found.setdefault(link.name, []).append(conclusion.DriftPoint(document.step, link.k3_kl, same))
+    return {name: tuple(points) for name, points in found.items()}

@@ -24,19 +24,15 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import after_commit
-from foreshock_service.platform.database.tables import Attribution as StoredAttribution
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.replay.attribution import document as documents
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
-from foreshock_service.replay.attribution.conclusions import DRIFT_STEPS, evidence_of
 from foreshock_service.replay.probes import pinned_rollouts, service
 from foreshock_service.replay.results import files, publishing
 from foreshock_service.replay.results.exact import exact_of_step
-from foreshock_service.replay.results.publishing import files_of_score, newest_scores
 from foreshock_service.runs import events, findings, measurements, run_endpoints, runs, steps
 from foreshock_service.runs.attempts import attempts_of_run, find_attempt, resolve_step
 
-router = api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
+router = parameters.api_router(prefix="/v1/runs/{run}/steps/{step}", tags=["attribution"])
 
 _logger = logging.getLogger(__name__)
 _TRIES = 5
@@ -47,25 +43,16 @@ _COMPUTED_AT_ONCE = 10
 _RETRY_AFTER_SECONDS = 5
 
 
-class AttributionNotFound(problem.ProblemError):
+class AttributionNotFound(problem.ProblemError, status=404, problem_type="attribution-not-found"):
     """No replayed scores of this step are published: request a probe."""
 
-    status = 404
-    problem_type = "attribution-not-found"
 
-
-class AttributionNotPossible(problem.ProblemError):
+class AttributionNotPossible(problem.ProblemError, status=404, problem_type="attribution-not-possible"):
     """The logged and published scores of this step are fewer than two of the chain."""
 
-    status = 404
-    problem_type = "attribution-not-possible"
 
-
-class AttributionPending(problem.ProblemError):
+class AttributionPending(problem.ProblemError, status=503, problem_type="attribution-pending"):
     """Scores are published and the step's first attribution is being computed: retry."""
-
-    status = 503
-    problem_type = "attribution-pending"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +98,7 @@ def attribution_of_step(
     """
     run = runs.get_run(session, principal, run_id)
     key = resolve_step(session, run_id, step, attempt)
-    found = session.get(StoredAttribution, tuple(key))
+    found = session.get(tables.Attribution, tuple(key))
     if found is None:
         raise AttributionNotFound(
             f"no scores of step {step} of attempt {key.attempt} are published: "
@@ -124,7 +111,9 @@ def attribution_of_step(
             f"the attribution of step {step} is being computed: retry in {_RETRY_AFTER_SECONDS} s",
             headers={"Retry-After": str(_RETRY_AFTER_SECONDS)},
         )
-    names = ", ".join(scorers.score_name(score.scorer, score.variant) for score in newest_scores(session, key))
+    names = ", ".join(
+        scorers.score_name(score.scorer, score.variant) for score in publishing.newest_scores(session, key)
+    )
     raise AttributionNotPossible(
         f"the scores of step {step} ({names}) and those that its run logs are fewer than two of the chain "
         f"{', '.join(scorers.CHAIN)}: log rollout_log_probs and trainer_log_probs, or probe more scorers"
@@ -135,12 +124,12 @@ def _read(session: Session, run: tables.Run, document: AttributionDocument, stal
     """Return the document with the conclusions from it and from the attributions of the run's other probed steps."""
     attempts = attempts_of_run(session, run.id)
     others = documents.newest_documents(
-        session, run.id, attempts, DRIFT_STEPS,
-        StoredAttribution.step != document.step, StoredAttribution.computed_at_us.is_not(None),
+        session, run.id, attempts, documents.DRIFT_STEPS,
+        tables.Attribution.step != document.step, tables.Attribution.computed_at_us.is_not(None),
     )  # fmt: skip
     found = exact_of_step(session, events.StepKey(run.id, document.attempt, document.step))
     exact = tuple(documents.exact_of_link(each, document.scores) for each in found)
-    evidence = evidence_of(
+    evidence = documents.evidence_of(
         document,
         earlier=[parse(AttributionDocument, each) for _, each in reversed(others) if each is not None],
         model_kind=run.model_kind,
@@ -171,7 +160,7 @@ def mark_attribution_stale(session: Session, published: publishing.ScoresPublish
 
 def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
-    if session.get(StoredAttribution, tuple(closed.key)) is not None:
+    if session.get(tables.Attribution, tuple(closed.key)) is not None:
         documents.mark_stale(session, closed.key, now_us())
 
 
@@ -217,7 +206,7 @@ def compute_attribution(context: ServiceContext, key: events.StepKey) -> None:
 
 def _settle(key: events.StepKey, session: Session) -> None:
     """Take the mark off an attribution that cannot be computed again; its document stays."""
-    session.execute(update(StoredAttribution).filter_by(**key._asdict()).values(stale=False))
+    session.execute(update(tables.Attribution).filter_by(**key._asdict()).values(stale=False))
 
 
 def _inputs_if_stored(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs | None:
@@ -231,7 +220,7 @@ def _inputs_if_stored(context: ServiceContext, session: Session, key: events.Ste
 def attribution_inputs(context: ServiceContext, session: Session, key: events.StepKey) -> AttributionInputs:
     """Return the files of the step's rollouts and of its newest scores. Raises TokensPurged."""
     rollouts = service.rollouts_of_step(context, session, key)
-    chosen = newest_scores(session, key)
+    chosen = publishing.newest_scores(session, key)
     attempt = find_attempt(session, key.run_id, key.attempt)
     lines = [f"{score.scorer} {score.variant} {score.job_id} {score.token}" for score in chosen]
     lines += [path.name for path in rollouts.files]
@@ -239,7 +228,9 @@ def attribution_inputs(context: ServiceContext, session: Session, key: events.St
         version=hashlib.sha256("\n".join(lines).encode()).hexdigest(),
         rollouts=rollouts,
         # Scores whose files retention has purged are left out.
-        scores=tuple(each for score in chosen if (each := files_of_score(session, context.store, score)).files),
+        scores=tuple(
+            each for score in chosen if (each := publishing.files_of_score(session, context.store, score)).files
+        ),
         attempt_fingerprint=dict(attempt.fingerprint) if attempt is not None else {},
     )
 
@@ -249,7 +240,7 @@ def store_attribution(
 ) -> bool:
     """Store the attribution of the inputs of `version`; False if the inputs have changed. The run is locked."""
     # Until the transaction ends, so that nothing marks it as stale meanwhile.
-    session.execute(select(StoredAttribution.step).filter_by(**key._asdict()).with_for_update())
+    session.execute(select(tables.Attribution.step).filter_by(**key._asdict()).with_for_update())
     if attribution_inputs(context, session, key).version != version:
         return False
     now = now_us()
@@ -258,13 +249,13 @@ def store_attribution(
         used = {(each.scorer, each.variant, digests.digest_of_json(each.fingerprint)) for each in result.used}
         sources = [
             from_attributes(ScoreSourceRecord, score)
-            for score in newest_scores(session, key)
+            for score in publishing.newest_scores(session, key)
             if (score.scorer, score.variant, digests.digest_of_json(score.fingerprint)) in used
         ]
         document = documents.document_of(key, result.attribution, result, sources, now)
     found = None if document is None else to_json(document)
     row = {**key._asdict(), "stale": False, "changed_at_us": now, "document": found, "computed_at_us": now}
-    engine.upsert(session, StoredAttribution, [row], events.StepKey._fields)
+    engine.upsert(session, tables.Attribution, [row], events.StepKey._fields)
     findings.mark_due(session, key.run_id, "attribution")
     measurements.store_measurements(session, key, result.comparisons)
     session.flush()

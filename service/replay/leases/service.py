@@ -21,7 +21,6 @@ from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes import pinned_rollouts, workers
 from foreshock_service.replay.probes.environments import Fit, WantedEnvironment, fit, other_offers
-from foreshock_service.replay.probes.jobs import JobState, Outcome
 from foreshock_service.replay.probes.schemas import scorers_of_pairs
 from foreshock_service.replay.probes.service import end_jobs, lock_jobs, rollouts_of_probe
 from foreshock_service.runs.runs import get_run
@@ -34,18 +33,12 @@ _EXPIRED_AT_ONCE = 100
 _HEARTBEATS = 3
 
 
-class LeaseNotFound(ProblemError):
+class LeaseNotFound(ProblemError, status=404, problem_type="lease-not-found"):
     """No lease with this id is visible to this key."""
 
-    status = 404
-    problem_type = "lease-not-found"
 
-
-class LeaseLost(ProblemError):
+class LeaseLost(ProblemError, status=409, problem_type="lease-lost"):
     """The lease no longer holds its job: another try has begun, or the job has ended. Its scores do not count."""
-
-    status = 409
-    problem_type = "lease-lost"
 
 
 def is_work_waiting(context: ServiceContext, principal: Principal, request: LeaseRequest) -> bool:
@@ -110,7 +103,7 @@ def find_lease(session: Session, principal: Principal, lease_id: str) -> tuple[L
 
 def is_completed(lease: Lease, token: int) -> bool:
     """Return whether this try has completed its job: a repeated request, because its answer was lost."""
-    return lease.outcome == Outcome.COMPLETED and lease.token == token
+    return lease.outcome == transitions.Outcome.COMPLETED and lease.token == token
 
 
 def check_held(lease: Lease, job: ProbeJob, token: int) -> None:
@@ -194,17 +187,17 @@ def fail(session: Session, context: ServiceContext, principal: Principal, lease_
         return  # A repeated request: the first answer was lost.
     check_held(lease, job, body.token)
     now = database_now_us(session)
-    outcome = Outcome(body.kind)
-    if outcome is Outcome.RETRY:
+    outcome = transitions.Outcome(body.kind)
+    if outcome is transitions.Outcome.RETRY:
         transitions.give_back(job, lease, body.reason, now, context.settings.probe_tries)
         return
     transitions.end(job, lease, outcome, body.reason, now)
-    end_jobs(session, jobs, f"the probe has ended: {body.reason}", JobState(job.state))
+    end_jobs(session, jobs, f"the probe has ended: {body.reason}", transitions.JobState(job.state))
 
 
 def _skip(session: Session, probe_id: str) -> int:
     # A worker that has begun may still hold the weights: only queued jobs end.
-    queued = [job for job in lock_jobs(session, probe_id) if job.state == JobState.QUEUED]
+    queued = [job for job in lock_jobs(session, probe_id) if job.state == transitions.JobState.QUEUED]
     return len(end_jobs(session, queued, "the probe has ended: its checkpoint has expired"))
 
 
@@ -320,14 +313,14 @@ def probes_without_checkpoint(session: Session, now_us: int, limit: int) -> Sequ
     query = (
         select(Probe.id)
         .join(ProbeJob)
-        .where(ProbeJob.state == JobState.QUEUED, Probe.checkpoint_expires_at_us <= now_us)
+        .where(ProbeJob.state == transitions.JobState.QUEUED, Probe.checkpoint_expires_at_us <= now_us)
     )
     return session.scalars(query.distinct().limit(limit)).all()
 
 
 def _offered(project: str | None, accelerator: str) -> ColumnElement[bool]:
     return (
-        (ProbeJob.state == JobState.QUEUED)
+        (ProbeJob.state == transitions.JobState.QUEUED)
         & (ProbeJob.accelerator.is_(None) | (ProbeJob.accelerator == accelerator))
         & Run.deleted_at_us.is_(None)
         & (true() if project is None else Run.project == project)
@@ -342,4 +335,4 @@ def _overdue(now_us: int, duration_us: int) -> ColumnElement[bool]:
     # A lease that ends that late was granted before the clock was set back.
     latest_us = now_us + _DURATIONS_AHEAD * duration_us
     ended = (ProbeJob.lease_expires_at_us <= now_us) | (ProbeJob.lease_expires_at_us > latest_us)
-    return (ProbeJob.state == JobState.RUNNING) & ended
+    return (ProbeJob.state == transitions.JobState.RUNNING) & ended

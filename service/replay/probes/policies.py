@@ -20,7 +20,6 @@ from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
@@ -66,7 +65,7 @@ class ProbePolicyBody(BaseModel):
         return self.every_steps is not None or self.on_alerts or self.doctor_on_alerts
 
 
-router = api_router(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
+router = parameters.api_router(prefix="/v1/runs/{run}/probe-policy", tags=["probes"])
 
 
 @dataclass(frozen=True, slots=True)

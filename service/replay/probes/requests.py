@@ -14,7 +14,6 @@ from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
 from foreshock_service.platform.database.tables import Run, new_identifier, probes
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
@@ -23,7 +22,7 @@ from foreshock_service.runs import attempts, events, run_endpoints, runs
 from foreshock_service.runs.shards import removed_in_words, shards_of_step
 from foreshock_service.runs.steps import find_step
 
-router = api_router(prefix="/v1", tags=["probes"])
+router = parameters.api_router(prefix="/v1", tags=["probes"])
 ProbeIdentifier = Annotated[str, Path(max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
 
 
@@ -98,11 +97,8 @@ _NAMED_CHECKPOINTS = 5
 _WEIGHTS_FIELDS = ("root", "path", "format", "digest", "step", "weights_version")
 
 
-class UnknownScorer(problem.ProblemError):
+class UnknownScorer(problem.ProblemError, status=422, problem_type="unknown-scorer"):
     """A scorer or variant that no worker of this release implements."""
-
-    status = 422
-    problem_type = "unknown-scorer"
 
 
 @dataclass(frozen=True, slots=True)

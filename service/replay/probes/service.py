@@ -26,32 +26,20 @@ CANCELLED = "the probe was cancelled"
 _RAISED_AT_ONCE = 100
 
 
-class ProbeNotFound(problem.ProblemError):
+class ProbeNotFound(problem.ProblemError, status=404, problem_type="probe-not-found"):
     """No probe with this id is visible to this key."""
 
-    status = 404
-    problem_type = "probe-not-found"
 
-
-class ProbeNotPossible(problem.ProblemError):
+class ProbeNotPossible(problem.ProblemError, status=422, problem_type="probe-not-possible"):
     """The step has no rollouts, is not closed, or has no checkpoint to score it with."""
 
-    status = 422
-    problem_type = "probe-not-possible"
 
-
-class ProbeStillRuns(problem.ProblemError):
+class ProbeStillRuns(problem.ProblemError, status=409, problem_type="probe-still-runs"):
     """The probe has not ended; only an ended probe can be retried."""
 
-    status = 409
-    problem_type = "probe-still-runs"
 
-
-class ProbeHasEnded(problem.ProblemError):
+class ProbeHasEnded(problem.ProblemError, status=409, problem_type="probe-has-ended"):
     """The probe has ended by itself; there is nothing to cancel."""
-
-    status = 409
-    problem_type = "probe-has-ended"
 
 
 def rollouts_of_probe(context: ServiceContext, session: Session, probe: Probe) -> PinnedRollouts:

@@ -32,11 +32,8 @@ _MOST_STEPS = 200
 """Reports of a run that are read for its causes, the newest."""
 
 
-class DoctorNotFound(problem.ProblemError):
+class DoctorNotFound(problem.ProblemError, status=404, problem_type="doctor-not-found"):
     """The doctor has not examined this step: request it with POST at the same address."""
-
-    status = 404
-    problem_type = "doctor-not-found"
 
 
 class DoctorRequest(schemas.Examination):

@@ -29,25 +29,16 @@ Body = TypeVar("Body")
 _MOST_READ = 100
 
 
-class ResultNotAsked(problem.ProblemError):
+class ResultNotAsked(problem.ProblemError, status=422, problem_type="result-not-asked"):
     """The job does not request this result, or it is of another step, other scorers or other weights than the job."""
 
-    status = 422
-    problem_type = "result-not-asked"
 
-
-class ResultNotFound(problem.ProblemError):
+class ResultNotFound(problem.ProblemError, status=404, problem_type="result-not-found"):
     """No result of this kind is done for the step: request one with a probe of that kind."""
 
-    status = 404
-    problem_type = "result-not-found"
 
-
-class ResultIncomplete(problem.ProblemError):
+class ResultIncomplete(problem.ProblemError, status=409, problem_type="result-incomplete"):
     """The job is not complete: a result was not sent, or lacks some rollouts."""
-
-    status = 409
-    problem_type = "result-incomplete"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,8 @@ from foreshock_service.runs import chosen_tokens, events, run_endpoints, tokens
 router = APIRouter(prefix="/v1", tags=["exact divergences"])
 
 
-class ExactNotFound(ProblemError):
+class ExactNotFound(ProblemError, status=404, problem_type="exact-not-found"):
     """No exact divergences of this step are published: request a probe with `exact_pairs`."""
-
-    status = 404
-    problem_type = "exact-not-found"
 
 
 EXACT = FileKind(

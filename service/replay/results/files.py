@@ -15,19 +15,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock import environment, errors, scorers
+from foreshock import environment, errors, rollouts, scorers
 from foreshock.fingerprint import Fingerprint
 from foreshock.measures import comparison, exact
-from foreshock.rollouts import (
-    DecodeLimits,
-    ExactBatch,
-    RolloutBatch,
-    ScoreBatch,
-    decode_exact,
-    decode_scores,
-    encode_exact,
-    encode_scores,
-)
 from foreshock.rollouts.parquet_files import find_scores
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.parameters import storable_json
@@ -35,7 +25,7 @@ from foreshock_service.platform.store.tokens import StoredFile
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, read_rollouts
 
 Format = Literal["scores", "exact"]
-Values = ScoreBatch | ExactBatch
+Values = rollouts.ScoreBatch | rollouts.ExactBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,12 @@ class ScoreFiles:
 
 
 def check_upload(
-    kind: Format, body: Path, stored: Path, pinned: PinnedRollouts, siblings: Sequence[StoredFile], limits: DecodeLimits
+    kind: Format,
+    body: Path,
+    stored: Path,
+    pinned: PinnedRollouts,
+    siblings: Sequence[StoredFile],
+    limits: rollouts.DecodeLimits,
 ) -> CheckedFile:
     """Check the upload in `body` against its rollouts and write it, in the store's layout, to `stored`.
 
@@ -73,14 +68,18 @@ def check_upload(
     """
     try:
         with body.open("rb") as file:
-            values: Values = decode_scores(file, limits) if kind == "scores" else decode_exact(file, limits)
+            values: Values = (
+                rollouts.decode_scores(file, limits) if kind == "scores" else rollouts.decode_exact(file, limits)
+            )
         fingerprints = _fingerprints_of(values)
         for fingerprint in fingerprints:
             _check_storable(fingerprint)
         _check_rollouts(values, read_rollouts(pinned), "log_probs" if kind == "scores" else "kl")
         for sibling in siblings:
             _check_new(values.sample_ids, _READERS[kind](sibling).sample_ids)
-        data = encode_scores(values) if isinstance(values, ScoreBatch) else encode_exact(values)
+        data = (
+            rollouts.encode_scores(values) if isinstance(values, rollouts.ScoreBatch) else rollouts.encode_exact(values)
+        )
     except MemoryError as error:
         raise errors.LimitExceededError("decoding needs more memory than allowed: send smaller shards") from error
     # On disk before the catalogue row that names it is committed.
@@ -91,20 +90,20 @@ def check_upload(
     return CheckedFile(values.num_rollouts, values.num_tokens, fingerprints)
 
 
-def read_scores(file: StoredFile) -> ScoreBatch:
+def read_scores(file: StoredFile) -> rollouts.ScoreBatch:
     """Return a stored shard of a score."""
-    return decode_scores(file.read_bytes(), stored_limits())
+    return rollouts.decode_scores(file.read_bytes(), stored_limits())
 
 
-def read_exact_shard(file: StoredFile) -> ExactBatch:
+def read_exact_shard(file: StoredFile) -> rollouts.ExactBatch:
     """Return a stored shard of exact divergences."""
-    return decode_exact(file.read_bytes(), stored_limits())
+    return rollouts.decode_exact(file.read_bytes(), stored_limits())
 
 
 _READERS: dict[Format, Callable[[StoredFile], Values]] = {"scores": read_scores, "exact": read_exact_shard}
 
 
-def read_aligned_scores(batch: RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
+def read_aligned_scores(batch: rollouts.RolloutBatch, files: Iterable[StoredFile]) -> NDArray[np.float32]:
     """Return the log-probs in `files`, [T] in the order of the batch's response tokens; NaN for unscored rollouts.
 
     Only the row groups that hold rollouts of the batch are read.
@@ -114,18 +113,20 @@ def read_aligned_scores(batch: RolloutBatch, files: Iterable[StoredFile]) -> NDA
     return align_scores(batch, [scores for scores in found if scores is not None])
 
 
-def align_scores(batch: RolloutBatch, shards: Sequence[ScoreBatch]) -> NDArray[np.float32]:
+def align_scores(batch: rollouts.RolloutBatch, shards: Sequence[rollouts.ScoreBatch]) -> NDArray[np.float32]:
     """Return the log-probs of `shards`, [T] in the order of the batch's response tokens; NaN for unscored rollouts."""
     aligned: NDArray[np.float32] = _aligned(batch, shards, {"log_probs": np.dtype(np.float32)})["log_probs"]
     return aligned
 
 
-def align_exact(batch: RolloutBatch, shards: Sequence[ExactBatch]) -> ExactBatch:
+def align_exact(batch: rollouts.RolloutBatch, shards: Sequence[rollouts.ExactBatch]) -> rollouts.ExactBatch:
     """Return the values of `shards` in the order of the batch's response tokens; NaN for other rollouts.
 
     There must be at least one shard; the result has the fingerprints of the first.
     """
-    arrays = {each.name: getattr(shards[0], each.name) for each in fields(ExactBatch) if each.name != "offsets"}
+    arrays = {
+        each.name: getattr(shards[0], each.name) for each in fields(rollouts.ExactBatch) if each.name != "offsets"
+    }
     dtypes = {name: value.dtype for name, value in arrays.items() if isinstance(value, np.ndarray)}
     aligned = _aligned(batch, shards, dtypes)
     return replace(shards[0], sample_ids=batch.sample_ids, offsets=batch.response_offsets, **aligned)
@@ -140,7 +141,9 @@ def measure_exact_files(rollouts: PinnedRollouts, files: Sequence[StoredFile]) -
     return exact.measure_exact(align_exact(chosen, shards), chosen.generated, chosen.group_ids)
 
 
-def _aligned(batch: RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Any]:
+def _aligned(
+    batch: rollouts.RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str, np.dtype[Any]]
+) -> dict[str, Any]:
     """Return arrays of the shards, each [T] in the order of the batch's tokens; NaN, or 0, for other rollouts."""
     aligned = {
         name: np.full(batch.num_tokens, np.nan if dtype.kind == "f" else 0, dtype) for name, dtype in dtypes.items()
@@ -157,7 +160,7 @@ def _aligned(batch: RolloutBatch, shards: Sequence[Values], dtypes: Mapping[str,
 
 
 def _fingerprints_of(values: Values) -> tuple[Fingerprint, ...]:
-    if isinstance(values, ScoreBatch):
+    if isinstance(values, rollouts.ScoreBatch):
         return (values.fingerprint,)
     return values.target_fingerprint, values.behaviour_fingerprint
 
@@ -170,7 +173,7 @@ def _check_storable(fingerprint: Fingerprint) -> None:
         raise errors.InvalidRolloutsError(f"its fingerprint {error}") from error
 
 
-def _check_rollouts(values: Values, rollouts: RolloutBatch, column: str) -> None:
+def _check_rollouts(values: Values, rollouts: rollouts.RolloutBatch, column: str) -> None:
     """Raise InvalidRolloutsError unless all rollouts are of the job, with as many values as response tokens."""
     expected = dict(zip(rollouts.sample_ids, rollouts.response_lengths.tolist(), strict=True))
     lengths = np.diff(values.offsets).tolist()
@@ -314,7 +317,9 @@ def measure_cells(
     return MeasuredCells(measured, seconds, batch.num_rollouts, batch.num_tokens)
 
 
-def _compare(batch: RolloutBatch, values: dict[str, NDArray[np.float32]], target: str, behaviour: str) -> CellMeasures:
+def _compare(
+    batch: rollouts.RolloutBatch, values: dict[str, NDArray[np.float32]], target: str, behaviour: str
+) -> CellMeasures:
     found = comparison.compare(batch, values[target], values[behaviour]).measures()
     return CellMeasures(
         target=target,

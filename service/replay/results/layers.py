@@ -23,11 +23,8 @@ MOST_LAYERS = 1_000
 _MOST_PAIRS = 8
 
 
-class LayersNotFound(problem.ProblemError):
+class LayersNotFound(problem.ProblemError, status=404, problem_type="layers-not-found"):
     """No comparison by layer of this step is done: request one with a probe of the kind `layers`."""
-
-    status = 404
-    problem_type = "layers-not-found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

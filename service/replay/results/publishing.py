@@ -18,17 +18,15 @@ from foreshock_service.platform import parameters, security, uploads
 from foreshock_service.platform.context import Context, ScoredShard, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us
 from foreshock_service.platform.database.tables import Score, ScoreShard
-from foreshock_service.platform.parameters import api_router
 from foreshock_service.platform.store.tokens import TokenStore, score_file_name
 from foreshock_service.replay.leases.endpoints import LeaseIdentifier, LeaseToken, TokenBody, UploadReceipt
 from foreshock_service.replay.leases.service import check_held, is_completed, lock_lease
 from foreshock_service.replay.probes import environments, jobs, schemas
 from foreshock_service.replay.results import documents, exact, shards
-from foreshock_service.replay.results.exact import EXACT, MeasuredPair, measure_job, measures_of
 from foreshock_service.replay.results.files import ScoreFiles, environment_of, preferred_scores, read_aligned_scores
 from foreshock_service.runs import attempts, events
 
-router = api_router()
+router = parameters.api_router()
 router.include_router(exact.router)
 
 
@@ -129,7 +127,7 @@ def complete_job(context: ServiceContext, principal: security.Principal, lease_i
 
     Raises LeaseNotFound, LeaseLost unless the token is the newest, and the error of a kind of which some are missing.
     """
-    measured = measure_job(context, principal, lease_id, token)
+    measured = exact.measure_job(context, principal, lease_id, token)
     context.database.write(lambda session: publish_job(session, context, principal, lease_id, token, measured))
 
 
@@ -139,7 +137,7 @@ def publish_job(
     principal: security.Principal,
     lease_id: str,
     token: int,
-    measured: Mapping[str, MeasuredPair],
+    measured: Mapping[str, exact.MeasuredPair],
 ) -> None:
     """Publish the job's results in this transaction.
 
@@ -149,14 +147,14 @@ def publish_job(
     if is_completed(lease, token):
         return
     check_held(lease, job, token)
-    for kind in (SCORES, EXACT):
+    for kind in (SCORES, exact.EXACT):
         sent: Mapping[Any, Any] = kind.shards_of_try(session, job.id, token)
         for key in sorted(kind.asked(job)):
             kind.check_complete(key, sent.get(key, ()), probe)
     now = database_now_us(session)
     if job.exact_pairs:
-        measures = measures_of(EXACT.shards_of_try(session, job.id, token), measured)
-        EXACT.publish(session, lease, job, probe, now, measures)
+        measures = exact.measures_of(exact.EXACT.shards_of_try(session, job.id, token), measured)
+        exact.EXACT.publish(session, lease, job, probe, now, measures)
     if probe.kind in DOCUMENTS:
         DOCUMENTS[probe.kind].publish(session, job, probe, token, now)
     # Configurations of a matrix, which the run does not have, are no part of its chain.

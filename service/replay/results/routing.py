@@ -123,11 +123,8 @@ router = APIRouter(prefix="/v1")
 _MOST_PAIRS = 16
 
 
-class RoutingNotFound(problem.ProblemError):
+class RoutingNotFound(problem.ProblemError, status=404, problem_type="routing-not-found"):
     """No routed experts of this step are compared: request a probe of the kind `routing`."""
-
-    status = 404
-    problem_type = "routing-not-found"
 
 
 def _check(body: RoutingBody, job: ProbeJob, probe: Probe) -> str | None:

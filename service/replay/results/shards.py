@@ -39,25 +39,16 @@ Shard = TypeVar("Shard", bound=probes.UploadedShard)
 Published = TypeVar("Published", bound=probes.PublishedResult)
 
 
-class ShardsBusy(ProblemError):
+class ShardsBusy(ProblemError, status=503, problem_type="shards-busy"):
     """Other shards of the same result were committed whenever this one was checked."""
 
-    status = 503
-    problem_type = "shards-busy"
 
-
-class ResultConflict(ProblemError):
+class ResultConflict(ProblemError, status=409, problem_type="result-conflict"):
     """Other bytes are already stored under this lease, result and shard."""
 
-    status = 409
-    problem_type = "result-conflict"
 
-
-class WrongFingerprint(ProblemError):
+class WrongFingerprint(ProblemError, status=422, problem_type="wrong-fingerprint"):
     """A fingerprint has other weights than the job, or differs from that of the result's other shards."""
-
-    status = 422
-    problem_type = "wrong-fingerprint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,8 @@ from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
 from foreshock.learning_rate.schedule import halvings_for_older_clients, newest_points
 from foreshock_service.platform import audit, parameters, problem, security
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import insert_rows, upsert
-from foreshock_service.platform.database.tables import (
-    AdviceAcknowledgement,
-    AdviceDecision,
-    Alert,
-    Run,
-    TrainerProgress,
-)
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs import attempts, corrections, events, measurements, runs
 from foreshock_service.watch import alerts, long_polls
@@ -57,23 +51,20 @@ WANT_WEIGHTS_EVERY_IN_ALARM = 10
 """Steps between the weights that a probe needs, without a policy of probes and while a critical alert is open."""
 
 
-class AdviceConflict(problem.ProblemError):
+class AdviceConflict(problem.ProblemError, status=409, problem_type="advice-conflict"):
     """An operator's decision that changes nothing, or an acknowledgement of an unknown revision."""
-
-    status = 409
-    problem_type = "advice-conflict"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What the advice of a run is made of, at one time."""
 
-    run: Run
+    run: tables.Run
     version: str
     state: AdviceState
     detectors: WarningState
     configuration: WarningConfiguration
-    opened: list[Alert]
+    opened: list[tables.Alert]
     remedies: Remedies
     applied: schemas.AppliedRead | None
     probed_every: int | None
@@ -140,7 +131,7 @@ def note_followed_step(
         return
     if body.step > _polled_step(session, run_id, attempt):
         row = {"run_id": run_id, "attempt": attempt, "polled_step": body.step}
-        upsert(session, TrainerProgress, [row], ("run_id", "attempt"))
+        upsert(session, tables.TrainerProgress, [row], ("run_id", "attempt"))
 
 
 def _followed_attempt(session: Session, run_id: str, body: schemas.FollowedStep) -> int:
@@ -166,7 +157,7 @@ def acknowledge(
         "applied_scale": body.applied_scale,
         "received_at_us": now_us(),
     }
-    upsert(session, AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
+    upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
 
 
 def operate(
@@ -200,14 +191,15 @@ def list_decisions(
 ) -> parameters.Page[watch.DecisionRecord]:
     """Return one page of the log of decisions, oldest first."""
     runs.get_run(session, principal, run_id)
+    table = tables.AdviceDecision
     return parameters.page_of_query(
-        session, select(AdviceDecision).where(AdviceDecision.run_id == run_id), (AdviceDecision.revision,),
-        cursor, limit, lambda rows: [records.from_attributes(watch.DecisionRecord, *row) for row in rows], rising=True,
+        session, select(table).where(table.run_id == run_id), (table.revision,), cursor, limit,
+        lambda rows: [records.from_attributes(watch.DecisionRecord, *row) for row in rows], rising=True,
     )  # fmt: skip
 
 
 def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:
-    table = AdviceAcknowledgement
+    table = tables.AdviceAcknowledgement
     query = select(table).where(table.run_id == run_id).order_by(table.attempt.desc(), table.step.desc())
     newest = session.scalar(query.limit(1))
     if newest is None or newest.attempt != attempt:
@@ -332,13 +324,17 @@ def observation_of(session: Session, run_id: str) -> Observation:
 # Built once: they are executed at each step.
 _RUN: BindParameter[str] = bindparam("run_id")
 _ATTEMPT: BindParameter[int] = bindparam("attempt")
-_LOG = select(AdviceDecision.decision).where(AdviceDecision.run_id == _RUN).order_by(AdviceDecision.revision)
+_LOG = (
+    select(tables.AdviceDecision.decision)
+    .where(tables.AdviceDecision.run_id == _RUN)
+    .order_by(tables.AdviceDecision.revision)
+)
 _TRAINER_STEPS = select(
-    select(func.max(AdviceAcknowledgement.step))
-    .where(AdviceAcknowledgement.run_id == _RUN, AdviceAcknowledgement.attempt == _ATTEMPT)
+    select(func.max(tables.AdviceAcknowledgement.step))
+    .where(tables.AdviceAcknowledgement.run_id == _RUN, tables.AdviceAcknowledgement.attempt == _ATTEMPT)
     .scalar_subquery(),
-    select(TrainerProgress.polled_step)
-    .where(TrainerProgress.run_id == _RUN, TrainerProgress.attempt == _ATTEMPT)
+    select(tables.TrainerProgress.polled_step)
+    .where(tables.TrainerProgress.run_id == _RUN, tables.TrainerProgress.attempt == _ATTEMPT)
     .scalar_subquery(),
 )
 
@@ -350,9 +346,13 @@ def log_of(session: Session, run_id: str) -> list[Decision]:
 
 def _logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Decision]]:
     """Return the decisions of each run that has any, in order of revision."""
-    query = select(AdviceDecision.run_id, AdviceDecision.decision).where(AdviceDecision.run_id.in_(run_ids))
+    query = select(tables.AdviceDecision.run_id, tables.AdviceDecision.decision).where(
+        tables.AdviceDecision.run_id.in_(run_ids)
+    )
     logs: dict[str, list[Decision]] = {}
-    for run_id, decision in session.execute(query.order_by(AdviceDecision.run_id, AdviceDecision.revision)):
+    for run_id, decision in session.execute(
+        query.order_by(tables.AdviceDecision.run_id, tables.AdviceDecision.revision)
+    ):
         logs.setdefault(run_id, []).append(Decision.from_json(decision))
     return logs
 
@@ -370,13 +370,15 @@ def _append(session: Session, run_id: str, decision: Decision) -> None:
         "made_at_us": decision.at_us,
         "decision": decision.to_json(),
     }
-    insert_rows(session, AdviceDecision, [row])
+    insert_rows(session, tables.AdviceDecision, [row])
 
 
 def _newest_version(session: Session, run_id: str) -> tuple[int, int]:
     """Return (attempt, revision) of the newest decision, as `fold` has them; (1, 0) before any."""
-    query = select(AdviceDecision.attempt, AdviceDecision.revision).where(AdviceDecision.run_id == run_id)
-    row = session.execute(query.order_by(AdviceDecision.revision.desc()).limit(1)).first()
+    query = select(tables.AdviceDecision.attempt, tables.AdviceDecision.revision).where(
+        tables.AdviceDecision.run_id == run_id
+    )
+    row = session.execute(query.order_by(tables.AdviceDecision.revision.desc()).limit(1)).first()
     return (1, 0) if row is None else (row[0], row[1])
 
 
@@ -388,6 +390,6 @@ def _trainer_step(session: Session, run_id: str, attempt: int) -> int:
 
 def _polled_step(session: Session, run_id: str, attempt: int) -> int:
     """Return the newest step that a following trainer asked for; −1 before any."""
-    query = select(TrainerProgress.polled_step).filter_by(run_id=run_id, attempt=attempt)
+    query = select(tables.TrainerProgress.polled_step).filter_by(run_id=run_id, attempt=attempt)
     polled = session.scalar(query)
     return -1 if polled is None else polled

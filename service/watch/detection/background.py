@@ -18,8 +18,6 @@ from foreshock_service.runs.events import ScalarsLogged
 from foreshock_service.runs.runs import lock_run_for_background
 from foreshock_service.watch.detection import derivation, history, states
 from foreshock_service.watch.detection.derivation import STEPS_IN_TRANSACTION, Derivation, store
-from foreshock_service.watch.detection.history import closed_steps_after, watched_as, watched_run
-from foreshock_service.watch.detection.states import NOT_CHANGED, Due
 
 _STEPS_READ_AT_ONCE = 500
 _INTERVAL_SECONDS = 0.5
@@ -54,7 +52,7 @@ def note_outdated(database: Database) -> int:
         for run in states.watched_runs(session):
             newest = states.newest(session, run.id)
             assert newest is not None
-            is_other = newest.configuration_digest != watched_as(session, run).digest
+            is_other = newest.configuration_digest != history.watched_as(session, run).digest
             if (is_other and run.state not in _ENDED) or newest.read() is None:
                 outdated.append(run.id)
             time.sleep(_PAUSE_SECONDS)
@@ -85,7 +83,7 @@ def derive_run(
     derivation, first = None, 0
     while (due := database.write(partial(_begin, run_id))) is not None:
         with database.read() as session:
-            attempts, watched = attempts_of_run(session, run_id), watched_run(session, run_id)
+            attempts, watched = attempts_of_run(session, run_id), history.watched_run(session, run_id)
             if (
                 derivation is None
                 or derivation.watched.digest != watched.digest
@@ -101,14 +99,14 @@ def derive_run(
     return False
 
 
-def _begin(run_id: str, session: Session) -> Due | None:
+def _begin(run_id: str, session: Session) -> states.Due | None:
     """Return what is due, and note the changes from here on."""
     run, due = lock_run_for_background(session, run_id), states.due(session, run_id)
     if run is None:
         states.drop_due(session, run_id)
         return None
     if due is not None:
-        states.put_due(session, run_id, Due(due.from_step, NOT_CHANGED))
+        states.put_due(session, run_id, states.Due(due.from_step, states.NOT_CHANGED))
     return due
 
 
@@ -117,7 +115,7 @@ def _derive_on(database: Database, run_id: str, derivation: Derivation, is_stopp
     while True:
         with database.read() as session:
             attempts = attempts_of_run(session, run_id)
-            steps = closed_steps_after(
+            steps = history.closed_steps_after(
                 session, run_id, attempts, derivation.step, derivation.watched, _STEPS_READ_AT_ONCE
             )
         for step in steps:
@@ -135,10 +133,12 @@ def _store(events: EventBus, run_id: str, first: int, derivation: Derivation, se
     if run is None or due is None:
         states.drop_due(session, run_id)
         return True
-    if due.changed_step <= derivation.step or watched_as(session, run).digest != derivation.watched.digest:
+    if due.changed_step <= derivation.step or history.watched_as(session, run).digest != derivation.watched.digest:
         return False
     attempts = attempts_of_run(session, run_id)
-    steps = closed_steps_after(session, run_id, attempts, derivation.step, derivation.watched, STEPS_IN_TRANSACTION + 1)
+    steps = history.closed_steps_after(
+        session, run_id, attempts, derivation.step, derivation.watched, STEPS_IN_TRANSACTION + 1
+    )
     if len(steps) > STEPS_IN_TRANSACTION:
         return False
     # The transaction may run again.

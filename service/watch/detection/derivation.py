@@ -28,7 +28,6 @@ from foreshock_service.runs.events import (
 )
 from foreshock_service.watch.detection import states
 from foreshock_service.watch.detection.history import WatchedRun, closed_steps_after, watched_run
-from foreshock_service.watch.detection.states import NEWEST_STATES, STEPS_OF_A_BLOCK, StoredState
 from foreshock_service.watch.rules.service import RulesChanged
 
 _logger = logging.getLogger(__name__)
@@ -60,8 +59,10 @@ class Derivation:
     watched: WatchedRun
     state: detectors.WarningState
     events: list[tuple[rule.Event, int]] = field(default_factory=list)
-    milestones: list[StoredState] = field(default_factory=list)
-    newest: deque[tuple[int, detectors.WarningState]] = field(default_factory=lambda: deque(maxlen=NEWEST_STATES))
+    milestones: list[states.StoredState] = field(default_factory=list)
+    newest: deque[tuple[int, detectors.WarningState]] = field(
+        default_factory=lambda: deque(maxlen=states.NEWEST_STATES)
+    )
 
     @property
     def step(self) -> int:
@@ -79,7 +80,7 @@ class Derivation:
                 _logger.exception("the detectors raised at step %d", closed.step)
                 self.state, new = detectors.stop(self.state, closed.step, error)
             self.events.extend((event, attempt) for event in new)
-            if is_first or before // STEPS_OF_A_BLOCK != closed.step // STEPS_OF_A_BLOCK:
+            if is_first or before // states.STEPS_OF_A_BLOCK != closed.step // states.STEPS_OF_A_BLOCK:
                 self.milestones.append(self._stored(attempt, self.state, milestone=True))
             self.newest.append((attempt, self.state))
 
@@ -98,18 +99,18 @@ class Derivation:
     def copied(self) -> Derivation:
         """Return a copy that goes on by itself."""
         return Derivation(
-            self.watched, self.state, list(self.events), list(self.milestones), deque(self.newest, NEWEST_STATES)
+            self.watched, self.state, list(self.events), list(self.milestones), deque(self.newest, states.NEWEST_STATES)
         )
 
-    def to_store(self) -> list[StoredState]:
+    def to_store(self) -> list[states.StoredState]:
         """Return the states to be stored: one of each block, and the newest ones."""
         known = {each.step for each in self.milestones}
         newest = [self._stored(attempt, state) for attempt, state in self.newest if state.step not in known]
         return [*self.milestones, *newest]
 
-    def _stored(self, attempt: int, state: detectors.WarningState, *, milestone: bool = False) -> StoredState:
+    def _stored(self, attempt: int, state: detectors.WarningState, *, milestone: bool = False) -> states.StoredState:
         assert state.step is not None
-        return StoredState(attempt, state.step, self.watched.digest, milestone, state.to_bytes())
+        return states.StoredState(attempt, state.step, self.watched.digest, milestone, state.to_bytes())
 
 
 def derive_changed_step(events: EventBus, session: Session, changed: StepEvent) -> None:

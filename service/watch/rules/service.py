@@ -56,11 +56,8 @@ class RulesChanged:
     run_id: str
 
 
-class RulesInvalid(problem.ProblemError):
+class RulesInvalid(problem.ProblemError, status=422, problem_type="rules-invalid"):
     """A file of rules that is not valid."""
-
-    status = 422
-    problem_type = "rules-invalid"
 
 
 @router.get("/rules")
@@ -182,11 +179,8 @@ def _rules_read(rules: Iterable[ThresholdRule]) -> tuple[watch.RuleRecord, ...]:
     return tuple(records.from_attributes(watch.RuleRecord, rule) for rule in rules)
 
 
-class RuleNotFound(problem.ProblemError):
+class RuleNotFound(problem.ProblemError, status=404, problem_type="rule-not-found"):
     """The run has no such rule."""
-
-    status = 404
-    problem_type = "rule-not-found"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from foreshock_service.present.pages.presenters.advice import advice_of, plan_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
 from foreshock_service.runs import attempts, changes, steps
 from foreshock_service.runs.runs import get_run
-from foreshock_service.watch.alerts import AlertFilter, list_alerts, list_alerts_of_runs
+from foreshock_service.watch.alerts import AlertFilter, alerts_of_run, alerts_of_runs
 
 RUN_DASHBOARD = "foreshock-run"
 """The uid of the dashboard of a run: dashboards/run.py."""
@@ -103,7 +103,7 @@ MOST_ALERTS, SHOWN_ALERTS = 1000, 50
 def standing_alerts(viewing: Viewing, run_id: str) -> list[watch.AlertRecord]:
     """Return the open and acknowledged alerts of the run: the gravest that a page shows by step, then the others."""
     states: tuple[watch.AlertState, ...] = ("open", "acknowledged")
-    found = list_alerts(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
+    found = alerts_of_run(viewing.session, viewing.principal, run_id, states, None, MOST_ALERTS).items
     ranked = sorted(found, key=lambda each: (severity_rank(each.severity), each.step, each.rule))
     shown = sorted(ranked[:SHOWN_ALERTS], key=lambda each: (each.step, each.rule))
     return [*shown, *ranked[SHOWN_ALERTS:]]
@@ -132,7 +132,7 @@ def alerts_page(viewing: Viewing, state: str, severity: str, cursor: str | None)
         (state,) if state in STATES else (),
         (severity,) if severity in SEVERITIES else (),
     )
-    found = list_alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
+    found = alerts_of_runs(viewing.session, chosen, cursor, ALERTS_ON_A_PAGE)
     # The state is named even if it is empty: without it the page shows the open alerts.
     following = urlencode({"state": state, "severity": severity, "cursor": found.next_cursor or ""})
     return AlertsPage(
@@ -152,7 +152,7 @@ _SHOWN: tuple[watch.AlertState, ...] = ("open", "acknowledged", "resolved")
 
 def marks_of(viewing: Viewing, run_id: str) -> list[Mark]:
     """Return the newest changes of a run and the steps of its newest alerts, warnings and critical ones."""
-    found = list_alerts(viewing.session, viewing.principal, run_id, _SHOWN, None, MOST_MARKED).items
+    found = alerts_of_run(viewing.session, viewing.principal, run_id, _SHOWN, None, MOST_MARKED).items
     alerts = [Mark(each.step, each.rule, each.severity) for each in found if each.severity != "info"]
     return [*changes_of(viewing, run_id), *alerts]
 

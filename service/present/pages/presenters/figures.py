@@ -14,7 +14,6 @@ from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
-from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE
 from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
 from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of, scalar_curves
 
@@ -33,11 +32,8 @@ LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
 
 
-class FigureNotFound(problem.ProblemError):
+class FigureNotFound(problem.ProblemError, status=404, problem_type="figure-not-found"):
     """There is no figure of this name."""
-
-    status = 404
-    problem_type = "figure-not-found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +247,9 @@ RUN_PLOTS: Mapping[str, RunPlot] = {
         over_steps=False,
     ),
     "buckets": RunPlot(buckets.TITLE, lambda viewing, run, _: rollout.buckets_of_run(viewing, run), over_steps=False),
-    "heat-map": RunPlot(HEAT_MAP_TITLE, lambda viewing, run, _: rollout.heat_map_of_run(viewing, run), marked=True),
+    "heat-map": RunPlot(
+        buckets.HEAT_MAP_TITLE, lambda viewing, run, _: rollout.heat_map_of_run(viewing, run), marked=True
+    ),
     "tails": RunPlot(TAILS_TITLE, tails_of_run),
 }
 STEP_PLOTS: Mapping[str, StepPlot] = {

@@ -17,7 +17,6 @@ from foreshock.measures.statistics.conditions import BucketTable
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import TokensGone, TokensPurged
 from foreshock_service.present.pages.figures import Figure, Missing, attribution, buckets
-from foreshock_service.present.pages.figures.buckets import HEAT_MAP_TITLE, MISSING, HeatMapColumns, heat_map_figure
 from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of
 from foreshock_service.present.pages.rendering import announced_names, count, number, texts_of
 from foreshock_service.runs import attempts, chosen_tokens, curves, events, measurements, runs, tokens
@@ -98,8 +97,8 @@ def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     stored = measurements.statistics_of_steps(viewing.session, keys, TRAINER_ROLLOUT)
     found = [(key.step, _bucket_table(stored[key])) for key in keys if key in stored]
     if not found:
-        return Missing(HEAT_MAP_TITLE, MISSING)
-    columns = HeatMapColumns(
+        return Missing(buckets.HEAT_MAP_TITLE, buckets.MISSING)
+    columns = buckets.HeatMapColumns(
         comparison=TRAINER_ROLLOUT,
         steps=[step for step, _ in found],
         of_steps=len(every),
@@ -107,7 +106,7 @@ def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
         tokens=[of_step.tokens.tolist() for _, of_step in found],
         mean_abs_d=[of_step.mean_abs_d.tolist() for _, of_step in found],
     )
-    return heat_map_figure(columns)
+    return buckets.heat_map_figure(columns)
 
 
 @functools.lru_cache(maxsize=8 * MOST_STEPS)

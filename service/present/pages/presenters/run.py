@@ -14,9 +14,8 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.presenters.advice import AdvicePanel, advice_panel
 from foreshock_service.present.pages.presenters.alerts import changes_in_words, run_dashboard, standing_alerts
-from foreshock_service.present.pages.presenters.doctor import DoctorPanel, doctor_of_run
 from foreshock_service.present.pages.presenters.figures import RUN_PLOTS
-from foreshock_service.present.pages.presenters.step import LintPanel, lint_of_run
+from foreshock_service.present.pages.presenters.step import DoctorPanel, LintPanel, doctor_of_run, lint_of_run
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.replay.probes import policies, service
 from foreshock_service.runs import events, measurements, runs, scalars, steps, weights

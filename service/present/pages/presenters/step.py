@@ -1,4 +1,4 @@
-"""The page of a step, the list of steps, what the lint found."""
+"""The page of a step, the list of steps, what the lint and the doctor found."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,21 +8,28 @@ import numpy as np
 
 from foreshock import page_addresses, ranges
 from foreshock.api.attribution import AttributionRecord
+from foreshock.api.doctor import DoctorStepRecord, Finding
+from foreshock.api.probes import ProbeRecord
 from foreshock.api.runs import StepRecord
 from foreshock.api.steps import CheckRecord, LintRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.wording import as_sentence, plural
+from foreshock.doctor.findings import ruled_out_in_words
 from foreshock.lint import CHECKS
 from foreshock.measures import registry, rollout_summaries
-from foreshock_service.platform import columnar, problem
+from foreshock.probe_kinds import DOCTOR
+from foreshock_service.platform import columnar, keys, problem
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.mismatch import known_first, shown_comparisons
 from foreshock_service.present.pages.presenters import alerts, figures, rollout
 from foreshock_service.present.pages.presenters import attribution as links
-from foreshock_service.present.pages.presenters.doctor import DoctorPanel, doctor_of_step
 from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.replay.probes.service import find_checkpoint, list_probes
+from foreshock_service.replay.results import doctor
 from foreshock_service.runs import events, lint, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
 _NOT_CHECKED = "Semantics: not checked."
@@ -72,15 +79,73 @@ def lint_of_run(viewing: Viewing, run_id: str, last_step: int | None, run_addres
     )
 
 
+_MOST_PROBES = 50
+_MOST_NOT_TRIED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorPanel:
+    """The doctor's newest report on `step`, and the state of one that is not done.
+
+    `action`: where a form asks for an examination; None: nobody may, or one runs. `is_possible`: the step has weights.
+    """
+
+    step: int
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+    state: str
+    action: str | None
+    is_possible: bool
+
+
+def doctor_of_step(viewing: Viewing, key: StepKey) -> DoctorPanel:
+    """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
+    probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
+    asked = next((each for each in probes if each.kind == DOCTOR.name and each.attempt == key.attempt), None)
+    found = doctor.KIND.newest(viewing.session, key, 1)
+    can_ask = find_checkpoint(viewing.session, *key) is not None and (asked is None or asked.state != "running")
+    may_ask = can_ask and viewing.principal.may(keys.Scope.INGEST)
+    action = f"/runs/{key.run_id}/steps/{key.step}/doctor" if may_ask else None
+    record = doctor.report_record(viewing.session, *found[0]) if found else None
+    return panel(record, key.step, _examination_in_words(asked), action, is_possible=can_ask or asked is not None)
+
+
+def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
+    """Return the newest report on any step of a run; None without one."""
+    found = doctor.newest_of_run(viewing.session, run_id)
+    return panel(found[0], found[0].step, "", None) if found else None
+
+
+def panel(
+    record: DoctorStepRecord | None, step: int, state: str, action: str | None, *, is_possible: bool = True
+) -> DoctorPanel:
+    """Return a report as a page shows it: found, ruled out, not tried, and what would come next."""
+    if record is None:
+        return DoctorPanel(step, (), (), state, action, is_possible)
+    report = record.report
+    notes = [f"Checksums: {each}" for each in record.checksums]
+    notes += [as_sentence(ruled_out_in_words(report))] if report.ruled_out else []
+    notes += [f"Not tried: {each.variant}: {each.why}." for each in report.not_tried[:_MOST_NOT_TRIED]]
+    more = len(report.not_tried) - _MOST_NOT_TRIED
+    notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []
+    notes.append(f"Price: {plural(report.replays, 'replay')}, {report.seconds:.1f} s; {report.ended}.")
+    return DoctorPanel(step, report.findings, notes, state, action, is_possible)
+
+
+def _examination_in_words(asked: ProbeRecord | None) -> str:
+    """Return how far an examination is; empty if it is done or was not asked for."""
+    if asked is None or asked.state == "done":
+        return ""
+    doing = next((job.doing for job in asked.jobs if job.state == "running" and job.doing), "")
+    return f"The examination is {asked.state}{f': {asked.reason or doing}' if asked.reason or doing else ''}."
+
+
 # The step before is searched this many steps back.
 FURTHEST_BACK = 500
 
 
-class StepNotFound(problem.ProblemError):
+class StepNotFound(problem.ProblemError, status=404, problem_type="step-not-found"):
     """The run has no rollouts of this step."""
-
-    status = 404
-    problem_type = "step-not-found"
 
 
 @dataclass(frozen=True, slots=True)
