@@ -18,17 +18,7 @@ from starlette.concurrency import run_in_threadpool
 
 from foreshock.clock import now_us
 from foreshock_service.maintenance import delete_rollouts, delete_runs, retention
-from foreshock_service.platform import (
-    audit,
-    health,
-    keys,
-    logs,
-    openapi,
-    problem,
-    process,
-    request_guards,
-    security,
-)
+from foreshock_service.platform import audit, health, keys, logs, openapi, problem, process, request_guards, security
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
@@ -91,7 +81,7 @@ FINDING_SOURCES: findings.Sources = {
 """What reads the findings of a run, by source."""
 
 
-CHANGES_OF_RUNS: tuple[type[diagnosis.OfRun], ...] = (
+CHANGES_OF_RUNS: tuple[type, ...] = (
     events.StepClosed,
     events.ScalarsChanged,
     events.ScalarsLogged,
@@ -136,7 +126,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         request_guards.RequestGuard,
         settings=settings,
         limits=context.key_limits,
-        authenticate=partial(security.authenticate_before_body, context),
+        authenticate=partial(security.authenticate, context),
     )
     app.add_middleware(logs.RequestIds, log_requests=settings.log_requests)
     openapi.document_problems(app, api_routes())

@@ -17,31 +17,21 @@ from fastapi import FastAPI, params
 from fastapi.routing import APIRoute
 
 from foreshock.errors import PROBLEM_TYPE_PREFIX
-from foreshock_service.platform import context, request_guards, uploads
-from foreshock_service.platform.problem import (
-    PROBLEM_MEDIA_TYPE,
-    BadRequest,
-    DatabaseUnavailable,
-    InternalError,
-    InvalidRequest,
-    InvalidRollouts,
-    LimitExceeded,
-    ProblemDocument,
-    ProblemError,
-    RequestTimeout,
-    StorageFull,
-    StorageUnavailable,
-    UnsupportedMediaType,
-)
+from foreshock_service.platform import context, problem, request_guards, uploads
 
-Problem = type[ProblemError]
+Problem = type[problem.ProblemError]
 
 _OWN = "foreshock_service."
 # What middleware and handlers answer with; a body may come with any request, but only some read it.
-_EVERY_ROUTE = {request_guards.HostNotAllowed, LimitExceeded, UnsupportedMediaType, InternalError}
-_EVERY_ROUTE |= {DatabaseUnavailable, StorageUnavailable}
-_UNSAFE = {request_guards.CrossSiteRefused, StorageFull}
-_WITH_BODY = {RequestTimeout, request_guards.InvalidBodyEncoding, BadRequest}
+_EVERY_ROUTE = {
+    request_guards.HostNotAllowed,
+    problem.LimitExceeded,
+    problem.UnsupportedMediaType,
+    problem.InternalError,
+}
+_EVERY_ROUTE |= {problem.DatabaseUnavailable, problem.StorageUnavailable}
+_UNSAFE = {request_guards.CrossSiteRefused, problem.StorageFull}
+_WITH_BODY = {problem.RequestTimeout, request_guards.InvalidBodyEncoding, problem.BadRequest}
 _REFERENCE = {"$ref": "#/components/schemas/ProblemDocument"}
 
 
@@ -61,9 +51,9 @@ def _with_problems(document: dict[str, Any], routes: Sequence[APIRoute]) -> dict
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.pop("HTTPValidationError", None)
     schemas.pop("ValidationError", None)
-    problem = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(problem.pop("$defs", {}))
-    schemas["ProblemDocument"] = problem
+    document_schema = problem.ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(document_schema.pop("$defs", {}))
+    schemas["ProblemDocument"] = document_schema
     for route in routes:
         for method in route.methods:
             operation = document["paths"].get(route.path_format, {}).get(method.lower())
@@ -87,7 +77,7 @@ def _response(problems: list[Problem]) -> dict[str, Any]:
         f"`{each.problem_type}`: {' '.join((each.__doc__ or '').partition(chr(10) * 2)[0].split())}"
         for each in problems
     )
-    return {"description": text, "content": {PROBLEM_MEDIA_TYPE: {"schema": schema}}}
+    return {"description": text, "content": {problem.PROBLEM_MEDIA_TYPE: {"schema": schema}}}
 
 
 def problems_of(route: APIRoute, method: str, *, has_body: bool) -> set[Problem]:
@@ -97,11 +87,11 @@ def problems_of(route: APIRoute, method: str, *, has_body: bool) -> set[Problem]
         found |= _raised(function)
     if route.path.startswith("/v1/"):
         # Also for a query parameter that no route has.
-        found.add(InvalidRequest)
+        found.add(problem.InvalidRequest)
     found = found - _UNSAFE if method.upper() in request_guards.SAFE_METHODS else found | _UNSAFE
     # A table that is sent is checked by the library, whose errors have no class here.
     if uploads.UploadIncomplete in found:
-        found.add(InvalidRollouts)
+        found.add(problem.InvalidRollouts)
     return found | _WITH_BODY if has_body or uploads.UploadIncomplete in found else found
 
 
@@ -130,7 +120,7 @@ def _raised(function: FunctionType) -> frozenset[Problem]:
         seen.add((current.__code__, owner))
         names = _names(current.__code__)
         for value in _named(current, names, owner):
-            if isclass(value) and issubclass(value, ProblemError):
+            if isclass(value) and issubclass(value, problem.ProblemError):
                 found.add(value)
             elif isclass(value):
                 # What derives from a class of the service is called by the names of that class, elsewhere.

@@ -72,7 +72,9 @@ def _forms(secret: bytes) -> Signer:
 
 
 SESSION_COOKIE = "foreshock_session"
-bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
+# For the description of the API: `authenticate` reads the header itself.
+_BEARER = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer fsk_…`")
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]
 
 
 class AuthenticationRequired(problem.ProblemError, status=401, problem_type="authentication-required"):
@@ -120,12 +122,8 @@ def require(scope: keys.Scope | str) -> Callable[..., Principal]:
     """Return the dependency for a scope: `principal: Annotated[Principal, Depends(require("read"))]`."""
     needed = keys.Scope(scope)
 
-    def principal_with_scope(
-        request: Request,
-        context: Context,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
-    ) -> Principal:
-        principal = authenticate(context, request, credentials.credentials if credentials else None)
+    def principal_with_scope(request: Request, context: Context, _: Bearer) -> Principal:
+        principal = authenticate(context, request)
         check_scope(principal, needed)
         return principal
 
@@ -144,7 +142,7 @@ Worker = Annotated[Principal, Depends(require(keys.Scope.WORKER))]
 Administrator = Annotated[Principal, Depends(require(keys.Scope.ADMIN))]
 
 
-def authenticate(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
+def authenticate(context: ServiceContext, request: Request) -> Principal:
     """Return the principal of a request, from its bearer key or its session cookie.
 
     Counts the request once against the key's limits. Raises AuthenticationRequired and TooManyRequests.
@@ -152,7 +150,8 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
-    principal = _principal_of(context, request, bearer)
+    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
+    principal = _principal_of(context, request, secret if scheme.lower() == "bearer" and secret else None)
     if principal.key_id is not None:
         context.key_uses.note(principal.key_id)
         context.key_limits.admit(principal.key_id)
@@ -161,12 +160,6 @@ def authenticate(context: ServiceContext, request: Request, bearer: str | None) 
     identified = replace(principal, request_id=logs.current_request_id())
     request.state.principal = identified
     return identified
-
-
-def authenticate_before_body(context: ServiceContext, request: Request) -> None:
-    """Authenticate a request whose route comes later, and finds the principal in its state."""
-    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
-    authenticate(context, request, secret if scheme.lower() == "bearer" else None)
 
 
 def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -34,6 +34,9 @@ from foreshock_service.platform.decoding.pool import decoding_key
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
 
+if TYPE_CHECKING:
+    from foreshock_service.platform.context import ServiceContext
+
 _MOST_KEPT_BYTES = 16 << 20
 _PART_KEPT = 16
 _NEEDED_TO_OPEN = 1 << 20
@@ -41,8 +44,11 @@ _NEEDED_TO_OPEN = 1 << 20
 
 def check_room(settings: Settings) -> None:
     """Raise StorageFull if an upload would take what deletions and retention need."""
-    for folder in _folders(settings):
-        if _free_and_kept(folder)[0] < _free_and_kept(folder)[1]:
+    reserve = _reserve(settings)
+    database = [] if reserve is None else [reserve.parent]
+    for folder in [settings.store_folder, *database] if settings.store_is_folder else database:
+        free, kept = _free_and_kept(folder)
+        if free < kept:
             raise problem.StorageFull(
                 "the disk is nearly full: nothing was stored; free space or extend it", headers={"Retry-After": "30"}
             )
@@ -70,12 +76,6 @@ def _reserve(settings: Settings) -> Path | None:
     url = parse_database_url(settings.database_url)
     named = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
     return Path(f"{url.database}.reserve").absolute() if named else None
-
-
-def _folders(settings: Settings) -> list[Path]:
-    reserve = _reserve(settings)
-    found = [settings.store_folder] if settings.store_is_folder else []
-    return found if reserve is None else [*found, reserve.parent]
 
 
 def _free_and_kept(folder: Path) -> tuple[int, int]:
@@ -204,22 +204,9 @@ class Upload:
     path: Path
 
 
-class ReceivesUploads(Protocol):
-    """What receiving an upload needs of the service's context."""
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def store(self) -> TokenStore: ...
-
-    @property
-    def uploads(self) -> UploadPlaces: ...
-
-
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: ReceivesUploads, expected: str = request_guards.PARQUET_MEDIA_TYPE
+    request: Request, context: "ServiceContext", expected: str = request_guards.PARQUET_MEDIA_TYPE
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -238,7 +225,7 @@ async def received_upload(
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Upload:
+async def _receive(request: Request, context: "ServiceContext", path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
     digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
 
@@ -264,14 +251,8 @@ async def _receive(request: Request, context: ReceivesUploads, path: Path) -> Up
     return Upload("sha256:" + digest.hexdigest(), size, path)
 
 
-class Committed(Protocol):
-    """What a transaction that names a file returns."""
-
-    @property
-    def status(self) -> str: ...
-
-
-Outcome = TypeVar("Outcome", bound=Committed | None)
+# What a transaction that names a file returns: something with a `status`, or None.
+Outcome = TypeVar("Outcome", bound=Any)
 
 
 def commit_file(database: Database, store: TokenStore, file: str, commit: Callable[[Session], Outcome]) -> Outcome:

@@ -20,16 +20,7 @@ from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, insert_rows, upsert
 from foreshock_service.platform.database.tables import AnnouncedChange, RunSetup, Step
-from foreshock_service.runs import run_endpoints, runs
-from foreshock_service.runs.attempts import (
-    ActiveRange,
-    AttemptStart,
-    active_ranges,
-    attempts_of_run,
-    check_attempt,
-    fingerprints_of_attempts,
-    is_active,
-)
+from foreshock_service.runs import attempts, run_endpoints, runs
 from foreshock_service.runs.events import ChangeAnnounced, StepKey
 
 router = parameters.api_router(prefix="/v1/runs/{run}/changes", tags=["changes"])
@@ -131,7 +122,7 @@ def announce_change(
     Return it, and True if it is the first. The detectors replay from its step.
     """
     runs.lock_run(session, principal, key.run_id)
-    check_attempt(session, key.run_id, key.attempt)
+    attempts.check_attempt(session, key.run_id, key.attempt)
     values = {name: value for name, value in (("before", body.before), ("after", body.after)) if value is not None}
     row = {**key._asdict(), "kind": kind, "note": body.note, "values": values, "announced_at_us": clock.now_us()}
     created = insert_if_absent(session, AnnouncedChange, row)
@@ -147,33 +138,33 @@ def newest_changes(session: Session, run_id: str, limit: int) -> list[ChangeReco
     return _changes(session, run_id, _Chosen(limit, newest=True))[-limit:]
 
 
-def rebaselined_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[int]:
+def rebaselined_steps(session: Session, run_id: str, starts: Sequence[attempts.AttemptStart]) -> list[int]:
     """Return the active steps at which baselines begin anew, in order."""
-    active = is_active(attempts, AnnouncedChange.attempt, AnnouncedChange.step)
+    active = attempts.is_active(starts, AnnouncedChange.attempt, AnnouncedChange.step)
     query = select(AnnouncedChange.step).where(AnnouncedChange.run_id == run_id, active)
     return list(session.scalars(query.distinct().order_by(AnnouncedChange.step)))
 
 
 def _changes(session: Session, run_id: str, chosen: _Chosen) -> list[ChangeRecord]:
     """Return the chosen changes of both kinds, which may be more than the limit, by step and kind."""
-    attempts = attempts_of_run(session, run_id)
+    starts = attempts.attempts_of_run(session, run_id)
     table = AnnouncedChange
     query = select(table).where(
-        table.run_id == run_id, is_active(attempts, table.attempt, table.step, chosen.from_step)
+        table.run_id == run_id, attempts.is_active(starts, table.attempt, table.step, chosen.from_step)
     )
     order = (table.step.desc(), table.kind.desc()) if chosen.newest else (table.step, table.kind)
     announced = [_announced(each) for each in session.scalars(query.order_by(*order).limit(chosen.limit))]
-    return sorted([*_observed(session, run_id, attempts, chosen), *announced], key=_key_of)
+    return sorted([*_observed(session, run_id, starts, chosen), *announced], key=_key_of)
 
 
 def _observed(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], chosen: _Chosen
+    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], chosen: _Chosen
 ) -> Iterator[ChangeRecord]:
     """Yield the changes of the setup: where the attempts say so, and where the shards of closed steps do."""
     query = select(RunSetup.number, RunSetup.setup).where(RunSetup.run_id == run_id)
     setups: dict[int, str] = {row.number: row.setup for row in session.execute(query)}
-    ranges = active_ranges(attempts)[::-1]
-    found_fingerprints = fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
+    ranges = attempts.active_ranges(starts)[::-1]
+    found_fingerprints = attempts.fingerprints_of_attempts(session, run_id, [each.attempt for each in ranges])
     fingerprints = {attempt: digests.canonical_json({"attempt": each}) for attempt, each in found_fingerprints.items()}
     before: tuple[str | None, int] | None = None
     for active in ranges:
@@ -194,7 +185,7 @@ def _observed(
 
 
 def _within(
-    session: Session, run_id: str, active: ActiveRange, chosen: _Chosen, setups: dict[int, str]
+    session: Session, run_id: str, active: attempts.ActiveRange, chosen: _Chosen, setups: dict[int, str]
 ) -> Iterator[ChangeRecord]:
     """Yield the changes at closed steps of one range whose shards name other setups than those of the step before."""
     previous = func.lag(Step.setups).over(order_by=Step.step).label("previous")
@@ -210,7 +201,7 @@ def _within(
             yield _of_setup(step, active.attempt, fields)
 
 
-def _naming_setups(run_id: str, active: ActiveRange) -> list[Any]:
+def _naming_setups(run_id: str, active: attempts.ActiveRange) -> list[Any]:
     within = active.contains(Step.attempt, Step.step)
     return [Step.run_id == run_id, *within, Step.closed_at_us.is_not(None), Step.setups.is_not(None)]
 

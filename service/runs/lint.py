@@ -19,15 +19,7 @@ from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.engine import insert_rows, upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
-from foreshock_service.runs import events, findings, judging, run_endpoints, runs, scalars, steps
-from foreshock_service.runs.attempts import (
-    AttemptStart,
-    active_attempt_of,
-    attempts_of_run,
-    check_attempt,
-    is_active,
-    resolve_step,
-)
+from foreshock_service.runs import attempts, events, findings, judging, run_endpoints, runs, scalars, steps
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["lint"])
 
@@ -141,12 +133,12 @@ def store_verdict(session: Session, key: events.StepKey, verdict: judging.StepVe
 
 def findings_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the warnings of the run's active steps, each with the evidence of the newest step that has it."""
-    attempts = attempts_of_run(session, run_id)
+    starts = attempts.attempts_of_run(session, run_id)
     found = []
-    warned = _warned_steps(session, run_id, attempts, None, infos=True)
+    warned = _warned_steps(session, run_id, starts, None, infos=True)
     for name, having in _by_name_of_steps(warned).items():
         newest = having[-1].step
-        key = events.StepKey(run_id, active_attempt_of(attempts, newest) or 0, newest)
+        key = events.StepKey(run_id, attempts.active_attempt_of(starts, newest) or 0, newest)
         stored = session.get(StepLint, tuple(key))
         # A verdict may have changed since the steps were read: then what is found is not stored, and read again.
         warnings = [] if stored is None else stored.report["warnings"]
@@ -168,7 +160,7 @@ def read_step(
 ) -> records.LintRecord:
     """Return the verdict on a step; if it is open, on the shards that have arrived. Raise LintNotFound."""
     run = runs.get_run(session, principal, run_id)
-    key = resolve_step(session, run_id, step, attempt)
+    key = attempts.resolve_step(session, run_id, step, attempt)
     # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
     entropy = _logged_entropy(session, key)
     verdict = judging.judge_step(step, key.attempt, evidence_of_step(session, key), entropy, run.model_kind)
@@ -191,27 +183,27 @@ def read_run(
     """Return the lint of a run, over the active steps or over one attempt."""
     run = runs.get_run(session, principal, run_id)
     if attempt is not None:
-        check_attempt(session, run_id, attempt)
-    attempts = attempts_of_run(session, run_id)
-    sums = _run_sums(session, run_id, attempts, attempt)
-    warnings = _by_name(_warned_steps(session, run_id, attempts, attempt))
+        attempts.check_attempt(session, run_id, attempt)
+    starts = attempts.attempts_of_run(session, run_id)
+    sums = _run_sums(session, run_id, starts, attempt)
+    warnings = _by_name(_warned_steps(session, run_id, starts, attempt))
     whole, check = _whole_run(sums)
     seen_in_steps = any(warning.name == _SURPRISAL for warning in warnings)
     return records.RunLintRecord(
         checked_steps=sums.steps,
         clean_steps=sums.clean_steps,
         warnings=tuple(warnings),
-        window=_window(session, run, attempts, attempt, known={warning.name for warning in warnings}),
+        window=_window(session, run, starts, attempt, known={warning.name for warning in warnings}),
         whole_run=None if seen_in_steps else whole,
         whole_run_check=check,
     )
 
 
 def _window(
-    session: Session, run: Run, attempts: Sequence[AttemptStart], attempt: int | None, known: set[str]
+    session: Session, run: Run, starts: Sequence[attempts.AttemptStart], attempt: int | None, known: set[str]
 ) -> tuple[records.LintWarningRecord, ...]:
     """Return the findings of the newest steps together, except those in `known`, which single steps have."""
-    keys = _newest_steps(session, run.id, attempts, attempt, WINDOW_STEPS)
+    keys = _newest_steps(session, run.id, starts, attempt, WINDOW_STEPS)
     shards = [shard for key in keys for shard in evidence_of_step(session, key)]
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
         return ()
@@ -225,11 +217,11 @@ def _logged_entropy(session: Session, key: events.StepKey) -> float | None:
 
 
 def _newest_steps(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None, count: int
+    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], attempt: int | None, count: int
 ) -> list[events.StepKey]:
     """Return the newest checked steps, ascending: the active ones, or those of one attempt."""
     query = select(StepLint.run_id, StepLint.attempt, StepLint.step).where(
-        StepLint.run_id == run_id, _chosen(attempts, attempt)
+        StepLint.run_id == run_id, _chosen(starts, attempt)
     )
     rows = session.execute(query.order_by(StepLint.step.desc(), StepLint.attempt.desc()).limit(count))
     return [events.StepKey(*row) for row in rows][::-1]
@@ -238,13 +230,13 @@ def _newest_steps(
 def _warned_steps(
     session: Session,
     run_id: str,
-    attempts: Sequence[AttemptStart],
+    starts: Sequence[attempts.AttemptStart],
     attempt: int | None,
     *,
     infos: bool = False,
 ) -> list[WarnedStep]:
     """Return the steps with warnings, in order: the active ones, or those of one attempt; `infos`: with these too."""
-    query = select(StepLint.step, StepLint.warnings).where(StepLint.run_id == run_id, _chosen(attempts, attempt))
+    query = select(StepLint.step, StepLint.warnings).where(StepLint.run_id == run_id, _chosen(starts, attempt))
     if not infos:
         query = query.where(StepLint.severity.is_not(None))
     found = (
@@ -254,7 +246,7 @@ def _warned_steps(
     return [step for step in found if step.warnings]
 
 
-def _run_sums(session: Session, run_id: str, attempts: Sequence[AttemptStart], attempt: int | None) -> RunSums:
+def _run_sums(session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], attempt: int | None) -> RunSums:
     """Return the sums over the active steps, or over those of one attempt."""
     excess = StepLint.surprisal - StepLint.entropy
     query = select(
@@ -267,16 +259,16 @@ def _run_sums(session: Session, run_id: str, attempts: Sequence[AttemptStart], a
         func.sum(StepLint.surprisal_variance),
         func.max(StepLint.largest_surprisal),
         func.sum(excess * excess),
-    ).where(StepLint.run_id == run_id, _chosen(attempts, attempt))
+    ).where(StepLint.run_id == run_id, _chosen(starts, attempt))
     steps, clean, tested, tokens, *sums = session.execute(query).one()
     numbers = [math.nan if value is None else float(value) for value in sums]
     return RunSums(int(steps), int(clean), int(tested), int(tokens), *numbers)
 
 
-def _chosen(attempts: Sequence[AttemptStart], attempt: int | None) -> ColumnElement[bool]:
+def _chosen(starts: Sequence[attempts.AttemptStart], attempt: int | None) -> ColumnElement[bool]:
     if attempt is not None:
         return StepLint.attempt == attempt
-    return is_active(attempts, StepLint.attempt, StepLint.step)
+    return attempts.is_active(starts, StepLint.attempt, StepLint.step)
 
 
 def _by_name(steps: Sequence[WarnedStep]) -> list[records.RunWarningRecord]:

@@ -19,15 +19,7 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.scorers import SCORERS, VARIANTS, score_name
 from foreshock_service.platform import problem, security
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.runs import runs, shard_decoding
-from foreshock_service.runs.attempts import (
-    BEYOND_EVERY_STEP,
-    AttemptStart,
-    active_ranges,
-    active_rows,
-    is_active,
-    resolve_step,
-)
+from foreshock_service.runs import attempts, runs, shard_decoding
 from foreshock_service.runs.events import StepKey
 
 _FIRST_REVISION = {"revision": 1, "rewritten": 1}
@@ -147,7 +139,7 @@ def stored_statistics(
     """
     check_comparison(comparison)
     runs.get_run(session, principal, run_id)
-    key = resolve_step(session, run_id, step, attempt)
+    key = attempts.resolve_step(session, run_id, step, attempt)
     found = session.get(tables.MeasurementStatistics, (*key, comparison))
     if found is None:
         query = (
@@ -168,7 +160,7 @@ def stored_statistics(
 def measures_of_active_steps(
     session: Session,
     run_id: str,
-    attempts: Sequence[AttemptStart],
+    starts: Sequence[attempts.AttemptStart],
     comparisons: Sequence[str],
     columns: Sequence[str],
     steps: tuple[int, int],
@@ -176,7 +168,7 @@ def measures_of_active_steps(
     """Return step → (comparison, column) → value, for active steps with `steps[0]` ≤ step ≤ `steps[1]`."""
     values: defaultdict[int, dict[tuple[str, str], float]] = defaultdict(dict)
     query, table = _measures_of(tuple(comparisons), tuple(columns)), tables.measurements.c
-    found = active_rows(session, query, (table.attempt, table.step), attempts, steps, {"run_id": run_id})
+    found = attempts.active_rows(session, query, (table.attempt, table.step), starts, steps, {"run_id": run_id})
     for step, comparison, *row in found:
         values[step] |= {
             (comparison, column): value for column, value in zip(columns, row, strict=True) if value is not None
@@ -208,7 +200,7 @@ def newest_steps(
             inner.c.attempt == tables.Attempt.attempt,
             inner.c.comparison == comparison,
             # Steps from the resume step of a later attempt on are superseded.
-            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), BEYOND_EVERY_STEP),
+            inner.c.step < func.coalesce(end.correlate(tables.Attempt).scalar_subquery(), attempts.BEYOND_EVERY_STEP),
         )
         .order_by(inner.c.step.desc())
         .limit(count)
@@ -237,13 +229,13 @@ def newest_steps(
 
 
 def newest_rows(
-    session: Session, run_id: str, attempts: Sequence[AttemptStart], columns: Sequence[str], count: int
+    session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], columns: Sequence[str], count: int
 ) -> list[tuple[Any, ...]]:
     """Return (step, comparison, the columns) of the logged comparisons of the newest `count` active steps, in order.
 
     Of steps without one of the two comparisons more are returned.
     """
-    ranges = active_ranges(attempts)
+    ranges = attempts.active_ranges(starts)
     if not ranges:
         return []
     newest, table = ranges[0], tables.measurements.c
@@ -251,7 +243,7 @@ def newest_rows(
     found = [tuple(row) for row in session.execute(_rows_of_attempt(tuple(columns)), within)]
     if len(ranges) > 1 and len(found) < 2 * count:
         # However many attempts came before, one query more.
-        earlier = is_active(attempts, table.attempt, table.step, 0, newest.first - 1)
+        earlier = attempts.is_active(starts, table.attempt, table.step, 0, newest.first - 1)
         query = _rows_of_comparisons(tuple(columns)).where(earlier)
         rest = session.execute(query, {"run_id": run_id, "rows": 2 * count - len(found)})
         found += [tuple(row) for row in rest]

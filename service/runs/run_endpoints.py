@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request, Response, status
-from fastapi.security import HTTPAuthorizationCredentials
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -16,13 +15,12 @@ from foreshock_service.platform.database.tables import is_identifier
 from foreshock_service.runs import runs as service
 
 _Segment = Annotated[str, Path(max_length=200, pattern=parameters.SEGMENT_PATTERN)]
-_Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(security.bearer)]
 
 
 async def run_of_path(
     request: Request,
     context: Context,
-    credentials: _Credentials,
+    _: security.Bearer,
     run: Annotated[_Segment, Path(description="id or key of the run; write `/` in a key as `%2F`")],
     project: Annotated[
         parameters.Name | None, Query(description="project of the key, if several projects have it")
@@ -32,28 +30,20 @@ async def run_of_path(
     # Trainers address runs by id: no query is made for them.
     if is_identifier("run", run):
         return run
-    return await run_in_threadpool(_find, context, request, credentials, project, run)
+    return await run_in_threadpool(_find, context, request, project, run)
 
 
-async def run_of_page_path(
-    request: Request, context: Context, credentials: _Credentials, project: _Segment, key: _Segment
-) -> str:
+async def run_of_page_path(request: Request, context: Context, project: _Segment, key: _Segment) -> str:
     """Return the id of the run that a page's path names. Raises RunNotFound."""
-    return await run_in_threadpool(_find, context, request, credentials, parameters.decoded_segment(project), key)
+    return await run_in_threadpool(_find, context, request, parameters.decoded_segment(project), key)
 
 
 RunIdentifier = Annotated[str, Depends(run_of_path)]
 RunOfPage = Annotated[str, Depends(run_of_page_path)]
 
 
-def _find(
-    context: ServiceContext,
-    request: Request,
-    credentials: HTTPAuthorizationCredentials | None,
-    project: str | None,
-    segment: str,
-) -> str:
-    principal = security.authenticate(context, request, credentials.credentials if credentials else None)
+def _find(context: ServiceContext, request: Request, project: str | None, segment: str) -> str:
+    principal = security.authenticate(context, request)
     with context.database.read() as session:
         return service.id_of_key(session, principal, project, parameters.decoded_segment(segment))
 

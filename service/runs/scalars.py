@@ -19,13 +19,7 @@ from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Scalar
 from foreshock_service.platform.settings import Settings
 from foreshock_service.runs import run_endpoints, runs
-from foreshock_service.runs.attempts import (
-    AttemptStart,
-    active_rows,
-    check_attempt,
-    is_active,
-    rows_of_steps,
-)
+from foreshock_service.runs.attempts import AttemptStart, active_rows, check_attempt, is_active, rows_of_steps
 from foreshock_service.runs.events import ScalarsChanged, ScalarsLogged, StepKey
 from foreshock_service.runs.steps import is_closed
 
@@ -171,7 +165,7 @@ def names_of_run(session: Session, run_id: str) -> Sequence[str]:
 def scalars_of_step(session: Session, key: StepKey) -> dict[str, float]:
     """Return the finite values of a step by name, each from its preferred source."""
     query = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).filter_by(**key._asdict())
-    return _values_by_step(session.execute(query)).get(key.step, {})
+    return preferred(session.execute(query)).get(key.step, {})
 
 
 def scalars_of_active_steps(
@@ -180,7 +174,7 @@ def scalars_of_active_steps(
     """Return step → name → finite value, from the preferred source, for active steps `steps[0]` ≤ step ≤ `steps[1]`."""
     parameters = {"run_id": run_id, "names": names}
     columns = (Scalar.attempt, Scalar.step)
-    return _values_by_step(active_rows(session, _OF_NAMES, columns, attempts, steps, parameters) if names else ())
+    return preferred(active_rows(session, _OF_NAMES, columns, attempts, steps, parameters) if names else ())
 
 
 def steps_with_scalars(
@@ -199,10 +193,10 @@ def newest_step_with_scalars(session: Session, run_id: str, attempt: int, names:
     return session.scalar(query.order_by(Scalar.step.desc()).limit(1))
 
 
-def _values_by_step(rows: Iterable[Any]) -> dict[int, dict[str, float]]:
-    """Return step → name → finite value of rows of (step, source, name, value), each from its preferred source."""
-    values: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for step, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
+def preferred(rows: Iterable[Any]) -> dict[Any, dict[str, float]]:
+    """Return key → name → finite value of rows of (key, source, name, value), each from its preferred source."""
+    values: defaultdict[Any, dict[str, float]] = defaultdict(dict)
+    for key, _, name, value in sorted(rows, key=lambda row: (row.source != FIRST_SOURCE, row.source)):
         if value is not None:
-            values[step].setdefault(name, value)
+            values[key].setdefault(name, value)
     return values

@@ -13,15 +13,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
-from foreshock_service.runs import events, run_endpoints, runs
-from foreshock_service.runs.attempts import (
-    AttemptStart,
-    attempts_begun_together,
-    attempts_of_run,
-    is_active,
-    resolve_step,
-    rows_of_steps,
-)
+from foreshock_service.runs import attempts, events, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
 Answer = TypeVar("Answer", bound=OfStep)
@@ -67,7 +59,7 @@ def list_steps(
 
 def steps_after(session: Session, run_id: str, attempt: int | None, after: int, limit: int) -> list[StepRecord]:
     """Return up to `limit` steps beyond `after` in order: the active ones, or those of one attempt."""
-    chosen = rows_of_steps(session, run_id, attempt, (Step.attempt, Step.step), after + 1)
+    chosen = attempts.rows_of_steps(session, run_id, attempt, (Step.attempt, Step.step), after + 1)
     query = select(Step).where(Step.run_id == run_id, chosen).order_by(Step.step).limit(limit)
     return [_record(step) for step in session.scalars(query)]
 
@@ -170,7 +162,7 @@ def arrival_times(session: Session, run_id: str) -> list[tuple[int, int]]:
 
 
 def _active(session: Session, run_id: str, first: int = 0) -> ColumnElement[bool]:
-    return is_active(attempts_of_run(session, run_id), Step.attempt, Step.step, first)
+    return attempts.is_active(attempts.attempts_of_run(session, run_id), Step.attempt, Step.step, first)
 
 
 # The ranks of a step.
@@ -202,10 +194,10 @@ def compared_ranks(session: Session, key: events.StepKey) -> list[events.RanksCo
 
     Empty for most runs: no other attempt began within a minute of the step's.
     """
-    together = [each.attempt for each in attempts_begun_together(session, key.run_id, key.attempt)]
+    together = [each.attempt for each in attempts.attempts_begun_together(session, key.run_id, key.attempt)]
     later = [attempt for attempt in together if attempt > key.attempt]
-    attempts = [key.attempt, *later] if len(later) < len(together) else later
-    return [events.RanksCompared(key.run_id, attempt, key.step) for attempt in attempts]
+    starts = [key.attempt, *later] if len(later) < len(together) else later
+    return [events.RanksCompared(key.run_id, attempt, key.step) for attempt in starts]
 
 
 def first_split(session: Session, key: events.StepKey, *, last: int | None = None) -> RanksSplit | None:
@@ -214,7 +206,7 @@ def first_split(session: Session, key: events.StepKey, *, last: int | None = Non
     A step is split between its attempt and an older one that began together with it if both hold shards of the step and
     none in common.
     """
-    together = attempts_begun_together(session, key.run_id, key.attempt)
+    together = attempts.attempts_begun_together(session, key.run_id, key.attempt)
     older = [each.attempt for each in together if each.attempt < key.attempt]
     if not older:
         return None
@@ -279,11 +271,11 @@ def incomplete_step(step: Step | None) -> IncompleteStep | None:
 
 def with_shards(session: Session, run_id: str, step: int, attempt: int | None, answer: Answer) -> Answer:
     """Return the answer about a step with what the step lacks."""
-    key = resolve_step(session, run_id, step, attempt)
+    key = attempts.resolve_step(session, run_id, step, attempt)
     return replace(answer, incomplete=incomplete_step(find_step(session, key)))
 
 
-def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> list[StatisticsStep]:
+def statistics_steps(session: Session, run_id: str, starts: Sequence[attempts.AttemptStart]) -> list[StatisticsStep]:
     """Return the newest active steps of which shards were sent as statistics, newest first, at most MOST_LISTED.
 
     Steps whose tokens were purged are left out.
@@ -292,7 +284,7 @@ def statistics_steps(session: Session, run_id: str, attempts: Sequence[AttemptSt
         Step.run_id == run_id,
         Step.full_rollouts.is_not(None),
         Step.tokens_purged_at_us.is_(None),
-        is_active(attempts, Step.attempt, Step.step),
+        attempts.is_active(starts, Step.attempt, Step.step),
     )
     return [
         from_attributes(StatisticsStep, step, text=coverage_in_words(step.rollouts, _full_rollouts(step)))

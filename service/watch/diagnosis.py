@@ -7,7 +7,7 @@ waits for shards, a run of a database without diagnoses, and another judge; a pe
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sqlalchemy import bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
@@ -30,16 +30,9 @@ from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
+from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import table_of
 from foreshock_service.platform.database.session import before_commit
-from foreshock_service.platform.database.tables import (
-    Alert,
-    DetectorSnapshot,
-    Run,
-    Step,
-    StoredDiagnosis,
-    StoredFinding,
-)
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
 from foreshock_service.runs.scalars import scalars_of_active_steps
@@ -77,17 +70,8 @@ def diagnosis_of_run(session: Session, run_id: str) -> Diagnosis:
     return diagnoses.find_diagnosis(session, run_id) or judge(history_of(session, run_id))
 
 
-class OfRun(Protocol):
-    """An event of a run."""
-
-    @property
-    def run_id(self) -> str:
-        """Return the run."""
-        ...
-
-
-def note_change(session: Session, changed: OfRun) -> None:
-    """Compute the run's diagnosis when everything else of this transaction is done. The run is locked."""
+def note_change(session: Session, changed: Any) -> None:
+    """Compute the diagnosis of the run of an event when all else of this transaction is done. The run is locked."""
     compute_before_commit(session, changed.run_id)
 
 
@@ -180,7 +164,7 @@ def _stepped(values: Iterable[tuple[int, float | None]]) -> SteppedValues:
 
 
 def _reported(
-    session: Session, run: Run | None, attempts: Sequence[AttemptStart], observed: int
+    session: Session, run: tables.Run | None, attempts: Sequence[AttemptStart], observed: int
 ) -> Mapping[str, SteppedValues]:
     """Return the reward and k3 that the trainer reports as scalars, of the newest steps."""
     quantities = (REWARD_KEY, K3)
@@ -196,9 +180,9 @@ def _reported(
 def _alerts(session: Session, run_id: str, attempts: Sequence[AttemptStart]) -> tuple[PastAlert, ...]:
     """Return the alerts of active steps that were not retracted: the open ones, then the newest others."""
     return tuple(
-        PastAlert(row[0], row[1], row[2], bool(row[3]), *row[4:9])
+        PastAlert(row.rule, row.severity, row.step, bool(row[0]), *row[4:9])
         for row in session.execute(_PAST_ALERTS, {"run_id": run_id})
-        if active_attempt_of(attempts, row[2]) == row[9]
+        if active_attempt_of(attempts, row.step) == row.attempt
     )
 
 
@@ -272,55 +256,55 @@ def _awaited(
 
 
 # Built once: they are executed at each step, and building one takes longer than executing it.
-_STANDING = Alert.state.in_(("open", "acknowledged"))
+_STANDING = tables.Alert.state.in_(("open", "acknowledged"))
 _NEWEST_RESOLVED = (
-    select(Alert.id)
-    .where(Alert.run_id == bindparam("run_id"), Alert.state == "resolved")
-    .order_by(Alert.step.desc(), Alert.rule)
+    select(tables.Alert.id)
+    .where(tables.Alert.run_id == bindparam("run_id"), tables.Alert.state == "resolved")
+    .order_by(tables.Alert.step.desc(), tables.Alert.rule)
     .limit(_MOST_RESOLVED)
 )
+_COLUMNS_OF_ALERTS = ("rule", "severity", "step", "why", "what_to_do", "value", "threshold", "evidence", "attempt")
 _PAST_ALERTS = (
-    select(
-        Alert.rule, Alert.severity, Alert.step, _STANDING, Alert.why, Alert.what_to_do, Alert.value, Alert.threshold,
-        Alert.evidence, Alert.attempt,
-    )
-    .where(Alert.run_id == bindparam("run_id"), or_(_STANDING, Alert.id.in_(_NEWEST_RESOLVED)))
-    .order_by(case((_STANDING, 0), else_=1), Alert.step.desc(), Alert.rule)
-)  # fmt: skip
+    select(_STANDING, *(getattr(tables.Alert, name) for name in _COLUMNS_OF_ALERTS))
+    .where(tables.Alert.run_id == bindparam("run_id"), or_(_STANDING, tables.Alert.id.in_(_NEWEST_RESOLVED)))
+    .order_by(case((_STANDING, 0), else_=1), tables.Alert.step.desc(), tables.Alert.rule)
+)
 _WAITING = (
-    select(Step)
+    select(tables.Step)
     .where(
         # As an expression, so that the few rows of the index `ix_steps_unfolded`, whose condition is the next one, are
         # read and not all steps of the run.
-        Step.run_id + "" == bindparam("run_id"),
-        Step.folded_shards < Step.received_shards,
-        Step.closed_at_us.is_(None),
-        Step.received_shards < Step.expected_shards,
-        Step.last_shard_at_us < bindparam("before_us"),
+        tables.Step.run_id + "" == bindparam("run_id"),
+        tables.Step.folded_shards < tables.Step.received_shards,
+        tables.Step.closed_at_us.is_(None),
+        tables.Step.received_shards < tables.Step.expected_shards,
+        tables.Step.last_shard_at_us < bindparam("before_us"),
     )
-    .order_by(Step.step)
+    .order_by(tables.Step.step)
 )
 
 
 def _observed_step(session: Session, run_id: str) -> int | None:
     """Return the newest step that the detectors have seen."""
-    return session.scalar(select(func.max(DetectorSnapshot.step)).where(DetectorSnapshot.run_id == run_id))
+    return session.scalar(
+        select(func.max(tables.DetectorSnapshot.step)).where(tables.DetectorSnapshot.run_id == run_id)
+    )
 
 
 def _findings(session: Session, run_id: str) -> Sequence[Any]:
     """Return the rows of what the lint and the attributions have found."""
-    table = table_of(StoredFinding)
+    table = table_of(tables.StoredFinding)
     return session.execute(select(table).where(table.c.run_id == run_id)).all()
 
 
 def _runs_waiting(session: Session, before_us: int, limit: int) -> Sequence[str]:
     """Return runs with a step that waits since before then for shards which their diagnosis does not name yet."""
     query = (
-        select(Step.run_id)
-        .join(Run, Run.id == Step.run_id)
-        .join(StoredDiagnosis, StoredDiagnosis.run_id == Step.run_id)
-        .where(Step.folded_shards < Step.received_shards, Step.closed_at_us.is_(None))
-        .where(Step.received_shards < Step.expected_shards, Step.last_shard_at_us < before_us)
-        .where(Run.deleted_at_us.is_(None), StoredDiagnosis.awaits_shards.is_(False))
+        select(tables.Step.run_id)
+        .join(tables.Run, tables.Run.id == tables.Step.run_id)
+        .join(tables.StoredDiagnosis, tables.StoredDiagnosis.run_id == tables.Step.run_id)
+        .where(tables.Step.folded_shards < tables.Step.received_shards, tables.Step.closed_at_us.is_(None))
+        .where(tables.Step.received_shards < tables.Step.expected_shards, tables.Step.last_shard_at_us < before_us)
+        .where(tables.Run.deleted_at_us.is_(None), tables.StoredDiagnosis.awaits_shards.is_(False))
     )
     return session.scalars(query.distinct().limit(limit)).all()

@@ -83,12 +83,7 @@ def newest_scalars(session: Session, run_ids: Collection[str]) -> dict[str, dict
         scalar.step == newest_of_run(seen.step),
     )
     query = select(scalar.run_id, scalar.source, scalar.name, scalar.value).select_from(run)
-    rows = session.execute(query.join(scalar, of_newest).where(run.id.in_(run_ids))).all()
-    found: dict[str, dict[str, float]] = {}
-    for run_id, _, name, value in sorted(rows, key=lambda row: (row.source != scalars.FIRST_SOURCE, row.source)):
-        if value is not None:
-            found.setdefault(run_id, {}).setdefault(name, value)
-    return found
+    return scalars.preferred(session.execute(query.join(scalar, of_newest).where(run.id.in_(run_ids))))
 
 
 def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str, tables.Attribution]:

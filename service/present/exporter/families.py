@@ -35,98 +35,72 @@ class Family:
         object.__setattr__(self, "sample_name", self.name + ("_total" if self.kind == "counter" else ""))
 
 
-def _of_comparison(name: str, text: str, measure: str = "") -> Family:
-    """Return a metric of a comparison; `measure`: its thresholds are added to the help."""
-    if measure:
-        known = required_range(measure)
-        text += f" (warning {known.threshold_text(known.warning)}, critical {known.threshold_text(known.critical)})"
-    return Family(name, text, ("run", "comparison"))
-
-
-def _of_step(name: str, text: str) -> Family:
-    return Family(name, text, ("run",))
-
-
-# Column of the wide table → metric. Newest step of the run that has the comparison.
-OF_COMPARISONS: dict[str, Family] = {
-    "k3_kl": _of_comparison(
-        "foreshock_k3_kl_nats", "Mismatch: token mean of k3; KL(rollout‖target) if behaviour is rollout"
-    ),
-    "kl": _of_comparison(
-        "foreshock_kl_nats", "Mismatch: token mean of -d (k1); KL(rollout‖target) if behaviour is rollout"
-    ),
-    "mean_abs_d": _of_comparison(
-        "foreshock_log_prob_difference_abs_nats", "Token mean of |log target - log behaviour|"
-    ),
-    "max_abs_d": _of_comparison(
-        "foreshock_log_prob_difference_max_nats", "Largest |log target - log behaviour| of a token"
-    ),
-    "low_probability_abs_d": _of_comparison(
-        "foreshock_low_probability_log_prob_difference_abs_nats",
+# Column of the wide table → name without its prefix, and help; of the newest step of the run that has the comparison.
+_OF_COMPARISONS = {
+    "k3_kl": ("k3_kl_nats", "Mismatch: token mean of k3; KL(rollout‖target) if behaviour is rollout"),
+    "kl": ("kl_nats", "Mismatch: token mean of -d (k1); KL(rollout‖target) if behaviour is rollout"),
+    "mean_abs_d": ("log_prob_difference_abs_nats", "Token mean of |log target - log behaviour|"),
+    "max_abs_d": ("log_prob_difference_max_nats", "Largest |log target - log behaviour| of a token"),
+    "low_probability_abs_d": (
+        "low_probability_log_prob_difference_abs_nats",
         f"Mean |log target - log behaviour| of the tokens with a probability below {LOW_PROBABILITY:g} under behaviour",
     ),
-    "mean_ratio": _of_comparison("foreshock_mean_ratio", "Token mean of target/behaviour; 1 is ideal"),
-    "chi2_token": _of_comparison("foreshock_chi2_token", "Token mean of (ratio - 1)^2, chi2(target‖behaviour)"),
-    "token_mult_prob_error": _of_comparison(
-        "foreshock_token_mult_prob_error", "Token mean of exp|d|; 1 is ideal", "token_mult_prob_error"
+    "mean_ratio": ("mean_ratio", "Token mean of target/behaviour; 1 is ideal"),
+    "chi2_token": ("chi2_token", "Token mean of (ratio - 1)^2, chi2(target‖behaviour)"),
+    "token_mult_prob_error": ("token_mult_prob_error", "Token mean of exp|d|; 1 is ideal"),
+    "ess_token": ("ess_token_ratio", "Effective sample size of token weights, as a fraction"),
+    "rollout_probs_diff_mean": ("probability_difference_mean", "Token mean of |target - behaviour| as probabilities"),
+    "tail_2": ("tail_2_ratio", "Tokens with a ratio above 2 or below 1/2, as a fraction"),
+    "reverse_chi2_token": ("reverse_chi2_token", "Token mean of (1 - ratio)^2/ratio, chi2(behaviour‖target)"),
+    "tail_asymmetry_ln2": ("tail_asymmetry_ln2", "P(ratio < 1/2) minus the weight of ratio > 2; may be negative"),
+    "pareto_k": ("pareto_k", "Shape of the tail of the ratios, if they reach e"),
+    "ess_seq_predicted": (
+        "ess_sequence_predicted_ratio",
+        "exp(-2 KL T): effective sample size of sequences, as a fraction",
     ),
-    "ess_token": _of_comparison("foreshock_ess_token_ratio", "Effective sample size of token weights, as a fraction"),
-    "rollout_probs_diff_mean": _of_comparison(
-        "foreshock_probability_difference_mean", "Token mean of |target - behaviour| as probabilities"
+    "advantage_d_cov": ("advantage_d_covariance", "Covariance of advantage and d over tokens"),
+    "advantage_skew": ("advantage_skew", "Token mean of advantage times (ratio - 1); 0 is unskewed"),
+    "bad_update_fraction": (
+        "bad_update_ratio",
+        "Tokens with advantage < 0 and behaviour - target >= 0.5, as a fraction",
     ),
-    "tail_2": _of_comparison(
-        "foreshock_tail_2_ratio", "Tokens with a ratio above 2 or below 1/2, as a fraction", "tail_2"
-    ),
-    "reverse_chi2_token": _of_comparison(
-        "foreshock_reverse_chi2_token", "Token mean of (1 - ratio)^2/ratio, chi2(behaviour‖target)"
-    ),
-    "tail_asymmetry_ln2": _of_comparison(
-        "foreshock_tail_asymmetry_ln2", "P(ratio < 1/2) minus the weight of ratio > 2; may be negative"
-    ),
-    "pareto_k": _of_comparison("foreshock_pareto_k", "Shape of the tail of the ratios, if they reach e", "pareto_k"),
-    "ess_seq_predicted": _of_comparison(
-        "foreshock_ess_sequence_predicted_ratio", "exp(-2 KL T): effective sample size of sequences, as a fraction"
-    ),
-    "advantage_d_cov": _of_comparison("foreshock_advantage_d_covariance", "Covariance of advantage and d over tokens"),
-    "advantage_skew": _of_comparison(
-        "foreshock_advantage_skew", "Token mean of advantage times (ratio - 1); 0 is unskewed"
-    ),
-    "bad_update_fraction": _of_comparison(
-        "foreshock_bad_update_ratio", "Tokens with advantage < 0 and behaviour - target >= 0.5, as a fraction"
-    ),
-    "k3_kl_per_entropy": _of_comparison(
-        "foreshock_k3_kl_per_entropy", "k3 divided by entropy: steadier than k3 while entropy falls"
-    ),
-    "nonfinite_target": _of_comparison(
-        "foreshock_nonfinite_target_log_probs", "Target log-probs that are NaN or infinite"
-    ),
-    "nonfinite_behaviour": _of_comparison(
-        "foreshock_nonfinite_behaviour_log_probs", "Behaviour log-probs that are NaN or infinite"
-    ),
+    "k3_kl_per_entropy": ("k3_kl_per_entropy", "k3 divided by entropy: steadier than k3 while entropy falls"),
+    "nonfinite_target": ("nonfinite_target_log_probs", "Target log-probs that are NaN or infinite"),
+    "nonfinite_behaviour": ("nonfinite_behaviour_log_probs", "Behaviour log-probs that are NaN or infinite"),
 }
-OF_COMPARISONS |= {
-    measure.column: _of_comparison(measure.metric, f"{measure.formula}, {measure.aggregation}")
+# The same, of the newest closed step of the run.
+_OF_STEPS = {
+    "response_length_mean": ("response_length_mean_tokens", "Mean response length"),
+    "response_length_p50": ("response_length_p50_tokens", "Median response length"),
+    "response_length_p90": ("response_length_p90_tokens", "90th percentile of lengths"),
+    "response_length_p99": ("response_length_p99_tokens", "99th percentile of lengths"),
+    "response_length_max": ("response_length_max_tokens", "Longest response"),
+    "truncated_fraction": ("truncated_ratio", "Responses cut at the length cap, as a fraction"),
+    "reward_mean": ("reward_mean", "Mean reward"),
+    "entropy_mean": ("entropy_mean_nats", "Token mean of the logged entropy"),
+    "lag_mean": ("lag_mean_versions", "Token mean of the lag: trainer weights version - the version that sampled"),
+    "nonfinite_log_probs": ("nonfinite_log_probs", "Log-probs of the newest step that are NaN or infinite"),
+}
+_WITH_THRESHOLDS = frozenset({"token_mult_prob_error", "tail_2", "pareto_k"})
+
+
+def _help_of_comparison(column: str, text: str) -> str:
+    """Return the help of a metric of a comparison, with the thresholds of its measure if they belong there."""
+    if column not in _WITH_THRESHOLDS:
+        return text
+    known = required_range(column)
+    return f"{text} (warning {known.threshold_text(known.warning)}, critical {known.threshold_text(known.critical)})"
+
+
+OF_COMPARISONS = {
+    column: Family(f"foreshock_{name}", _help_of_comparison(column, text), ("run", "comparison"))
+    for column, (name, text) in _OF_COMPARISONS.items()
+} | {
+    measure.column: Family(measure.metric, f"{measure.formula}, {measure.aggregation}", ("run", "comparison"))
     for measure in COMPARISON_MEASURES
     if measure.metric
 }
-
-# Column of the wide table → metric. The newest closed step of the run.
-OF_STEPS: dict[str, Family] = {
-    "response_length_mean": _of_step("foreshock_response_length_mean_tokens", "Mean response length"),
-    "response_length_p50": _of_step("foreshock_response_length_p50_tokens", "Median response length"),
-    "response_length_p90": _of_step("foreshock_response_length_p90_tokens", "90th percentile of lengths"),
-    "response_length_p99": _of_step("foreshock_response_length_p99_tokens", "99th percentile of lengths"),
-    "response_length_max": _of_step("foreshock_response_length_max_tokens", "Longest response"),
-    "truncated_fraction": _of_step("foreshock_truncated_ratio", "Responses cut at the length cap, as a fraction"),
-    "reward_mean": _of_step("foreshock_reward_mean", "Mean reward"),
-    "entropy_mean": _of_step("foreshock_entropy_mean_nats", "Token mean of the logged entropy"),
-    "lag_mean": _of_step(
-        "foreshock_lag_mean_versions", "Token mean of the lag: trainer weights version - the version that sampled"
-    ),
-    "nonfinite_log_probs": _of_step(
-        "foreshock_nonfinite_log_probs", "Log-probs of the newest step that are NaN or infinite"
-    ),
-}
+OF_STEPS = {column: Family(f"foreshock_{name}", text, ("run",)) for column, (name, text) in _OF_STEPS.items()}
 
 RUN_INFO = Family(
     "foreshock_run_info",

@@ -9,7 +9,6 @@ from fastapi import Depends, Form, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from foreshock_service.platform import keys, problem, request_guards, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -19,7 +18,6 @@ from foreshock_service.present.pages.presenters.viewing import open_viewing
 LONGEST_KEY = 200
 _MOST_FAULTS = 3
 Result = TypeVar("Result")
-_bearer = HTTPBearer(auto_error=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +39,10 @@ class PageSession:
         return rendering.page_response(self.request, template, self.look(present, *arguments), self.view)
 
 
-def page_session(
-    request: Request,
-    context: Context,
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-) -> PageSession:
+def page_session(request: Request, context: Context) -> PageSession:
     """Return the session of a request to a page. Raises AuthenticationRequired or ScopeMissing."""
-    principal = security.authenticate(context, request, credentials.credentials if credentials else None)
-    if not principal.may(keys.Scope.READ):
-        raise security.ScopeMissing("this key lacks the scope `read`")
+    principal = security.authenticate(context, request)
+    security.check_scope(principal, keys.Scope.READ)
     visitor = view_models.Visitor(
         signed_in=security.SESSION_COOKIE in request.cookies and principal.key_id is not None,
         may_answer_alerts=principal.may(keys.Scope.INGEST),
@@ -72,8 +65,7 @@ def form_sender(scope: keys.Scope) -> Callable[..., PageSession]:
         csrf_token: Annotated[str, Form(max_length=200)] = "",
     ) -> PageSession:
         require_form_token(context, request, csrf_token)
-        if not session.principal.may(scope):
-            raise security.ScopeMissing(f"this key lacks the scope `{scope}`")
+        security.check_scope(session.principal, scope)
         return session
 
     return session_with_token
@@ -98,8 +90,7 @@ def require_form_token(context: ServiceContext, request: Request, token: str) ->
 def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: str) -> Response:
     """Make a session of an API key and redirect to the page. Raises AuthenticationRequired or ScopeMissing."""
     principal = security.principal_of_secret(context, api_key.strip())
-    if not principal.may(keys.Scope.READ):
-        raise security.ScopeMissing("this key lacks the scope `read`")
+    security.check_scope(principal, keys.Scope.READ)
     response = RedirectResponse(local_path(next_path), status_code=303, headers=rendering.PAGE_HEADERS)
     if principal.key_id is not None:
         response.set_cookie(

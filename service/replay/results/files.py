@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,19 +202,11 @@ def _check_new(sample_ids: Sequence[str], of_sibling: Collection[str]) -> None:
             )
 
 
-class _Made(Protocol):
-    @property
-    def scorer(self) -> str: ...
-    @property
-    def variant(self) -> str: ...
-    @property
-    def fingerprint(self) -> Mapping[str, Any]: ...
+# A score of the catalogue, or its files: scorer, variant and fingerprint.
+AScore = TypeVar("AScore", bound=Any)
 
 
-AScore = TypeVar("AScore", bound=_Made)
-
-
-def environment_of(score: _Made) -> environment.Environment:
+def environment_of(score: Any) -> environment.Environment:
     """Return the environment that made a score; one without any known field if its fingerprint is invalid."""
     try:
         return environment.Environment.of_fingerprint(Fingerprint.from_dict(score.fingerprint))

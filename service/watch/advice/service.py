@@ -14,19 +14,7 @@ from foreshock.api import records, watch
 from foreshock.clock import now_us
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
-from foreshock.learning_rate.decisions import (
-    AdviceConflictError,
-    AdviceState,
-    Decision,
-    Mode,
-    Observation,
-    OperatorKind,
-    decide,
-    decide_as_operator,
-    fold,
-    rewind,
-    set_mode,
-)
+from foreshock.learning_rate import decisions
 from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
@@ -61,7 +49,7 @@ class Snapshot:
 
     run: tables.Run
     version: str
-    state: AdviceState
+    state: decisions.AdviceState
     detectors: WarningState
     configuration: WarningConfiguration
     opened: list[tables.Alert]
@@ -80,7 +68,7 @@ def read_snapshot(session: Session, principal: security.Principal, run_id: str) 
     run = runs.get_run(session, principal, run_id)
     # First, since advice that is newer than its entity tag ends the next poll, but older advice would be kept.
     version = long_polls.read_versions(session, [run_id])[run_id].of_advice
-    state = fold(log_of(session, run_id))
+    state = decisions.fold(log_of(session, run_id))
     opened = list(alerts.open_alerts(session, run_id))
     detectors, configuration = states.newest_state(session, run_id), history.watched_as(session, run).configuration
     applied = _applied(session, run_id, state.attempt)
@@ -108,10 +96,10 @@ def read_advice(session: Session, principal: security.Principal, run_id: str, st
     return read_snapshot(session, principal, run_id).advice(step)
 
 
-def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, AdviceState]:
+def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, decisions.AdviceState]:
     """Return the state of the advice of each run, in one query."""
     logs = _logs_of_runs(session, run_ids)
-    return {run_id: fold(logs.get(run_id, [])) for run_id in run_ids}
+    return {run_id: decisions.fold(logs.get(run_id, [])) for run_id in run_ids}
 
 
 def is_new_step(session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep) -> bool:
@@ -167,17 +155,18 @@ def operate(
     run = runs.lock_run(session, principal, run_id)
     if run.state in ENDED:
         raise AdviceConflict(f"{RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
-    kind: OperatorKind = body.kind
+    kind: decisions.OperatorKind = body.kind
     log = log_of(session, run_id)
     try:
-        decision = decide_as_operator(log, kind, observation_of(session, run_id), body.reason)
-    except AdviceConflictError as error:
+        decision = decisions.decide_as_operator(log, kind, observation_of(session, run_id), body.reason)
+    except decisions.AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
     _append(session, run_id, decision)
     session.flush()
     step = decision.effective_from_step
     before, after = (
-        {"revision": state.revision, "scale": state.scale(step)} for state in (fold(log), fold([*log, decision]))
+        {"revision": state.revision, "scale": state.scale(step)}
+        for state in (decisions.fold(log), decisions.fold([*log, decision]))
     )
     audit.record(
         session, principal, f"advice.{kind}", run_id,
@@ -217,7 +206,7 @@ def _advice(known: Snapshot, step: int | None) -> schemas.AdviceRead:
     run, state, detectors = known.run, known.state, known.detectors
     observed = detectors.step
     asked = step if step is not None else 0 if observed is None else observed + 1
-    mode: Mode = "apply" if run.advice_mode == "apply" else "shadow"
+    mode: decisions.Mode = "apply" if run.advice_mode == "apply" else "shadow"
     advised, points = state.scale(asked), newest_points(state.loop)
     has_ended = run.state in ENDED
     warming = detectors.watching(known.configuration.surge) == "warming"
@@ -278,7 +267,7 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
     """Append the decisions that follow from the detectors' state after the newest active step."""
     run_id, state = derived.run_id, derived.state
     attempt = max((each.attempt for each in derived.attempts), default=1)
-    observation = Observation(
+    observation = decisions.Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,
         trainer_step=_trainer_step(session, run_id, attempt),
@@ -289,30 +278,30 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
         loop=state.loop,
         loop_settings=derived.configuration.loop_at(-1 if state.step is None else state.step),
     )
-    decisions = decide(log_of(session, run_id), observation)
-    for decision in decisions:
+    made = decisions.decide(log_of(session, run_id), observation)
+    for decision in made:
         _append(session, run_id, decision)
 
 
 def rewind_log(session: Session, started: events.AttemptStarted) -> None:
     """Append the rewind to `resume_step`, which drops the decisions beyond it."""
     log = log_of(session, started.run_id)
-    _append(session, started.run_id, rewind(log, started.attempt, started.resume_step, now_us()))
+    _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, now_us()))
 
 
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
     """Append the change of mode, so that trainers that poll receive it."""
     log = log_of(session, changed.run_id)
-    mode: Mode = "apply" if changed.mode == "apply" else "shadow"
-    decision = set_mode(log, mode, observation_of(session, changed.run_id), "operator")
+    mode: decisions.Mode = "apply" if changed.mode == "apply" else "shadow"
+    decision = decisions.set_mode(log, mode, observation_of(session, changed.run_id), "operator")
     _append(session, changed.run_id, decision)
 
 
-def observation_of(session: Session, run_id: str) -> Observation:
+def observation_of(session: Session, run_id: str) -> decisions.Observation:
     """Return how far the run is, for a decision that the detectors did not make."""
-    state = fold(log_of(session, run_id))
+    state = decisions.fold(log_of(session, run_id))
     observed = states.observed_steps(session, [run_id]).get(run_id, -1)
-    return Observation(
+    return decisions.Observation(
         attempt=state.attempt,
         observed_step=observed,
         trainer_step=_trainer_step(session, run_id, state.attempt),
@@ -339,25 +328,25 @@ _TRAINER_STEPS = select(
 )
 
 
-def log_of(session: Session, run_id: str) -> list[Decision]:
+def log_of(session: Session, run_id: str) -> list[decisions.Decision]:
     """Return the run's decisions in order of revision."""
-    return [Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
+    return [decisions.Decision.from_json(decision) for decision in session.scalars(_LOG, {"run_id": run_id})]
 
 
-def _logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[Decision]]:
+def _logs_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, list[decisions.Decision]]:
     """Return the decisions of each run that has any, in order of revision."""
     query = select(tables.AdviceDecision.run_id, tables.AdviceDecision.decision).where(
         tables.AdviceDecision.run_id.in_(run_ids)
     )
-    logs: dict[str, list[Decision]] = {}
+    logs: dict[str, list[decisions.Decision]] = {}
     for run_id, decision in session.execute(
         query.order_by(tables.AdviceDecision.run_id, tables.AdviceDecision.revision)
     ):
-        logs.setdefault(run_id, []).append(Decision.from_json(decision))
+        logs.setdefault(run_id, []).append(decisions.Decision.from_json(decision))
     return logs
 
 
-def _append(session: Session, run_id: str, decision: Decision) -> None:
+def _append(session: Session, run_id: str, decision: decisions.Decision) -> None:
     """Add a decision; the revision is the primary key, so no two can have the same."""
     row = {
         "run_id": run_id,

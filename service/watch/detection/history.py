@@ -23,11 +23,7 @@ from foreshock_service.platform.database.tables import Run, ScalarTail, Step
 from foreshock_service.runs import measurements, runs
 from foreshock_service.runs.attempts import AttemptStart, active_rows
 from foreshock_service.runs.changes import rebaselined_steps
-from foreshock_service.runs.scalars import (
-    newest_step_with_scalars,
-    scalars_of_active_steps,
-    steps_with_scalars,
-)
+from foreshock_service.runs.scalars import newest_step_with_scalars, scalars_of_active_steps, steps_with_scalars
 from foreshock_service.watch.rules.service import configuration_with, rule_files_of
 
 _COLUMNS = frozenset(measure.column for measure in MEASURES)

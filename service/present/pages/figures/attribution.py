@@ -5,17 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from foreshock_service.present.pages.figures import buckets, mismatch
-from foreshock_service.present.pages.figures.drawing import (
-    INK,
-    MUTED,
-    SERIES,
-    Figure,
-    Json,
-    Missing,
-    log_axis,
-    scientific,
-)
+from foreshock_service.present.pages.figures import buckets, drawing, mismatch
 
 ATTRIBUTION_TITLE = "Where the mismatch comes from"
 ROW_HEIGHT = 74
@@ -48,22 +38,22 @@ class Chain:
     notes: Sequence[str] = ()
 
 
-def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
+def attribution_figure(chain: Chain | str | None) -> drawing.Figure | drawing.Missing:
     """Return the stacked bars of the links; a bar to the left is a link that cancels part of another.
 
     `chain` may be the reason why the step has no chain, or None if nothing was replayed.
     """
     if isinstance(chain, str):
-        return Missing(ATTRIBUTION_TITLE, chain)
+        return drawing.Missing(ATTRIBUTION_TITLE, chain)
     if chain is None:
-        return Missing(
+        return drawing.Missing(
             ATTRIBUTION_TITLE,
             "Nothing has been replayed yet. Announce a checkpoint and request a probe; "
             "a worker then scores the rollouts with every scorer of the chain.",
         )
     known = [link for link in chain.links if link.share is not None]
     if not known:
-        return Missing(ATTRIBUTION_TITLE, " ".join([f"Step {chain.step}.", *chain.notes]))
+        return drawing.Missing(ATTRIBUTION_TITLE, " ".join([f"Step {chain.step}.", *chain.notes]))
     starts, reached = [], 0.0
     for link in known:
         starts.append(reached)
@@ -86,10 +76,12 @@ def attribution_figure(chain: Chain | str | None) -> Figure | Missing:
     )
     caption = " ".join([f"Step {chain.step}.", *chain.notes, caption])
     traces = [_bars(known, starts), *_intervals(known, starts)]
-    return Figure(ATTRIBUTION_TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known))
+    return drawing.Figure(
+        ATTRIBUTION_TITLE, caption, _summary(known), traces, layout, height=90 + ROW_HEIGHT * len(known)
+    )
 
 
-def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> Json:
+def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> drawing.Json:
     return {
         "type": "bar",
         "orientation": "h",
@@ -102,7 +94,7 @@ def _bars(links: Sequence[LinkShare], starts: Sequence[float]) -> Json:
     }
 
 
-def _name(row: int, link: LinkShare) -> Json:
+def _name(row: int, link: LinkShare) -> drawing.Json:
     words = "<br>".join(wrap(link.short_cause, LONGEST_LINE))
     return {
         "xref": "paper",
@@ -116,13 +108,13 @@ def _name(row: int, link: LinkShare) -> Json:
         "bgcolor": "var(--card)",
         "borderpad": 1,
         "text": f"<b>{percent(link.share)}</b>  {words}",
-        "font": {"color": INK, "size": 12.5},
+        "font": {"color": drawing.INK, "size": 12.5},
     }
 
 
-def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
+def _guides(links: Sequence[LinkShare], starts: Sequence[float]) -> list[drawing.Json]:
     """Return lines at 0 and at the whole, and lines that join each bar to the next."""
-    thin = {"color": MUTED, "width": 1, "dash": "dot"}
+    thin = {"color": drawing.MUTED, "width": 1, "dash": "dot"}
     ends = [
         {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": thin}
         for at in (0, 1)
@@ -142,7 +134,7 @@ def percent(share: float | None) -> str:
     return ("0" if text == "-0" else text.replace("-", "−")) + " %"
 
 
-def _intervals(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json]:
+def _intervals(links: Sequence[LinkShare], starts: Sequence[float]) -> list[drawing.Json]:
     rows = [
         (row, start + (link.share or 0.0), start + link.low, start + link.high)
         for row, (link, start) in enumerate(zip(links, starts, strict=True))
@@ -156,11 +148,11 @@ def _intervals(links: Sequence[LinkShare], starts: Sequence[float]) -> list[Json
             "mode": "markers",
             "y": [row for row, _, _, _ in rows],
             "x": [end for _, end, _, _ in rows],
-            "marker": {"size": 1, "color": INK},
+            "marker": {"size": 1, "color": drawing.INK},
             "error_x": {
                 "type": "data",
                 "symmetric": False,
-                "color": INK,
+                "color": drawing.INK,
                 "thickness": 1.5,
                 "width": 5,
                 "array": [max(high - end, 0.0) for _, end, _, high in rows],
@@ -209,22 +201,24 @@ class TokenPoints:
     drawn: str
 
 
-def token_figure(points: TokenPoints) -> Figure | Missing:
+def token_figure(points: TokenPoints) -> drawing.Figure | drawing.Missing:
     """Return |d| against the probability, both on log axes, with a series for each sign of d."""
     if not points.d:
-        return Missing(TOKENS_TITLE, "No token of this step has two finite log-probs.")
+        return drawing.Missing(TOKENS_TITLE, "No token of this step has two finite log-probs.")
     pairs = [(_rounded(math.exp(low)), _rounded(d)) for low, d in zip(points.log_behaviour, points.d, strict=True)]
     differing = [(probability, d) for probability, d in pairs if d != 0 and probability > 0]
     equal = sum(d == 0 for _, d in pairs)
     if not differing:
-        return Missing(TOKENS_TITLE, f"The two scores are equal at all {len(pairs):,} sampled tokens. {points.drawn}")
+        return drawing.Missing(
+            TOKENS_TITLE, f"The two scores are equal at all {len(pairs):,} sampled tokens. {points.drawn}"
+        )
     behaviour = buckets.behaviour_of(points.comparison)
     traces = [
-        _markers("π < μ", [(probability, -d) for probability, d in differing if d < 0], SERIES[1]),
-        _markers("π > μ", [(probability, d) for probability, d in differing if d > 0], SERIES[0]),
+        _markers("π < μ", [(probability, -d) for probability, d in differing if d < 0], drawing.SERIES[1]),
+        _markers("π > μ", [(probability, d) for probability, d in differing if d > 0], drawing.SERIES[0]),
     ]
     traces = [trace for trace in traces if trace["x"]]
-    layout: Json = {
+    layout: drawing.Json = {
         "xaxis": _log_axis(f"probability under {behaviour}", [probability for probability, _ in differing]),
         "yaxis": _log_axis("|d|, nats", [abs(d) for _, d in differing]),
         "hovermode": "closest",
@@ -239,14 +233,14 @@ def token_figure(points: TokenPoints) -> Figure | Missing:
         f"probability under {behaviour}": [probability for probability, _ in pairs],
         "d, nats": [d for _, d in pairs],
     }
-    return Figure(TOKENS_TITLE, caption, _tokens_summary(pairs), traces, layout, height=400, columns=columns)
+    return drawing.Figure(TOKENS_TITLE, caption, _tokens_summary(pairs), traces, layout, height=400, columns=columns)
 
 
-def _log_axis(title: str, values: Sequence[float]) -> Json:
-    return {"title": {"text": title}, **log_axis(values)}
+def _log_axis(title: str, values: Sequence[float]) -> drawing.Json:
+    return {"title": {"text": title}, **drawing.log_axis(values)}
 
 
-def _markers(name: str, points: Sequence[tuple[float, float]], colour: str) -> Json:
+def _markers(name: str, points: Sequence[tuple[float, float]], colour: str) -> drawing.Json:
     return {
         "type": "scatter", "mode": "markers", "name": name,
         "x": [probability for probability, _ in points], "y": [size for _, size in points],
@@ -260,8 +254,9 @@ def _tokens_summary(pairs: Sequence[tuple[float, float]]) -> str:
     probability, largest = max(pairs, key=lambda pair: abs(pair[1]))
     lower = sum(d < 0 for _, d in pairs)
     return (
-        f"Of {len(pairs):,} sampled tokens, half have |d| up to {scientific(sizes[(len(sizes) - 1) // 2])}; the "
-        f"largest is {scientific(abs(largest))}, at probability {scientific(probability)}; {lower:,} have π < μ."
+        f"Of {len(pairs):,} sampled tokens, half have |d| up to {drawing.scientific(sizes[(len(sizes) - 1) // 2])}; "
+        f"the largest is {drawing.scientific(abs(largest))}, at probability {drawing.scientific(probability)}; "
+        f"{lower:,} have π < μ."
     )
 
 

@@ -5,15 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from foreshock_service.present.pages.figures.drawing import (
-    SERIES,
-    Figure,
-    Json,
-    Missing,
-    log_axis,
-    scientific,
-    step_axis,
-)
+from foreshock_service.present.pages.figures import drawing
 
 TITLE = "Mismatch by token probability"
 
@@ -105,26 +97,26 @@ class TokenIdColumns:
     k3_sum_missing: Sequence[float]
 
 
-def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
+def bucket_figure(columns: BucketColumns | None) -> drawing.Figure | drawing.Missing:
     """Return the mean and the largest |d| per bucket, above the number of tokens of each bucket."""
     if columns is None:
-        return Missing(TITLE, "No closed step has log-probs of two scorers yet.")
+        return drawing.Missing(TITLE, "No closed step has log-probs of two scorers yet.")
     by = BY[columns.by]
     if not any(columns.tokens):
-        return Missing(by.title, by.not_logged or "No token of this step has two finite log-probs.")
+        return drawing.Missing(by.title, by.not_logged or "No token of this step has two finite log-probs.")
     held = [index for index, count in enumerate(columns.tokens) if count]
     shown = range(held[0], held[-1] + 1)
     names = [bucket_name(by, columns.edges[index], columns.edges[index + 1]) for index in shown]
-    traces: list[Json] = [
+    traces: list[drawing.Json] = [
         {
             "type": "bar", "name": "mean |d|", "x": names,
             "y": [_positive(columns.mean_abs_d[index]) for index in shown],
-            "marker": {"color": SERIES[0]}, "hovertemplate": "%{y:.2e}",
+            "marker": {"color": drawing.SERIES[0]}, "hovertemplate": "%{y:.2e}",
         },
         {
             "type": "scatter", "mode": "markers", "name": "largest |d|", "x": names,
             "y": [_positive(columns.max_abs_d[index]) for index in shown],
-            "marker": {"color": SERIES[1], "symbol": "line-ew-open", "size": 14, "line": {"width": 3}},
+            "marker": {"color": drawing.SERIES[1], "symbol": "line-ew-open", "size": 14, "line": {"width": 3}},
             "hovertemplate": "%{y:.2e}",
         },
         _token_bars(names, [columns.tokens[index] for index in shown]),
@@ -132,19 +124,19 @@ def bucket_figure(columns: BucketColumns | None) -> Figure | Missing:
     axis = by.axis.format(behaviour=behaviour_of(columns.comparison))
     caption = f"{_caption(columns.comparison, columns.step)} {by.hint}"
     layout = _layout(axis, "|d|, nats", traces)
-    return Figure(by.title, caption, _summary(by, columns, held), traces, layout, height=400)
+    return drawing.Figure(by.title, caption, _summary(by, columns, held), traces, layout, height=400)
 
 
-def token_id_figure(columns: TokenIdColumns) -> Figure | Missing:
+def token_id_figure(columns: TokenIdColumns) -> drawing.Figure | drawing.Missing:
     """Return Σ k3 of the token ids that have the most of it, above the number of tokens of each."""
     shown = [index for index, total in enumerate(columns.k3_sum) if total > 0][:MOST_TOKEN_IDS]
     if not shown:
-        return Missing(TOKEN_ID_TITLE, "No token of this step differs between the two scores.")
+        return drawing.Missing(TOKEN_ID_TITLE, "No token of this step differs between the two scores.")
     names = [str(columns.token_ids[index]) for index in shown]
     missing = [columns.k3_sum_missing[index] for index in shown]
-    bars: Json = {
+    bars: drawing.Json = {
         "type": "bar", "name": "Σ k3", "x": names, "y": [columns.k3_sum[index] for index in shown],
-        "marker": {"color": SERIES[0]}, "hovertemplate": "%{y:.2e}",
+        "marker": {"color": drawing.SERIES[0]}, "hovertemplate": "%{y:.2e}",
     }  # fmt: skip
     if any(missing):
         bars["error_y"] = {"type": "data", "symmetric": False, "array": missing, "arrayminus": [0] * len(missing)}
@@ -155,21 +147,23 @@ def token_id_figure(columns: TokenIdColumns) -> Figure | Missing:
     )
     worst = shown[0]
     summary = (
-        f"Token id {columns.token_ids[worst]} has the largest Σ k3, {scientific(columns.k3_sum[worst])} nats in "
-        f"{columns.tokens[worst]} tokens."
+        f"Token id {columns.token_ids[worst]} has the largest Σ k3, {drawing.scientific(columns.k3_sum[worst])} nats "
+        f"in {columns.tokens[worst]} tokens."
     )
     traces = [bars, _token_bars(names, [columns.tokens[index] for index in shown])]
-    return Figure(TOKEN_ID_TITLE, caption, summary, traces, _layout("token id", "Σ k3, nats", traces), height=400)
+    return drawing.Figure(
+        TOKEN_ID_TITLE, caption, summary, traces, _layout("token id", "Σ k3, nats", traces), height=400
+    )
 
 
-def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> Json:
+def _token_bars(names: Sequence[str], tokens: Sequence[int]) -> drawing.Json:
     return {
         "type": "bar", "name": "tokens", "x": names, "y": [count or None for count in tokens],
-        "yaxis": "y2", "marker": {"color": SERIES[2]}, "hovertemplate": "%{y:,}",
+        "yaxis": "y2", "marker": {"color": drawing.SERIES[2]}, "hovertemplate": "%{y:,}",
     }  # fmt: skip
 
 
-def _layout(axis: str, value: str, traces: Sequence[Json]) -> Json:
+def _layout(axis: str, value: str, traces: Sequence[drawing.Json]) -> drawing.Json:
     """Return the layout: values above, tokens below, with few labels so that none overlap."""
     above = [each for trace in traces if "yaxis" not in trace for each in trace["y"]]
     below = [each for trace in traces if "yaxis" in trace for each in trace["y"]]
@@ -181,8 +175,8 @@ def _layout(axis: str, value: str, traces: Sequence[Json]) -> Json:
     }
 
 
-def _log_axis(title: str, domain: list[float], values: Sequence[float | None], labels: int) -> Json:
-    return {"title": {"text": title}, "type": "log", "domain": domain, **log_axis(values, labels)}
+def _log_axis(title: str, domain: list[float], values: Sequence[float | None], labels: int) -> drawing.Json:
+    return {"title": {"text": title}, "type": "log", "domain": domain, **drawing.log_axis(values, labels)}
 
 
 def _caption(comparison: str, step: int) -> str:
@@ -219,7 +213,7 @@ def _count_name(low: float, high: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.2g}" if value >= 0.01 else scientific(float(f"{value:.1e}"))
+    return f"{value:.2g}" if value >= 0.01 else drawing.scientific(float(f"{value:.1e}"))
 
 
 def _summary(by: By, columns: BucketColumns, held: Sequence[int]) -> str:
@@ -227,7 +221,7 @@ def _summary(by: By, columns: BucketColumns, held: Sequence[int]) -> str:
     worst, index = max(known)
     bucket = bucket_name(by, columns.edges[index], columns.edges[index + 1])
     return (
-        f"Mean |d| is largest, {scientific(worst)}, if the {by.choice.removeprefix('token ')} is {bucket} "
+        f"Mean |d| is largest, {drawing.scientific(worst)}, if the {by.choice.removeprefix('token ')} is {bucket} "
         f"({columns.tokens[index]} of {sum(columns.tokens)} tokens)."
     )
 
@@ -259,11 +253,11 @@ class _Cell:
     mean: float
 
 
-def heat_map_figure(columns: HeatMapColumns) -> Figure | Missing:
+def heat_map_figure(columns: HeatMapColumns) -> drawing.Figure | drawing.Missing:
     """Return a cell for each bucket that has tokens, coloured by its mean |d|; cells without a mismatch are grey."""
     held = [bucket for bucket in range(len(columns.edges) - 1) if any(of_step[bucket] for of_step in columns.tokens)]
     if not held:
-        return Missing(HEAT_MAP_TITLE, MISSING)
+        return drawing.Missing(HEAT_MAP_TITLE, MISSING)
     rows = range(held[0], held[-1] + 1)
     names = [bucket_name(BY["probability"], columns.edges[row], columns.edges[row + 1]) for row in rows]
     cells = _cells(columns, rows, names)
@@ -271,8 +265,8 @@ def heat_map_figure(columns: HeatMapColumns) -> Figure | Missing:
     traces = [_bars("no mismatch", [cell for cell in cells if cell.mean == 0], {"color": "var(--rule)"})]
     if coloured:
         traces.append(_bars("mean |d|", coloured, _marker([math.log10(cell.mean) for cell in coloured])))
-    layout: Json = {
-        "xaxis": step_axis(rangemode="normal"),
+    layout: drawing.Json = {
+        "xaxis": drawing.step_axis(rangemode="normal"),
         "yaxis": {
             "title": {"text": f"probability under {behaviour_of(columns.comparison)}"},
             "range": [-0.5, len(rows) - 0.5], "tickmode": "array", "showgrid": False,
@@ -292,7 +286,7 @@ def heat_map_figure(columns: HeatMapColumns) -> Figure | Missing:
         "mean |d|, nats": [cell.mean for cell in cells],
     }
     shown = [trace for trace in traces if trace["x"]]
-    return Figure(HEAT_MAP_TITLE, caption, _heat_map_summary(cells), shown, layout, height=380, columns=values)
+    return drawing.Figure(HEAT_MAP_TITLE, caption, _heat_map_summary(cells), shown, layout, height=380, columns=values)
 
 
 def _is_part(columns: HeatMapColumns) -> bool:
@@ -311,20 +305,21 @@ def _cells(columns: HeatMapColumns, rows: range, names: Sequence[str]) -> list[_
     ]
 
 
-def _bars(name: str, cells: Sequence[_Cell], marker: Json) -> Json:
+def _bars(name: str, cells: Sequence[_Cell], marker: drawing.Json) -> drawing.Json:
     return {
         "type": "bar", "name": name, "x": [cell.step for cell in cells], "width": [cell.width for cell in cells],
         "base": [cell.row - 0.5 for cell in cells], "y": [1] * len(cells),
         "marker": {"line": {"width": 0}, **marker},
         "hovertext": [
-            f"step {cell.step}, probability {cell.bucket}<br>mean |d| {scientific(cell.mean)}, {cell.tokens:,} tokens"
+            f"step {cell.step}, probability {cell.bucket}<br>"
+            f"mean |d| {drawing.scientific(cell.mean)}, {cell.tokens:,} tokens"
             for cell in cells
         ],
         "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
 
 
-def _marker(exponents: Sequence[float]) -> Json:
+def _marker(exponents: Sequence[float]) -> drawing.Json:
     low, high = math.floor(min(exponents)), math.ceil(max(exponents))
     high = max(high, low + 1)
     ticks = list(range(low, high + 1))
@@ -332,7 +327,7 @@ def _marker(exponents: Sequence[float]) -> Json:
         "color": [round(exponent, 3) for exponent in exponents], "colorscale": _COLOURS, "cmin": low, "cmax": high,
         "showscale": True,
         "colorbar": {
-            "tickvals": ticks, "ticktext": [scientific(10.0**tick) for tick in ticks], "thickness": 10,
+            "tickvals": ticks, "ticktext": [drawing.scientific(10.0**tick) for tick in ticks], "thickness": 10,
             "outlinewidth": 0, "title": {"text": "mean |d|", "side": "right"},
         },
     }  # fmt: skip
@@ -341,6 +336,6 @@ def _marker(exponents: Sequence[float]) -> Json:
 def _heat_map_summary(cells: Sequence[_Cell]) -> str:
     worst = max(cells, key=lambda cell: cell.mean)
     return (
-        f"Mean |d| is largest, {scientific(worst.mean)}, at step {worst.step} for tokens of probability "
+        f"Mean |d| is largest, {drawing.scientific(worst.mean)}, at step {worst.step} for tokens of probability "
         f"{worst.bucket} ({worst.tokens:,} tokens)."
     )
