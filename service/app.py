@@ -26,7 +26,7 @@ from foreshock_service.platform.jobs import Job, JobRunner
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files, remove_orphans
 from foreshock_service.platform.store.tokens import open_store
-from foreshock_service.platform.uploads import UploadPlaces
+from foreshock_service.platform.uploads import UploadPlaces, folders_to_watch
 from foreshock_service.present.exporter import collector as exporter
 from foreshock_service.present.pages.endpoints import ROUTERS as PAGES
 from foreshock_service.present.pages.sessions import unknown_address
@@ -140,7 +140,11 @@ def _make_context(settings: Settings, decoders: DecoderPool | None) -> ServiceCo
         database=Database(settings.database_url, connections=settings.connections_per_process),
         store=open_store(settings),
         decoders=decoders or DecoderPool(settings, shard_decoding.PRELOAD),
-        uploads=UploadPlaces(settings.decode_processes + settings.decode_queue, most_of_one_key=settings.key_uploads),
+        uploads=UploadPlaces(
+            settings.decode_processes + settings.decode_queue,
+            most_of_one_key=settings.key_uploads,
+            folders=folders_to_watch(settings),
+        ),
         key_limits=keys.KeyLimits(
             settings.key_requests_per_second,
             settings.key_bytes_per_second,

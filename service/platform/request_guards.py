@@ -8,7 +8,6 @@ members or frames. A body that stops coming, or trickles, is refused with 408 an
 import asyncio
 import contextlib
 import logging
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -23,12 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreshock import errors, statistics_shards
 from foreshock_service.platform import keys, parameters, problem
+from foreshock_service.platform.compression import zstd
 from foreshock_service.platform.settings import Settings
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 PARQUET_MEDIA_TYPE = "application/vnd.apache.parquet"
 _TABLES = (PARQUET_MEDIA_TYPE, statistics_shards.MEDIA_TYPE)

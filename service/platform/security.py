@@ -150,8 +150,17 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
     known: Principal | None = getattr(request.state, "principal", None)
     if known is not None:
         return known
-    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
-    principal = _principal_of(context, request, secret if scheme.lower() == "bearer" and secret else None)
+    scheme, value = get_authorization_scheme_param(request.headers.get("authorization"))
+    secret = value if scheme.lower() == "bearer" and value else None
+    cookie = request.cookies.get(SESSION_COOKIE) if secret is None else None
+    signed = None
+    if cookie is not None:
+        signed = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
+    if cookie is not None and signed is not None:
+        _refuse_foreign_form(request)
+        principal = _principal_of_session(context, signed, cookie)
+    else:
+        principal = principal_of_secret(context, secret)
     if principal.key_id is not None:
         context.key_uses.note(principal.key_id)
         context.key_limits.admit(principal.key_id)
@@ -160,16 +169,6 @@ def authenticate(context: ServiceContext, request: Request) -> Principal:
     identified = replace(principal, request_id=logs.current_request_id())
     request.state.principal = identified
     return identified
-
-
-def _principal_of(context: ServiceContext, request: Request, bearer: str | None) -> Principal:
-    cookie = request.cookies.get(SESSION_COOKIE) if bearer is None else None
-    if cookie is not None:
-        signed = verify_session(context.session_secret, cookie, context.settings.session_hours * 3600)
-        if signed is not None:
-            _refuse_foreign_form(request)
-            return _principal_of_session(context, signed, cookie)
-    return principal_of_secret(context, bearer)
 
 
 def principal_of_secret(context: ServiceContext, secret: str | None) -> Principal:

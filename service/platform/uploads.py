@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,11 +42,16 @@ _PART_KEPT = 16
 _NEEDED_TO_OPEN = 1 << 20
 
 
-def check_room(settings: Settings) -> None:
-    """Raise StorageFull if an upload would take what deletions and retention need."""
+def folders_to_watch(settings: Settings) -> list[Path]:
+    """Return the folders of this machine that uploads fill: that of the store, and that of a SQLite database."""
     reserve = _reserve(settings)
-    database = [] if reserve is None else [reserve.parent]
-    for folder in [settings.store_folder, *database] if settings.store_is_folder else database:
+    folders = [settings.store_folder] if settings.store_is_folder else []
+    return folders if reserve is None else [*folders, reserve.parent]
+
+
+def check_room(folders: Sequence[Path]) -> None:
+    """Raise StorageFull if an upload into these folders would take what deletions and retention need."""
+    for folder in folders:
         free, kept = _free_and_kept(folder)
         if free < kept:
             raise problem.StorageFull(
@@ -143,7 +148,9 @@ class UploadIncomplete(problem.ProblemError, status=400, problem_type="upload-in
 class UploadPlaces:
     """The places of one application. Used by the coroutines of one event loop."""
 
-    def __init__(self, most: int, *, most_of_one_key: int = 0) -> None:
+    def __init__(self, most: int, *, most_of_one_key: int = 0, folders: Sequence[Path] = ()) -> None:
+        self.folders = tuple(folders)
+        """Those that must have room before an upload is received."""
         self._most = most
         self._most_of_one_key = most_of_one_key
         self._taken = 0
@@ -217,7 +224,7 @@ async def received_upload(
     if media_type != expected:
         raise problem.UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
     async with context.uploads.place(getattr(request.state, "key_id", None)):
-        await context.uploads.run(check_room, context.settings)
+        await context.uploads.run(check_room, context.uploads.folders)
         path = await context.uploads.run(context.store.temporary_file)
         try:
             yield await _receive(request, context, path)

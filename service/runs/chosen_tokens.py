@@ -170,7 +170,7 @@ def bounds_of_rollouts(session: Session, key: events.StepKey, comparison: str) -
     """Return at most how large |d| of a token of each rollout is, by sample id, for those whose summary says it."""
     if not _LOGGED.issuperset(comparison.split("/")):
         return {}
-    stored = measurements.summaries_of_steps(session, [key], comparison).get(key)
+    stored = measurements.blobs_of_steps(session, [key], comparison, "summaries").get(key)
     if stored is None:
         return {}
     summaries = RolloutSummaries.from_bytes(stored)

@@ -19,13 +19,12 @@ from sqlalchemy.orm import Session
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import DeletionRecord
 from foreshock.clock import now_us
-from foreshock_service.platform import audit, problem, security
+from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import Context
 from foreshock_service.platform.database.tables import Deletion, new_identifier
-from foreshock_service.platform.parameters import Cursor, Limit, Page, api_router, page_of_query
 from foreshock_service.runs import events, run_endpoints, runs
 
-router = api_router(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
+router = parameters.api_router(prefix="/v1/runs/{run}/deletions", tags=["deletions"])
 
 
 _Id = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -54,14 +53,14 @@ def list_deletions(
     run: run_endpoints.RunIdentifier,
     context: Context,
     principal: security.Administrator,
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[DeletionRecord]:
+    cursor: parameters.Cursor = None,
+    limit: parameters.Limit = 50,
+) -> parameters.Page[DeletionRecord]:
     """List the deletions of the run, newest first, and how far they are."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
         keys, query = (Deletion.requested_at_us, Deletion.id), select(Deletion).where(Deletion.run_id == run)
-        return page_of_query(
+        return parameters.page_of_query(
             session, query, keys, cursor, limit, lambda rows: [deletion_record(row) for (row,) in rows]
         )
 

@@ -140,7 +140,8 @@ def ingest_shard(
     stored = None
     if is_known:
         with context.database.read() as session:
-            stored = _stored_before(session, address, upload.digest)
+            step = steps.find_step(session, address.step_key)
+            stored = None if step is None else _shard_before(session, address, upload.digest, step)
     if stored is None:
         name = shard_file_name(*address.step_key, address.shard, upload.digest)
         stored = _store_shard(context, principal, address, upload, name)
@@ -159,13 +160,8 @@ def ingest_shard(
     )
 
 
-def _stored_before(session: Session, address: ShardAddress, digest: str) -> _Stored | None:
-    """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
-    step = steps.find_step(session, address.step_key)
-    return None if step is None else _shard_before(session, address, digest, step)
-
-
 def _shard_before(session: Session, address: ShardAddress, digest: str, step: Step) -> _Stored | None:
+    """Return the shard that was stored from these bytes, None if there is none; raise ShardConflict for other bytes."""
     key, shard = address.step_key, shards.find_shard(session, address.step_key, address.shard)
     if shard is None:
         return None

@@ -17,7 +17,7 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.severity import severity_rank
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.engine import insert_rows, upsert
+from foreshock_service.platform.database.engine import upsert
 from foreshock_service.platform.database.tables import Run, ShardLint, StepLint
 from foreshock_service.runs import attempts, events, findings, judging, run_endpoints, runs, scalars, steps
 
@@ -81,24 +81,16 @@ def read_step_lint(
         return steps.with_shards(session, run, step, attempt, read_step(session, principal, run, step, attempt))
 
 
-def add_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
-    """Store the evidence of a new shard."""
-    insert_rows(session, ShardLint, [_evidence_row(key, shard, part)])
-
-
-def replace_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
-    """Replace the evidence of a shard that was measured again, or add it if there is none."""
-    upsert(session, ShardLint, [_evidence_row(key, shard, part)], (*_STEP_KEY, "shard"))
-
-
-def _evidence_row(key: events.StepKey, shard: int, part: judging.LintPart) -> dict[str, Any]:
-    return {
+def store_evidence(session: Session, key: events.StepKey, shard: int, part: judging.LintPart) -> None:
+    """Store the evidence of a shard, or overwrite that of a shard which was measured again."""
+    row = {
         **key._asdict(),
         "shard": shard,
         "statistics_version": STATISTICS_VERSION,
         "evidence": part.evidence,
         "examples": part.examples,
     }
+    upsert(session, ShardLint, [row], (*_STEP_KEY, "shard"))
 
 
 def evidence_of_step(session: Session, key: events.StepKey) -> list[judging.LintPart]:

@@ -2,14 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+from sqlalchemy.orm import Session, aliased
 
 from foreshock import clock, json_values
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
@@ -79,12 +79,7 @@ def store_measurements(session: Session, step: StepKey, folded: Sequence[shard_d
     engine.upsert(session, tables.measurements, rows, tables.MEASUREMENT_KEY)
     engine.upsert(session, tables.MeasurementStatistics, statistics, tables.MEASUREMENT_KEY)
     if newest:
-        _note_newest(session, newest)
-
-
-def _note_newest(session: Session, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Note that these steps were measured: key and `buckets` of each, with the values of a first measurement."""
-    session.execute(_noting(engine.insert_for(session, engine.table_of(tables.NewestMeasurement))), list(rows))
+        session.execute(_noting(engine.insert_for(session, engine.table_of(tables.NewestMeasurement))), newest)
 
 
 # Kept: with it a step takes a millisecond less.
@@ -266,24 +261,12 @@ def _rows_of_comparisons(columns: tuple[str, ...]) -> Select[Any]:
     return query.order_by(table.step.desc(), table.comparison).limit(bindparam("rows", type_=BigInteger))
 
 
-def summaries_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
-    """Return the rollout summaries of these steps that this release can read, in one query."""
-    return _blobs_of(session, keys, comparison, tables.MeasurementStatistics.summaries)
-
-
-def statistics_of_steps(session: Session, keys: Collection[StepKey], comparison: str) -> dict[StepKey, bytes]:
-    """Return the folded statistics of these steps that this release can read, in one query."""
-    return _blobs_of(session, keys, comparison, tables.MeasurementStatistics.statistics)
-
-
-def _blobs_of(
-    session: Session,
-    keys: Collection[StepKey],
-    comparison: str,
-    blob: InstrumentedAttribute[bytes] | InstrumentedAttribute[bytes | None],
+def blobs_of_steps(
+    session: Session, keys: Collection[StepKey], comparison: str, blob: Literal["statistics", "summaries"]
 ) -> dict[StepKey, bytes]:
+    """Return the folded statistics or the rollout summaries of these steps that this release can read, in one query."""
     table = tables.MeasurementStatistics
-    query = select(table.run_id, table.attempt, table.step, blob).where(
+    query = select(table.run_id, table.attempt, table.step, getattr(table, blob)).where(
         tuple_(table.run_id, table.attempt, table.step).in_([tuple(key) for key in keys]),
         table.comparison == comparison,
         table.statistics_version == STATISTICS_VERSION,
@@ -301,7 +284,7 @@ def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, poo
     """Return k3 of trainer/rollout pooled over each run's newest steps; two queries for any number of runs."""
     windows = newest_steps(session, run_ids, TRAINER_ROLLOUT, _COLUMNS, POOLED_STEPS)
     keys = [step.key for window in windows.values() for step in window]
-    known = summaries_of_steps(session, keys, TRAINER_ROLLOUT)
+    known = blobs_of_steps(session, keys, TRAINER_ROLLOUT, "summaries")
     return {
         run_id: _pool(window, [known[step.key] for step in window if step.key in known])
         for run_id, window in windows.items()

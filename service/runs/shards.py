@@ -131,7 +131,7 @@ def add_shard(session: Session, shard: Shard, measured: MeasuredShard, *, is_who
     session.flush()
     if not is_whole_step:
         insert_rows(session, ShardStatistics, _statistics_rows(key, shard.shard, measured))
-    lint.add_evidence(session, key, shard.shard, measured.lint)
+    lint.store_evidence(session, key, shard.shard, measured.lint)
 
 
 def set_file_bytes(session: Session, key: events.StepKey, shard: int, file_bytes: int) -> None:
@@ -147,7 +147,7 @@ def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tup
         own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
         session.execute(own)
         insert_rows(session, ShardStatistics, _statistics_rows(key, shard, found))
-        lint.replace_evidence(session, key, shard, found.lint)
+        lint.store_evidence(session, key, shard, found.lint)
 
 
 def _statistics_rows(key: events.StepKey, shard: int, measured: MeasuredShard) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def remove_due_files(database: Database, store: TokenStore) -> int:
     return removed
 
 
-def files_waiting(session: Session, names: Sequence[str]) -> set[str]:
+def _waiting(session: Session, names: Sequence[str]) -> set[str]:
     """Return which of these files wait for their removal."""
     return set(session.scalars(select(FileRemoval.file).where(FileRemoval.file.in_(names))))
 
@@ -91,7 +91,7 @@ def find_orphans(store: TokenStore, database: Database, grace_seconds: float) ->
             with database.read() as session:
                 named = files_in_catalogue(session, parsed)
                 # After the catalogue: a transaction that gives a file up adds it here.
-                named |= files_waiting(session, list(parsed))
+                named |= _waiting(session, list(parsed))
             yield from (file for file in batch if file.name in parsed and file.name not in named)
 
 
@@ -132,7 +132,7 @@ def _take(file: ListedFile, session: Session) -> bool:
 
 def check_not_taken(session: Session, files: Sequence[str]) -> None:
     """Raise OSError if a sweep took one of these files; in the transaction that adds their rows, under its lock."""
-    if taken := files_waiting(session, files):
+    if taken := _waiting(session, files):
         raise OSError(errno.EIO, f"older than the grace of orphans before its row was committed: {min(taken)}")
 
 

@@ -20,7 +20,7 @@ from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
-from foreshock_service.platform import columnar, health, parameters, security
+from foreshock_service.platform import compression, health, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import database_now_us, of_step
@@ -358,5 +358,5 @@ def metrics(request: Request, context: Context, principal: security.Reader) -> R
     if principal.project is None:
         registry.register(health.ServiceCollector(request.app.state.figures))
     write, media_type = choose_encoder(request.headers.get("accept", ""))
-    body, encoding = columnar.compressed(write(registry), request.headers.get("accept-encoding"))
+    body, encoding = compression.compressed(write(registry), request.headers.get("accept-encoding"))
     return Response(body, media_type=media_type, headers={"Vary": "Accept, Accept-Encoding"} | encoding)

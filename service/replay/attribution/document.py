@@ -17,7 +17,6 @@ from foreshock.json_values import finite_or_none, number_or_nan
 from foreshock.measures.estimators.attribution import METHOD, Attribution, Link, SideBranch
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform.database import engine, tables
-from foreshock_service.platform.database.tables import Attribution as StoredAttribution
 from foreshock_service.replay.attribution.compute import AttributionResult, MeasuredEnvironmentLink, excess_over_floors
 from foreshock_service.replay.probes.environments import declared_precision, precision_in_words
 from foreshock_service.replay.results.files import environment_of
@@ -159,7 +158,7 @@ _TITLES: dict[conclusion.ConclusionKind, str] = {
 
 def causes_of_run(session: Session, run_id: str) -> list[findings.FindingOfSteps]:
     """Return the causes that the newest attributions of active steps name, each with its newest sentence."""
-    computed = StoredAttribution.computed_at_us.is_not(None)
+    computed = tables.Attribution.computed_at_us.is_not(None)
     rows = newest_documents(session, run_id, attempts.attempts_of_run(session, run_id), MOST_STEPS, computed)
     read = [(key, parse(answers.AttributionDocument, stored) if stored is not None else None) for key, stored in rows]
     found: list[tuple[int, list[findings.FindingOfStep]]] = []

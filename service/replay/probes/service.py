@@ -9,11 +9,10 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock.api.probes import ProbeRecord
-from foreshock_service.platform import audit, parameters, problem
+from foreshock_service.platform import audit, parameters, problem, security
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, of_step
 from foreshock_service.platform.database.tables import Alert, Checkpoint, Lease, Probe, ProbeJob, Run, Shard, Worker
-from foreshock_service.platform.security import Principal
 from foreshock_service.replay.probes import jobs as transitions
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts
 from foreshock_service.replay.probes.schemas import probe_record
@@ -54,14 +53,14 @@ def rollouts_of_step(context: ServiceContext, session: Session, key: events.Step
     return pinned_rollouts(context, shards_with_tokens(session, key), None)
 
 
-def read_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
+def read_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
     """Return the probe with its jobs. Raises ProbeNotFound, RunDeleted."""
     probe, run = get_probe(session, principal, probe_id)
     return shown(session, run, probe)
 
 
 def list_probes(
-    session: Session, principal: Principal, run_id: str, step: int | None, cursor: str | None, limit: int
+    session: Session, principal: security.Principal, run_id: str, step: int | None, cursor: str | None, limit: int
 ) -> parameters.Page[ProbeRecord]:
     """Return one page of a run's probes, newest first. Raises RunNotFound, RunDeleted."""
     runs.get_run(session, principal, run_id)
@@ -86,7 +85,7 @@ def _page(
     return parameters.page_of_query(session, query, keys, cursor, limit, partial(_read, session))
 
 
-def retry_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
+def retry_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
     """Queue the failed and skipped jobs of an ended probe again, with all their tries.
 
     Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts are no longer there.
@@ -129,7 +128,7 @@ def end_jobs(
     return unfinished
 
 
-def get_probe(session: Session, principal: Principal, probe_id: str) -> tuple[Probe, Run]:
+def get_probe(session: Session, principal: security.Principal, probe_id: str) -> tuple[Probe, Run]:
     """Return the probe and its run. Raises ProbeNotFound, RunDeleted."""
     probe = session.get(Probe, probe_id)
     run = runs.find_run(session, probe.run_id) if probe is not None else None
@@ -177,7 +176,7 @@ def _read(session: Session, probes: Sequence[Any]) -> list[ProbeRecord]:
 
 def change_priority(
     session: Session,
-    principal: Principal,
+    principal: security.Principal,
     run: Run,
     probe: Probe,
     jobs: Iterable[ProbeJob],
@@ -211,7 +210,7 @@ def _raise(session: Session) -> int:
     return len(jobs)
 
 
-def cancel_probe(session: Session, principal: Principal, probe_id: str) -> ProbeRecord:
+def cancel_probe(session: Session, principal: security.Principal, probe_id: str) -> ProbeRecord:
     """Skip the unfinished jobs of a probe and fence their workers off; a cancelled probe stays as it is.
 
     Raises ProbeNotFound, RunDeleted, ProbeHasEnded.

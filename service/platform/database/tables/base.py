@@ -3,7 +3,6 @@
 import json
 import re
 import secrets
-import sys
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from foreshock.clock import now_us
+from foreshock_service.platform.compression import zstd
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -27,11 +27,6 @@ def is_identifier(kind: str, text: str) -> bool:
     """Return whether the text has the form of an identifier of this kind."""
     return re.fullmatch(rf"{kind}_[{_ALPHABET}]{{26}}", text) is not None
 
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 JsonColumn = sa.JSON().with_variant(JSONB(), "postgresql")
 

@@ -94,7 +94,7 @@ def heat_map_of_run(viewing: Viewing, run: Run) -> Figure | Missing:
     shown = every[:: max(1, -(-(len(every) - 1) // (MOST_STEPS - 1)))]
     shown += every[-1:] if shown[-1:] != every[-1:] else []
     keys = [events.StepKey(run.id, attempt, step) for step, attempt in shown]
-    stored = measurements.statistics_of_steps(viewing.session, keys, TRAINER_ROLLOUT)
+    stored = measurements.blobs_of_steps(viewing.session, keys, TRAINER_ROLLOUT, "statistics")
     found = [(key.step, _bucket_table(stored[key])) for key in keys if key in stored]
     if not found:
         return Missing(buckets.HEAT_MAP_TITLE, buckets.MISSING)

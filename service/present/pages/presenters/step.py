@@ -29,7 +29,6 @@ from foreshock_service.replay.probes.service import find_checkpoint, list_probes
 from foreshock_service.replay.results import doctor
 from foreshock_service.runs import events, lint, measurements, runs, steps
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
-from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.tokens import TokenQuery, find_tokens
 
 _NOT_CHECKED = "Semantics: not checked."
@@ -98,7 +97,7 @@ class DoctorPanel:
     is_possible: bool
 
 
-def doctor_of_step(viewing: Viewing, key: StepKey) -> DoctorPanel:
+def doctor_of_step(viewing: Viewing, key: events.StepKey) -> DoctorPanel:
     """Return the newest report on a step, the state of an examination that is not done, and whether one can be."""
     probes = list_probes(viewing.session, viewing.principal, key.run_id, key.step, None, _MOST_PROBES).items
     asked = next((each for each in probes if each.kind == DOCTOR.name and each.attempt == key.attempt), None)
@@ -289,7 +288,7 @@ def worst_tokens(viewing: Viewing, run_id: str, step: int) -> TokensPart:
 
 def _worst_rollouts(viewing: Viewing, key: events.StepKey) -> list[tuple[str, float, float, int, float]]:
     """Return the rollouts whose largest |d| is largest."""
-    packed = measurements.summaries_of_steps(viewing.session, [key], TRAINER_ROLLOUT).get(key)
+    packed = measurements.blobs_of_steps(viewing.session, [key], TRAINER_ROLLOUT, "summaries").get(key)
     if packed is None:
         return []
     summaries = rollout_summaries.RolloutSummaries.from_bytes(packed)

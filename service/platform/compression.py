@@ -1,0 +1,31 @@
+"""Compression of answers, and zstd for whoever needs it: from 3.14 on it is Python's own."""
+
+import sys
+import zlib
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+__all__ = ["compressed", "zstd"]
+
+
+def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[str, str]]:
+    """Return the body by zstd or gzip, whichever is accepted, and the header that says so.
+
+    Not Starlette's GZipMiddleware, which compresses in the event loop: 60 ms for the 4 MB of 20 measures over 10,000
+    steps, during which no other request is served. Level 1: six times as fast as the default for JSON of numbers.
+    """
+    accepted = {
+        name.strip()
+        for name, _, quality in (each.partition(";") for each in (accept_encoding or "").lower().split(","))
+        if quality.replace(" ", "") not in ("q=0", "q=0.0")
+    }
+    # A smaller body fits one packet anyway.
+    if len(body) < 1024 or not accepted & {"zstd", "gzip", "*"}:
+        return body, {}
+    if accepted & {"zstd", "*"}:
+        return zstd.compress(body, 1), {"Content-Encoding": "zstd"}
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return compressor.compress(body) + compressor.flush(), {"Content-Encoding": "gzip"}
