@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -109,7 +109,7 @@ def create_app(settings: Settings, decoders: DecoderPool | None = None) -> FastA
         redoc_url=None,
         title="Foreshock",
         description="The seismograph of LLM reinforcement learning: runs, rollouts, measurements, alerts and advice.",
-        version=_version(),
+        version=version("foreshock"),
         lifespan=_lifespan,
     )
     app.state.context = context = _make_context(settings, decoders)
@@ -266,10 +266,3 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(context.decoders.close)
         await run_in_threadpool(context.database.close)
         await run_in_threadpool(logs.stop_tracing, app)
-
-
-def _version() -> str:
-    try:
-        return version("foreshock")
-    except PackageNotFoundError:
-        return "0"

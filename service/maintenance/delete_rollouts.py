@@ -52,8 +52,7 @@ class StepRows:
     @classmethod
     def read(cls, session: Session, key: events.StepKey) -> StepRows:
         """Read the rows of a step."""
-        jobs = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-        jobs = jobs.where(of_step(tables.Probe, key))
+        jobs = stored_files.jobs_of_step(key)
         scores: list[ScoreRow] = []
         scores += session.scalars(
             select(tables.ScoreShard).where(tables.ScoreShard.job_id.in_(jobs)).order_by(tables.ScoreShard.file)

@@ -22,8 +22,7 @@ from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, s
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import security, settings
 from foreshock_service.platform.context import EventBus, ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import insert_if_absent, table_of
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.store.removal import give_up_files
 from foreshock_service.replay.probes import jobs, service
@@ -87,7 +86,7 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
             return 0
     one = len(key) == 1
     statement = delete(table).where((key[0] if one else tuple_(*key)).in_(rows))
-    if table is table_of(tables.Lease):
+    if table is engine.table_of(tables.Lease):
         ended = session.execute(statement.returning(table.c.outcome, table.c.accelerator)).all()
         _keep_failures(session, run_id, Counter(row.accelerator for row in ended if row.outcome in jobs.FAILURES))
         return len(ended)
@@ -99,12 +98,12 @@ def _keep_failures(session: Session, run_id: str, tries: Mapping[str, int]) -> N
     project = session.scalars(select(tables.Run.project).where(tables.Run.id == run_id)).one()
     for accelerator, count in tries.items():
         key = {"project": project, "accelerator": accelerator}
-        insert_if_absent(session, tables.RemovedFailures, key | {"tries": 0})
+        engine.insert_if_absent(session, tables.RemovedFailures, key | {"tries": 0})
         same = (tables.RemovedFailures.project == project, tables.RemovedFailures.accelerator == accelerator)
         session.execute(update(tables.RemovedFailures).where(*same).values(tries=tables.RemovedFailures.tries + count))
 
 
-_FILES_OF = frozenset(table_of(each).name for each in (tables.Shard, tables.ScoreShard, tables.ExactShard))
+_FILES_OF = frozenset(engine.table_of(each).name for each in (tables.Shard, tables.ScoreShard, tables.ExactShard))
 
 
 def _finish(run_id: str, session: Session) -> None:
@@ -120,7 +119,7 @@ def _tables_of_runs() -> tuple[Table, ...]:
 
 
 def _of_foreign_keys() -> Iterator[Table]:
-    runs = table_of(tables.Run)
+    runs = engine.table_of(tables.Run)
     for table in reversed(tables.Base.metadata.sorted_tables):
         # Rows that outlive their run, such as those of an audit, have no foreign key.
         if table is not runs and (_points_at(table, runs) or table.name in _BY_JOB):
@@ -151,11 +150,11 @@ def _of_job(column: ColumnElement[str]) -> Callable[[str], ColumnElement[bool]]:
 
 # Tables that belong to a run by the job of a probe.
 _BY_JOB: dict[str, Callable[[str], ColumnElement[bool]]] = {
-    table_of(tables.ProbeJob).name: lambda run_id: tables.ProbeJob.probe_id.in_(
+    engine.table_of(tables.ProbeJob).name: lambda run_id: tables.ProbeJob.probe_id.in_(
         select(tables.Probe.id).where(tables.Probe.run_id == run_id)
     ),
     **{
-        table_of(each).name: _of_job(table_of(each).c.job_id)
+        engine.table_of(each).name: _of_job(engine.table_of(each).c.job_id)
         for each in (tables.Lease, tables.ScoreShard, tables.ExactShard)
     },
 }

@@ -219,9 +219,9 @@ def catalogued_files(database: Database) -> Iterator[list[CataloguedFile]]:
     of_runs = select(Shard, Run.deleted_at_us).join(Run, Run.id == Shard.run_id)
     yield from _pages(database, of_runs, shard, _of_shard)
     score = (ScoreShard.job_id, ScoreShard.token, ScoreShard.scorer, ScoreShard.variant, ScoreShard.shard)
-    yield from _pages(database, _with_run(ScoreShard), score, _of_score)
+    yield from _pages(database, _with_run(ScoreShard), score, partial(_of_job, "scores"))
     exact = (ExactShard.job_id, ExactShard.token, ExactShard.pair, ExactShard.shard)
-    yield from _pages(database, _with_run(ExactShard), exact, _of_exact)
+    yield from _pages(database, _with_run(ExactShard), exact, partial(_of_job, "exact"))
 
 
 def _with_run(table: type[ScoreShard] | type[ExactShard]) -> Select[*tuple[Any, ...]]:
@@ -267,16 +267,9 @@ def _of_shard(row: Row[Any]) -> CataloguedFile:
     )
 
 
-def _of_score(row: Row[Any]) -> CataloguedFile:
-    return _of_job(row, "scores", f"{row[0].scorer} {row[0].variant}".strip())
-
-
-def _of_exact(row: Row[Any]) -> CataloguedFile:
-    return _of_job(row, "exact", row[0].pair)
-
-
-def _of_job(row: Row[Any], kind: str, what: str) -> CataloguedFile:
+def _of_job(kind: str, row: Row[Any]) -> CataloguedFile:
     shard: ScoreShard | ExactShard = row[0]
+    what = shard.pair if isinstance(shard, ExactShard) else f"{shard.scorer} {shard.variant}".strip()
     return CataloguedFile(
         kind=kind,
         name=shard.file,

@@ -26,8 +26,7 @@ from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import problem, settings
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import of_step
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.replay.attribution.compute import AttributionResult, attribute_step
 from foreshock_service.replay.attribution.service import AttributionInputs, attribution_inputs, store_attribution
@@ -158,8 +157,10 @@ def _gone_scores(scored: AttributionInputs | None) -> str | None:
 
 def _still_old(context: ServiceContext, key: events.StepKey) -> str | None:
     """Describe the comparisons that can no longer be computed from stored data."""
+    table = tables.MeasurementStatistics
+    query = select(table.comparison).where(engine.of_step(table, key), table.statistics_version != STATISTICS_VERSION)
     with context.database.read() as session:
-        old = old_comparisons(session, key)
+        old = session.scalars(query.order_by(table.comparison)).all()
     return f"its scores no longer give {', '.join(old)}" if old else None
 
 
@@ -197,13 +198,6 @@ def steps_to_measure(session: Session, run_id: str | None, request: Request) -> 
     return [events.StepKey(*row) for row in session.execute(ordered)]
 
 
-def old_comparisons(session: Session, key: events.StepKey) -> Sequence[str]:
-    """Return the comparisons of a step whose measurement is of another version."""
-    table = tables.MeasurementStatistics
-    query = select(table.comparison).where(of_step(table, key), table.statistics_version != STATISTICS_VERSION)
-    return session.scalars(query.order_by(table.comparison)).all()
-
-
 def _without_newest_measures() -> ColumnElement[bool]:
     """Whether a step has a comparison that was measured before a column existed: a measured count is never NULL.
 
@@ -211,7 +205,7 @@ def _without_newest_measures() -> ColumnElement[bool]:
     """
     columns = tables.measurements.c
     return exists().where(
-        of_step(columns, tables.Step),
+        engine.of_step(columns, tables.Step),
         columns.tokens.is_not(None),
         or_(*(columns[name].is_(None) for name in _COUNTS)),
     )
@@ -220,7 +214,7 @@ def _without_newest_measures() -> ColumnElement[bool]:
 def _of_another_version(
     table: type[tables.ShardStatistics] | type[tables.MeasurementStatistics],
 ) -> ColumnElement[bool]:
-    return exists().where(of_step(table, tables.Step), table.statistics_version != STATISTICS_VERSION)
+    return exists().where(engine.of_step(table, tables.Step), table.statistics_version != STATISTICS_VERSION)
 
 
 def remeasure(request: Request, decoders: DecoderPool | None = None) -> int:
@@ -282,7 +276,7 @@ def _extent(context: ServiceContext, keys: Sequence[events.StepKey]) -> str:
     totals = select(func.count(), func.coalesce(func.sum(tables.Shard.file_bytes), 0))
     with context.database.read() as session:
         for key in keys:
-            count, file_bytes = session.execute(totals.where(of_step(tables.Shard, key))).one()
+            count, file_bytes = session.execute(totals.where(engine.of_step(tables.Shard, key))).one()
             files, size = files + count, size + int(file_bytes)  # PostgreSQL: a Decimal
     runs = len({key.run_id for key in keys})
     return f"{len(keys)} steps of {runs} runs, {files} token files of {size / 1e6:,.1f} MB together"

@@ -11,16 +11,15 @@ from functools import partial
 
 from fastapi import status
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Select, and_, delete, exists, or_, select, update
+from sqlalchemy import and_, delete, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from foreshock import clock, errors
 from foreshock.api.runs import RetentionRecord
-from foreshock_service.maintenance.stored_files import maintenance_context, run_called
+from foreshock_service.maintenance.stored_files import jobs_of_step, maintenance_context, run_called
 from foreshock_service.platform.audit import record
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import of_step
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.parameters import LARGEST_STEP, api_router
 from foreshock_service.platform.security import Administrator, Principal, Reader
 from foreshock_service.platform.settings import Settings, load_settings
@@ -196,11 +195,11 @@ def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, 
     Open steps, those with shards to fold, unfinished jobs or an attribution to compute are left out.
     """
     probed = exists().where(
-        of_step(tables.Probe, tables.Step),
+        engine.of_step(tables.Probe, tables.Step),
         tables.ProbeJob.probe_id == tables.Probe.id,
         tables.ProbeJob.state.not_in(sorted(ENDED)),
     )
-    attributed = exists().where(of_step(tables.Attribution, tables.Step), tables.Attribution.stale)
+    attributed = exists().where(engine.of_step(tables.Attribution, tables.Step), tables.Attribution.stale)
     query = select(tables.Step.run_id, tables.Step.attempt, tables.Step.step).where(
         tables.Step.run_id == run_id,
         tables.Step.step <= up_to,
@@ -224,11 +223,11 @@ def _alert_steps(session: Session, run_id: str) -> set[int]:
 def _files_of_step(session: Session, key: StepKey) -> list[tuple[str, int]]:
     """Return name and bytes of every file of a step: rollouts, scores and exact divergences."""
     own = select(tables.Shard.file, tables.Shard.file_bytes).where(
-        of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None)
+        engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None)
     )
     found = [(name, size) for name, size in session.execute(own)]
     for table in (tables.ScoreShard, tables.ExactShard):
-        of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(_jobs_of(key)))
+        of_jobs = select(table.file, table.body_bytes).where(table.job_id.in_(jobs_of_step(key)))
         found += [(name, size) for name, size in session.execute(of_jobs)]
     return sorted(set(found))
 
@@ -242,23 +241,18 @@ def _mark_purged(session: Session, key: StepKey, at_us: int) -> None:
     """Mark the tokens of a step as purged: its shards keep their rows, its scores and exact divergences theirs."""
     session.execute(
         update(tables.Shard)
-        .where(of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
+        .where(engine.of_step(tables.Shard, key), tables.Shard.tokens_removed.is_(None))
         .values(
             tokens_removed="retention", tokens_changed_at_us=at_us, full_rollouts=0, full_tokens=0, sampled_rollouts=0
         )
     )
     session.execute(
         update(tables.Step)
-        .where(of_step(tables.Step, key))
+        .where(engine.of_step(tables.Step, key))
         .values(tokens_purged_at_us=at_us, full_rollouts=0, full_tokens=0)
     )
     for table in (tables.ScoreShard, tables.ExactShard):
-        session.execute(delete(table).where(table.job_id.in_(_jobs_of(key))))
-
-
-def _jobs_of(key: StepKey) -> Select[str]:
-    query = select(tables.ProbeJob.id).join(tables.Probe, tables.Probe.id == tables.ProbeJob.probe_id)
-    return query.where(of_step(tables.Probe, key))
+        session.execute(delete(table).where(table.job_id.in_(jobs_of_step(key))))
 
 
 def retention(run: str | None, *, dry_run: bool) -> None:

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import or_, select
+from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
-from foreshock import rollouts
-from foreshock.digests import rollout_set_digest
-from foreshock.errors import ConfigurationError
+from foreshock import digests, errors, rollouts
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock_service.platform import context, uploads
+from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.opening import existing_database
-from foreshock_service.platform.database.tables import Run
+from foreshock_service.platform.database.tables import Probe, ProbeJob, Run
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.decoding.worker import stored_limits
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import StoredFile, open_store
 from foreshock_service.runs.deletions import DeletedIds
+from foreshock_service.runs.events import StepKey
 from foreshock_service.runs.shard_decoding import PRELOAD
 
 
@@ -51,10 +51,15 @@ def run_called(session: Session, name: str) -> Run:
     called = or_(Run.id == name, Run.key == name, Run.name == name)
     runs = session.scalars(select(Run).where(called, Run.deleted_at_us.is_(None)).order_by(Run.created_at_us)).all()
     if not runs:
-        raise ConfigurationError(f"there is no run {name}")
+        raise errors.ConfigurationError(f"there is no run {name}")
     if len(runs) > 1:
-        raise ConfigurationError(f"more than one run is called {name}: {', '.join(run.id for run in runs)}")
+        raise errors.ConfigurationError(f"more than one run is called {name}: {', '.join(run.id for run in runs)}")
     return runs[0]
+
+
+def jobs_of_step(key: StepKey) -> Select[str]:
+    """Return the query for the ids of the probe jobs of a step."""
+    return select(ProbeJob.id).join(Probe, Probe.id == ProbeJob.probe_id).where(of_step(Probe, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +76,13 @@ def read_contents(file: StoredFile, kind: str) -> Contents:
     data = file.read_bytes()
     if kind == "rollouts":
         batch = rollouts.decode_rollouts(data, stored_limits())
-        return Contents(batch.num_rollouts, batch.num_tokens, rollout_set_digest(batch.sample_ids))
+        return Contents(batch.num_rollouts, batch.num_tokens, digests.rollout_set_digest(batch.sample_ids))
     shard = (
         rollouts.decode_scores(data, stored_limits())
         if kind == "scores"
         else rollouts.decode_exact(data, stored_limits())
     )
-    return Contents(shard.num_rollouts, shard.num_tokens, rollout_set_digest(shard.sample_ids))
+    return Contents(shard.num_rollouts, shard.num_tokens, digests.rollout_set_digest(shard.sample_ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy import exc
 from starlette.exceptions import HTTPException
 
 from foreshock.errors import PROBLEM_TYPE_PREFIX, InvalidRolloutsError, LimitExceededError, RolloutsError
@@ -28,6 +27,9 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER = {"Retry-After": "30"}
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNAVAILABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+DATABASE_ERRORS = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
+"""Of a database that does not answer, or whose pool has no free connection."""
+
 _logger = logging.getLogger(__name__)
 # Of one problem document: a request may have a fault for each of its values, and name a parameter of 60 kB.
 _MOST_ITEMS, _MOST_CHARACTERS, _MOST_DETAIL = 20, 300, 4000
@@ -181,7 +183,7 @@ def install_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(InvalidRolloutsError, _library_error)
     app.add_exception_handler(LimitExceededError, _library_error)
     app.add_exception_handler(OSError, _storage_failed)
-    for error in (OperationalError, InterfaceError, PoolTimeout):
+    for error in DATABASE_ERRORS:
         app.add_exception_handler(error, _database_failed)
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -284,7 +282,7 @@ class RequestGuard:
             encoding = body_encoding(request.headers.get("content-encoding"))
             if request.method not in SAFE_METHODS and request.url.path.startswith(API):
                 await run_in_threadpool(self._authenticate, request)
-        except (problem.ProblemError, OperationalError, InterfaceError, PoolTimeout) as error:
+        except (problem.ProblemError, *problem.DATABASE_ERRORS) as error:
             found = error if isinstance(error, problem.ProblemError) else problem.database_problem(error)
             if found is not error:
                 _logger.error("%s %s: %s", request.method, request.url.path, getattr(error, "orig", error))

@@ -11,8 +11,7 @@ import numpy as np
 from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, case, func, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
-from foreshock import clock, json_values
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT, comparison_name
+from foreshock import clock, comparisons, json_values
 from foreshock.errors import did_you_mean
 from foreshock.measures import comparison_statistics, pooling, registry, rollout_summaries
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -51,7 +50,7 @@ def check_comparison(name: str) -> None:
     scores = [score_name(scorer, variant) for scorer in SCORERS for variant in VARIANTS]
     target, _, behaviour = name.partition("/")
     if target not in scores or behaviour not in scores or target == behaviour:
-        known = [comparison_name(first, second) for first in scores for second in scores if first != second]
+        known = [comparisons.comparison_name(first, second) for first in scores for second in scores if first != second]
         scorers = ", ".join(SCORERS)
         raise UnknownComparison(
             f"query.comparison: unknown comparison {name!r}{did_you_mean(name, known)} (target/behaviour of {scorers})"
@@ -256,7 +255,7 @@ def _rows_of_attempt(columns: tuple[str, ...]) -> Select[Any]:
 def _rows_of_comparisons(columns: tuple[str, ...]) -> Select[Any]:
     table = tables.measurements.c
     query = select(table.step, table.comparison, *(table[name] for name in columns)).where(
-        table.run_id == bindparam("run_id"), table.comparison.in_((STEP_ROW, TRAINER_ROLLOUT))
+        table.run_id == bindparam("run_id"), table.comparison.in_((comparisons.STEP_ROW, comparisons.TRAINER_ROLLOUT))
     )
     return query.order_by(table.step.desc(), table.comparison).limit(bindparam("rows", type_=BigInteger))
 
@@ -282,9 +281,9 @@ _COLUMNS = ("k3_kl", "tokens")
 
 def pooled_mismatch(session: Session, run_ids: Collection[str]) -> dict[str, pooling.PooledMean]:
     """Return k3 of trainer/rollout pooled over each run's newest steps; two queries for any number of runs."""
-    windows = newest_steps(session, run_ids, TRAINER_ROLLOUT, _COLUMNS, POOLED_STEPS)
+    windows = newest_steps(session, run_ids, comparisons.TRAINER_ROLLOUT, _COLUMNS, POOLED_STEPS)
     keys = [step.key for window in windows.values() for step in window]
-    known = blobs_of_steps(session, keys, TRAINER_ROLLOUT, "summaries")
+    known = blobs_of_steps(session, keys, comparisons.TRAINER_ROLLOUT, "summaries")
     return {
         run_id: _pool(window, [known[step.key] for step in window if step.key in known])
         for run_id, window in windows.items()

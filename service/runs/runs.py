@@ -7,10 +7,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
-from foreshock import errors, page_addresses
+from foreshock import clock, errors, page_addresses
 from foreshock.api import diagnosis, records
 from foreshock.api.runs import AdviceMode, RunRecord, ShownRunState
-from foreshock.clock import now_us
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, parameters, problem
@@ -196,7 +195,7 @@ def get_or_create_run(session: Session, events: EventBus, principal: Principal, 
     """
     if not principal.sees(body.project):
         raise ScopeMissing(f"this key is bound to another project than {body.project!r}")
-    now = now_us()
+    now = clock.now_us()
     row = {
         "id": new_identifier("run"),
         "state": "running",
@@ -268,7 +267,7 @@ def update_run(
     for name, value in changes.model_dump(exclude_unset=True, exclude={"model_kind", "scalar_names"}).items():
         if value is not None or name in _REMOVABLE:
             setattr(run, name, value)
-    run.updated_at_us = now_us()
+    run.updated_at_us = clock.now_us()
     if run.advice_mode != mode_before:
         events.publish(session, AdviceModeChanged(run_id, run.advice_mode))
     if "model_kind" in changes.model_fields_set:
@@ -289,7 +288,7 @@ def update_run(
 
 def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
     """Note that a client of the run lives; `resumed`: it starts an attempt, after whatever end. The run is locked."""
-    run.seen_at_us = now_us()
+    run.seen_at_us = clock.now_us()
     if resumed or run.state == "stale":
         run.state = "running"
 
@@ -302,7 +301,7 @@ def note_upload(run: Run, step: int, rollouts: int, tokens: int) -> None:
     run.last_step = step if run.last_step is None else max(run.last_step, step)
     run.rollouts += rollouts
     run.tokens += tokens
-    run.last_shard_at_us = now_us()
+    run.last_shard_at_us = clock.now_us()
     if run.seen_at_us is not None:
         note_sign_of_life(run)
 
@@ -312,7 +311,7 @@ def mark_stale_runs(context: ServiceContext, counted_from_us: int) -> int:
 
     Nothing is stale earlier than that after `counted_from_us`, when this process began to listen.
     """
-    before = now_us() - int(context.settings.stale_seconds * 1e6)
+    before = clock.now_us() - int(context.settings.stale_seconds * 1e6)
     if before < counted_from_us:
         return 0
     silent = (Run.state == "running", Run.seen_at_us < before, Run.deleted_at_us.is_(None))
@@ -339,7 +338,7 @@ def note_derived_model_kind(session: Session, events: EventBus, run: Run, model_
 def delete_run(session: Session, events: EventBus, principal: Principal, run_id: str) -> None:
     """Put a tombstone on the run: later calls return 410, and its rows and files are removed in the background."""
     run = lock_run(session, principal, run_id)
-    run.deleted_at_us = run.updated_at_us = now_us()
+    run.deleted_at_us = run.updated_at_us = clock.now_us()
     before = {"key": run.key, "state": run.state, "last_step": run.last_step}
     audit.record(session, principal, "run.delete", run.id, project=run.project, run_id=run.id, before=before)
     events.publish(session, RunRemoved(run_id))
@@ -355,7 +354,7 @@ def _set_model_kind(
     """Set a column and publish ModelKindChanged if the run's effective kind changes. The run is locked."""
     before = run.model_kind
     setattr(run, column, model_kind)
-    run.updated_at_us = now_us()
+    run.updated_at_us = clock.now_us()
     session.flush()
     if run.model_kind != before:
         events.publish(session, ModelKindChanged(run.id, run.model_kind))

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from foreshock import errors, statistics_shards
+from foreshock import digests, errors, statistics_shards
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.digests import canonical_json, rollout_set_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.lint import LintEvidence
 from foreshock.measures import comparison_statistics, rollout_summaries, step_statistics
@@ -192,7 +191,7 @@ def is_intact(stored: StoredFile) -> bool:
 
 
 def _shard(batch: RolloutBatch, measurement: StepMeasurement, evidence: LintEvidence) -> MeasuredShard:
-    digest = rollout_set_digest(batch.sample_ids)
+    digest = digests.rollout_set_digest(batch.sample_ids)
     setup = setup_of(batch.attributes)
     parts = statistics_shards.statistics_of_shard(measurement)
     return MeasuredShard(batch.num_rollouts, batch.num_tokens, digest, parts, LintPart.of(evidence), setup)
@@ -229,7 +228,7 @@ def setup_of(attributes: BatchAttributes) -> str:
         "trainer": _lasting(attributes.trainer_fingerprint),
         "sampling": {name: value for name in _SAMPLING if (value := getattr(attributes, name)) is not None},
     }
-    return canonical_json({name: fields for name, fields in parts.items() if fields})
+    return digests.canonical_json({name: fields for name, fields in parts.items() if fields})
 
 
 def _lasting(fingerprint: Fingerprint | None) -> dict[str, Any]:
@@ -322,7 +321,7 @@ def _check_summaries(shard: statistics_shards.StatisticsShard, pair: Comparison,
     if (
         len(rows) != len(sample_ids)
         or None in rows
-        or rollout_set_digest(sample_ids) != shard.rollout_set_digest
+        or digests.rollout_set_digest(sample_ids) != shard.rollout_set_digest
         or len(sample_ids) != shard.rollouts
         or int(statistics["rollouts"]) != shard.rollouts
         or int(statistics["tokens"]) != int(pair.summaries.column("n_tokens").sum())

@@ -30,8 +30,7 @@ from foreshock.diagnosis.wording import plural
 from foreshock.lint import CHECKS
 from foreshock_service.platform import parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import table_of
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.database.session import before_commit
 from foreshock_service.runs import diagnoses, events, measurements, run_endpoints, runs
 from foreshock_service.runs.attempts import AttemptStart, active_attempt_of, attempts_of_run
@@ -293,7 +292,7 @@ def _observed_step(session: Session, run_id: str) -> int | None:
 
 def _findings(session: Session, run_id: str) -> Sequence[Any]:
     """Return the rows of what the lint and the attributions have found."""
-    table = table_of(tables.StoredFinding)
+    table = engine.table_of(tables.StoredFinding)
     return session.execute(select(table).where(table.c.run_id == run_id)).all()
 
 

@@ -22,8 +22,7 @@ from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import compression, health, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import database_now_us, of_step
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.present.exporter import families
 from foreshock_service.replay.probes.jobs import FAILURES, JobState
 from foreshock_service.replay.probes.workers import ANY_ACCELERATOR, count_live_workers, is_visible, jobs_by_state
@@ -56,7 +55,7 @@ def newest_closed_steps(session: Session, run_ids: Collection[str]) -> Sequence[
         tables.Step.run_id, tables.Step.step, tables.Step.received_shards, tables.Step.expected_shards
     ).select_from(newest)
     return session.execute(
-        query.join(tables.Step, of_step(tables.Step, newest)).where(
+        query.join(tables.Step, engine.of_step(tables.Step, newest)).where(
             newest.run_id.in_(run_ids), newest.comparison == STEP_ROW
         )
     ).all()
@@ -68,7 +67,7 @@ def newest_measurements(session: Session, run_ids: Collection[str], columns: Seq
     Long runs have thousands of steps, few of which were replayed: `newest_measurements` names the ones to read.
     """
     table, newest = tables.measurements.c, tables.NewestMeasurement
-    same = and_(of_step(table, newest), table.comparison == newest.comparison)
+    same = and_(engine.of_step(table, newest), table.comparison == newest.comparison)
     query = select(newest.run_id, newest.comparison, newest.buckets, *(table[name] for name in columns))
     query = query.select_from(newest).join(tables.measurements, same).where(newest.run_id.in_(run_ids))
     return session.execute(query.order_by(newest.run_id, newest.comparison)).all()
@@ -97,7 +96,7 @@ def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str,
     )
     query = (
         select(tables.Attribution)
-        .join(newest, of_step(tables.Attribution, newest.c))
+        .join(newest, engine.of_step(tables.Attribution, newest.c))
         .order_by(tables.Attribution.attempt)
     )
     return {each.run_id: each for each in session.scalars(query)}
@@ -256,7 +255,7 @@ def _runs(session: Session, scrape: families.Scrape, project: str | None, limit:
 
 
 def _probes(session: Session, scrape: families.Scrape, project: str | None, known: Accelerators) -> None:
-    now = database_now_us(session)
+    now = engine.database_now_us(session)
     jobs: Counter[tuple[str, str]] = Counter()
     oldest: dict[str, int] = {}
     for accelerator, state, count, oldest_us in jobs_by_state(session, project):

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock import errors, fingerprint, scorers
+from foreshock import comparisons, errors, fingerprint, scorers
 from foreshock.api.attribution import NoiseFloorRecord
-from foreshock.comparisons import TRAINER_ROLLOUT, comparison_name, split_comparison
 from foreshock.environment import Environment, differences
 from foreshock.measures.comparison import compare
 from foreshock.measures.estimators.attribution import (
@@ -161,8 +160,8 @@ def _pairs_of(attribution: Attribution | None) -> list[tuple[str, str]]:
         return []
     pairs = [(later, earlier) for earlier, later in itertools.combinations(attribution.chain, 2)]
     branch = attribution.side_branch.links if attribution.side_branch is not None else ()
-    pairs += [split_comparison(link.name) for link in branch]
-    return [pair for pair in pairs if comparison_name(*pair) != TRAINER_ROLLOUT]
+    pairs += [comparisons.split_comparison(link.name) for link in branch]
+    return [pair for pair in pairs if comparisons.comparison_name(*pair) != comparisons.TRAINER_ROLLOUT]
 
 
 def _together(attribution: Attribution | None, pair: tuple[str, str]) -> tuple[str, ...]:
@@ -185,7 +184,7 @@ def _compare(
     compared = compare(shared, scores[target][tokens], scores[behaviour][tokens])
     statistics = compared.statistics
     return FoldedStatistics(
-        comparison=comparison_name(target, behaviour),
+        comparison=comparisons.comparison_name(target, behaviour),
         measures=compared.measures(),
         statistics_version=statistics.statistics_version,
         statistics=statistics.to_bytes(),
@@ -217,7 +216,7 @@ def excess_over_floors(comparison: str, k3_kl: float, floors: Mapping[str, float
 
     `floors` maps a scorer to the k3 of its noise floor.
     """
-    known = [_floor_of(name, floors) for name in split_comparison(comparison)]
+    known = [_floor_of(name, floors) for name in comparisons.split_comparison(comparison)]
     if not math.isfinite(k3_kl) or any(floor is None or not math.isfinite(floor) for floor in known):
         return None
     return k3_kl - 0.5 * sum(floor for floor in known if floor is not None)

@@ -8,9 +8,8 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from foreshock.api import attribution as answers
-from foreshock.api import runs
+from foreshock.api import replays, runs
 from foreshock.api.records import from_attributes, parse
-from foreshock.api.replays import ExactRecord
 from foreshock.diagnosis import attribution, conclusion
 from foreshock.environment import Environment
 from foreshock.json_values import finite_or_none, number_or_nan
@@ -61,7 +60,7 @@ def environment_in(record: answers.EnvironmentRecord) -> Environment:
     return from_attributes(Environment, record)
 
 
-def exact_of_link(exact: ExactRecord, scores: Sequence[answers.ScoreSourceRecord]) -> answers.ExactOfLinkRecord:
+def exact_of_link(exact: replays.ExactRecord, scores: Sequence[answers.ScoreSourceRecord]) -> answers.ExactOfLinkRecord:
     """Return the divergences with what differs from the scores of the same names."""
     plain = {score.scorer: score.fingerprint for score in scores if not score.variant}
     differing: set[str] = set()

@@ -15,10 +15,9 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from foreshock import digests, scorers
+from foreshock import clock, digests, scorers
 from foreshock.api.attribution import AttributionDocument, AttributionRecord, ConclusionRecord, ScoreSourceRecord
 from foreshock.api.records import from_attributes, parse, to_json
-from foreshock.clock import now_us
 from foreshock.diagnosis.attribution import conclude_attribution
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, ServiceContext
@@ -161,7 +160,7 @@ def mark_attribution_stale(session: Session, published: publishing.ScoresPublish
 def mark_stale_after_late_rollouts(session: Session, closed: events.StepClosed) -> None:
     """Mark the attribution of a step as stale if it has one: rollouts arrived after its scores were published."""
     if session.get(tables.Attribution, tuple(closed.key)) is not None:
-        documents.mark_stale(session, closed.key, now_us())
+        documents.mark_stale(session, closed.key, clock.now_us())
 
 
 def attribute_after_commit(context: ServiceContext, session: Session, published: publishing.ScoresPublished) -> None:
@@ -172,7 +171,7 @@ def attribute_after_commit(context: ServiceContext, session: Session, published:
 def compute_stale_attributions(context: ServiceContext) -> int:
     """Compute the attributions that have been stale for a while, and return their number. For the sweeper."""
     with context.database.read() as session:
-        stale = documents.stale_before(session, now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
+        stale = documents.stale_before(session, clock.now_us() - _SWEEP_AFTER_US, _COMPUTED_AT_ONCE)
     return sum(try_to_compute(context, key) for key in stale)
 
 
@@ -183,7 +182,7 @@ def try_to_compute(context: ServiceContext, key: events.StepKey) -> bool:
         return True
     except Exception:
         _logger.exception("the attribution of step %s of run %s failed; it is retried", key.step, key.run_id)
-        context.database.write(lambda session: documents.mark_stale(session, key, now_us()))
+        context.database.write(lambda session: documents.mark_stale(session, key, clock.now_us()))
         return False
 
 
@@ -243,7 +242,7 @@ def store_attribution(
     session.execute(select(tables.Attribution.step).filter_by(**key._asdict()).with_for_update())
     if attribution_inputs(context, session, key).version != version:
         return False
-    now = now_us()
+    now = clock.now_us()
     document = None
     if result.attribution is not None:
         used = {(each.scorer, each.variant, digests.digest_of_json(each.fingerprint)) for each in result.used}

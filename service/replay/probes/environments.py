@@ -14,10 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foreshock import errors, rollouts
+from foreshock import errors, rollouts, scorers
 from foreshock.environment import Environment
 from foreshock.fingerprint import Fingerprint
-from foreshock.scorers import ENGINES, SCORERS, TRAINER_REPLAY
 
 if TYPE_CHECKING:
     from foreshock_service.platform.database.tables import Worker
@@ -104,22 +103,22 @@ def wanted_environments(
     of the trainer; if one of the two is unknown, both take the other, so that the two replays can be compared.
     """
     if request == ANY:
-        return dict.fromkeys(ENGINES, WantedEnvironment())
+        return dict.fromkeys(scorers.ENGINES, WantedEnvironment())
     if request not in (None, OF_RUN):
-        return dict.fromkeys(ENGINES, WantedEnvironment((request,), is_required=True))
+        return dict.fromkeys(scorers.ENGINES, WantedEnvironment((request,), is_required=True))
     known = {name: _names(fingerprint) for name, fingerprint in fingerprints.items()}
     sampler, trainer = known.get("rollout", ()), known.get("trainer", ())
     sides = {"engine": sampler or trainer, "trainer": trainer or sampler}
     # A remote engine computes on its server's machine, whatever the worker's is.
     return {
         name: WantedEnvironment() if engine.remote else WantedEnvironment(sides[_side(name)], request == OF_RUN)
-        for name, engine in ENGINES.items()
+        for name, engine in scorers.ENGINES.items()
     }
 
 
 def _side(engine: str) -> str:
     """Return the side of the chain that an engine's replays stand for."""
-    sides = [scorer.side for scorer in SCORERS.values() if scorer.engine == engine and scorer.side is not None]
+    sides = [scorer.side for scorer in scorers.SCORERS.values() if scorer.engine == engine and scorer.side is not None]
     return sides[0] if sides else "trainer"
 
 
@@ -141,7 +140,7 @@ def names_in_words(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-_TRAINER = TRAINER_REPLAY
+_TRAINER = scorers.TRAINER_REPLAY
 _MASTER_DTYPES = ("bfloat16", "float16", "float32")
 _AUTOCAST = ("bfloat16", "float16")
 _PRECISION = frozenset({"autocast", "master_dtype", "head_dtype"})

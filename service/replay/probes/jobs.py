@@ -222,38 +222,28 @@ def new_jobs(
     worker offers gets a job of its own if live workers offer other scorers of its engine: those do not wait for it.
     A probe of a kind that needs more of its worker than scorers is one job.
     """
-    jobs = _bundles(probe, scorers, live, now_us, wanted, exact_pairs)
-    for job in jobs:
-        set_priority(job, priority)
-    return jobs
-
-
-def _bundles(
-    probe: Probe,
-    scorers: Sequence[ScorerRequest],
-    live: Iterable[Worker],
-    now_us: int,
-    wanted: Mapping[str, WantedEnvironment] | None,
-    exact_pairs: Sequence[str],
-) -> list[ProbeJob]:
-    offers = _offers(live, probe.accelerator)
+    offers, environments = _offers(live, probe.accelerator), wanted or {}
     names = sorted({each.scorer for each in scorers})
     kind = PROBE_KINDS[probe.kind]
+    jobs = []
     if kind.capability:
         # An engine's environment comes first, as in an exact pair.
         engine = min((str(SCORERS[name].engine) for name in names), key=lambda engine: engine == "torch")
-        environment = (wanted or {}).get(engine, WantedEnvironment())
+        environment = environments.get(engine, WantedEnvironment())
         label = engine if kind.sends_scores else kind.name
-        return [_job(probe, label, {*names, kind.capability}, scorers, environment, now_us)]
-    engines = sorted({str(SCORERS[name].engine) for name in names})
-    jobs = []
-    for engine in engines:
-        environment = (wanted or {}).get(engine, WantedEnvironment())
+        jobs.append(_job(probe, label, {*names, kind.capability}, scorers, environment, now_us))
+        names = []
+    for engine in sorted({str(SCORERS[name].engine) for name in names}):
+        environment = environments.get(engine, WantedEnvironment())
         of_engine = {name for name in names if SCORERS[name].engine == engine}
         together = _done_together(of_engine, offers)
         jobs.append(_job(probe, engine, together, scorers, environment, now_us))
         jobs += [_job(probe, name, {name}, scorers, environment, now_us) for name in sorted(of_engine - together)]
-    return jobs + [_exact_job(probe, pair, wanted or {}, now_us) for pair in exact_pairs]
+    if not kind.capability:
+        jobs += [_exact_job(probe, pair, environments, now_us) for pair in exact_pairs]
+    for job in jobs:
+        set_priority(job, priority)
+    return jobs
 
 
 def scored_by(job: ProbeJob) -> list[dict[str, str]]:

@@ -18,8 +18,7 @@ from foreshock.probe_kinds import DOCTOR, EXACT
 from foreshock.scorers import default_scorers
 from foreshock_service.platform import audit, parameters, security
 from foreshock_service.platform.context import Context, ServiceContext
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.platform.problem import ProblemError
 from foreshock_service.replay.probes.jobs import JobState
 from foreshock_service.replay.probes.requests import check_scorers, request_probe
@@ -142,7 +141,7 @@ def steps_between_probes(session: Session, run_id: str) -> int | None:
 
 def budget_of(session: Session, run_id: str, policy: ProbePolicyBody) -> Budget:
     """Return the budget of a run with the time that workers have held its jobs."""
-    return Budget(policy.budget_seconds, spent_us(session, run_id, database_now_us(session)) / 1e6)
+    return Budget(policy.budget_seconds, spent_us(session, run_id, engine.database_now_us(session)) / 1e6)
 
 
 _NOTES = {
@@ -191,7 +190,7 @@ def _due_steps(session: Session, run_id: str, policy: ProbePolicyBody) -> list[t
     room = UNFINISHED_AT_ONCE - unfinished_probes(session, run_id)
     if room <= 0:
         return []
-    attempts, now = attempts_of_run(session, run_id), database_now_us(session)
+    attempts, now = attempts_of_run(session, run_id), engine.database_now_us(session)
     due: dict[events.StepKey, str] = {}
     if policy.doctor_on_alerts:
         due |= dict.fromkeys(steps_to_examine(session, run_id, attempts, now), "doctor")
@@ -223,7 +222,7 @@ def _make(context: ServiceContext, key: events.StepKey, cause: str, policy: Prob
         problem = str(error)
         _logger.info("step %d of run %s cannot be probed: %s", key.step, key.run_id, problem)
     context.database.write(
-        lambda session: add_policy_probe(session, key, cause, probe_id, problem, database_now_us(session))
+        lambda session: add_policy_probe(session, key, cause, probe_id, problem, engine.database_now_us(session))
     )
     return probe_id is not None
 
@@ -366,7 +365,7 @@ def add_policy_probe(
         "problem": problem,
         "made_at_us": now_us,
     }
-    return insert_if_absent(session, tables.PolicyProbe, row)
+    return engine.insert_if_absent(session, tables.PolicyProbe, row)
 
 
 def _possible(run_id: str, attempts: Sequence[AttemptStart], now_us: int) -> ColumnElement[bool]:

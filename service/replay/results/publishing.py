@@ -119,16 +119,8 @@ for each in probe_kinds.PROBE_KINDS.values():
 @router.post("/v1/leases/{lease}/complete", status_code=status.HTTP_204_NO_CONTENT, tags=["leases"])
 def complete(lease: LeaseIdentifier, body: TokenBody, context: Context, principal: security.Worker) -> None:
     """Publish the job's scores. The answer comes after the step's attribution was computed with them."""
-    complete_job(context, principal, lease, body.token)
-
-
-def complete_job(context: ServiceContext, principal: security.Principal, lease_id: str, token: int) -> None:
-    """Publish the job's results and end the job; a repeated request changes nothing.
-
-    Raises LeaseNotFound, LeaseLost unless the token is the newest, and the error of a kind of which some are missing.
-    """
-    measured = exact.measure_job(context, principal, lease_id, token)
-    context.database.write(lambda session: publish_job(session, context, principal, lease_id, token, measured))
+    measured = exact.measure_job(context, principal, lease, body.token)
+    context.database.write(lambda session: publish_job(session, context, principal, lease, body.token, measured))
 
 
 def publish_job(
@@ -139,9 +131,10 @@ def publish_job(
     token: int,
     measured: Mapping[str, exact.MeasuredPair],
 ) -> None:
-    """Publish the job's results in this transaction.
+    """Publish the job's results and end the job; a try that has published before publishes nothing.
 
-    `measured` are the measures of the exact pairs. A try that has published before publishes nothing.
+    `measured` are the measures of the exact pairs. Raises LeaseNotFound, LeaseLost unless the token is the newest, and
+    the error of a kind of which some are missing.
     """
     lease, job, probe = lock_lease(session, principal, lease_id)
     if is_completed(lease, token):

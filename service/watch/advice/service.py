@@ -20,8 +20,7 @@ from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
 from foreshock.learning_rate.schedule import halvings_for_older_clients, newest_points
 from foreshock_service.platform import audit, parameters, problem, security
-from foreshock_service.platform.database import tables
-from foreshock_service.platform.database.engine import insert_rows, upsert
+from foreshock_service.platform.database import engine, tables
 from foreshock_service.replay.probes.policies import steps_between_probes
 from foreshock_service.runs import attempts, corrections, events, measurements, runs
 from foreshock_service.watch import alerts, long_polls
@@ -60,7 +59,40 @@ class Snapshot:
 
     def advice(self, step: int | None) -> schemas.AdviceRead:
         """Return the advice at `step`; without one at the step after the newest closed one."""
-        return _advice(self, step)
+        run, state, detectors = self.run, self.state, self.detectors
+        observed = detectors.step
+        asked = step if step is not None else 0 if observed is None else observed + 1
+        mode: decisions.Mode = "apply" if run.advice_mode == "apply" else "shadow"
+        advised, points = state.scale(asked), newest_points(state.loop)
+        has_ended = run.state in ENDED
+        warming = detectors.watching(self.configuration.surge) == "warming"
+        return schemas.AdviceRead(
+            attempt=state.attempt,
+            revision=state.revision,
+            scale=advised if mode == "apply" else 1.0,
+            advised_scale=advised,
+            schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
+            halvings=list(state.halvings),
+            rule_halvings=halvings_for_older_clients(state.halvings, points, state.factor),
+            loop=[schemas.LoopPointRead.model_validate(point) for point in points],
+            control=_control(detectors.loop, self.configuration.loop_at(asked)),
+            also=list(self.remedies.also),
+            favours=self.remedies.favours,
+            favours_why=self.remedies.why,
+            factor=state.factor,
+            floor=state.floor,
+            phase=state.phase(asked, warming),
+            mode=mode,
+            next_decay_step=None if has_ended else state.next_decay_step(asked),
+            step=step,
+            observed_step=observed,
+            learning_rate_sum=detectors.learning_rate_sum,
+            stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
+            reason=advice_reason(state, detectors, self.configuration, mode, has_ended=has_ended),
+            alerts=[schemas.AdviceAlertRead.model_validate(alert) for alert in self.opened],
+            want_weights_at_step=_wanted(self, asked),
+            applied=self.applied,
+        )
 
 
 def read_snapshot(session: Session, principal: security.Principal, run_id: str) -> Snapshot:
@@ -119,7 +151,7 @@ def note_followed_step(
         return
     if body.step > _polled_step(session, run_id, attempt):
         row = {"run_id": run_id, "attempt": attempt, "polled_step": body.step}
-        upsert(session, tables.TrainerProgress, [row], ("run_id", "attempt"))
+        engine.upsert(session, tables.TrainerProgress, [row], ("run_id", "attempt"))
 
 
 def _followed_attempt(session: Session, run_id: str, body: schemas.FollowedStep) -> int:
@@ -145,7 +177,7 @@ def acknowledge(
         "applied_scale": body.applied_scale,
         "received_at_us": now_us(),
     }
-    upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
+    engine.upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
 
 
 def operate(
@@ -199,43 +231,6 @@ def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead
         learning_rate=newest.applied_learning_rate,
         scale=newest.applied_scale,
         received_at_us=newest.received_at_us,
-    )
-
-
-def _advice(known: Snapshot, step: int | None) -> schemas.AdviceRead:
-    run, state, detectors = known.run, known.state, known.detectors
-    observed = detectors.step
-    asked = step if step is not None else 0 if observed is None else observed + 1
-    mode: decisions.Mode = "apply" if run.advice_mode == "apply" else "shadow"
-    advised, points = state.scale(asked), newest_points(state.loop)
-    has_ended = run.state in ENDED
-    warming = detectors.watching(known.configuration.surge) == "warming"
-    return schemas.AdviceRead(
-        attempt=state.attempt,
-        revision=state.revision,
-        scale=advised if mode == "apply" else 1.0,
-        advised_scale=advised,
-        schedule=schemas.ScheduleRead(**state.schedule.to_json()) if state.schedule is not None else None,
-        halvings=list(state.halvings),
-        rule_halvings=halvings_for_older_clients(state.halvings, points, state.factor),
-        loop=[schemas.LoopPointRead.model_validate(point) for point in points],
-        control=_control(detectors.loop, known.configuration.loop_at(asked)),
-        also=list(known.remedies.also),
-        favours=known.remedies.favours,
-        favours_why=known.remedies.why,
-        factor=state.factor,
-        floor=state.floor,
-        phase=state.phase(asked, warming),
-        mode=mode,
-        next_decay_step=None if has_ended else state.next_decay_step(asked),
-        step=step,
-        observed_step=observed,
-        learning_rate_sum=detectors.learning_rate_sum,
-        stale=step is not None and step - (-1 if observed is None else observed) > STALE_AFTER_STEPS,
-        reason=advice_reason(state, detectors, known.configuration, mode, has_ended=has_ended),
-        alerts=[schemas.AdviceAlertRead.model_validate(alert) for alert in known.opened],
-        want_weights_at_step=_wanted(known, asked),
-        applied=known.applied,
     )
 
 
@@ -359,7 +354,7 @@ def _append(session: Session, run_id: str, decision: decisions.Decision) -> None
         "made_at_us": decision.at_us,
         "decision": decision.to_json(),
     }
-    insert_rows(session, tables.AdviceDecision, [row])
+    engine.insert_rows(session, tables.AdviceDecision, [row])
 
 
 def _newest_version(session: Session, run_id: str) -> tuple[int, int]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import httpx
 
-from foreshock import errors
+from foreshock import clock, errors
 from foreshock.api.diagnosis import RunVerdict
-from foreshock.clock import now_us
 from foreshock_service.platform.database.tables import Alert, Run, new_identifier
 from foreshock_service.platform.settings import NotificationTarget, load_settings
 from foreshock_service.runs.diagnoses import NOTHING_YET
@@ -180,7 +179,7 @@ def send_test(name: str) -> None:
     if name not in targets:
         known = ", ".join(targets) or "none; set FORESHOCK_NOTIFICATIONS"
         raise errors.ConfigurationError(f"there is no target {name}; targets: {known}")
-    now = now_us()
+    now = clock.now_us()
     alert = Alert(
         id=new_identifier("alert"), rule="test", severity=targets[name].severity, state="open", attempt=1, step=0,
         cleared_step=None, value=0.0, threshold=0.0, why="This is a test of the notifications of Foreshock.",
