@@ -20,7 +20,8 @@ from typing import Any, Literal
 from sqlalchemy import Select, and_, case, delete, func, select
 from sqlalchemy.orm import Session
 
-from foreshock import clock, comparisons, errors
+from foreshock import comparisons, errors
+from foreshock.clock import now_us
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
 from foreshock.statistics_shards import ShardPart
 from foreshock_service.platform.context import ServiceContext
@@ -237,7 +238,7 @@ def store_fold(session: Session, key: events.StepKey, folded: FoldedStep, *, aga
 
 def mark_closed(step: Step) -> None:
     """Mark the step as closed, with all received shards folded."""
-    step.closed_at_us = step.closed_at_us or clock.now_us()
+    step.closed_at_us = step.closed_at_us or now_us()
     step.folded_shards = step.received_shards
 
 
@@ -248,7 +249,7 @@ def is_waiting(step: Step, grace_us: int | None = None) -> bool:
     has been set back since.
     """
     complete = step.received_shards >= step.expected_shards
-    overdue = grace_us is not None and abs(clock.now_us() - step.last_shard_at_us) > grace_us
+    overdue = grace_us is not None and abs(now_us() - step.last_shard_at_us) > grace_us
     due = complete or step.closed_at_us is not None or overdue
     return step.folded_shards < step.received_shards and due
 
@@ -276,7 +277,7 @@ def close_waiting_steps(context: ServiceContext) -> int:
     """
     grace_us = int(context.settings.step_grace_seconds * 1e6)
     with context.database.read() as session:
-        keys = steps.waiting_steps(session, clock.now_us(), grace_us, _STEPS_PER_SWEEP)
+        keys = steps.waiting_steps(session, now_us(), grace_us, _STEPS_PER_SWEEP)
     return sum(try_to_close(context, key, grace_us) for key in keys)
 
 

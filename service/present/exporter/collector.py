@@ -31,12 +31,6 @@ from foreshock_service.watch.advice.service import states_of_runs
 from foreshock_service.watch.detection.states import newest_of_run, observed_steps
 
 
-def runs_by_state(session: Session, project: str | None) -> Mapping[str, int]:
-    """Return the number of runs in each state."""
-    query = select(tables.Run.state, func.count()).where(is_visible(project)).group_by(tables.Run.state)
-    return dict(session.execute(query).all())
-
-
 def active_runs(session: Session, project: str | None, limit: int) -> Sequence[tables.Run]:
     """Return up to `limit` running runs, those with the newest data first."""
     newest = func.coalesce(tables.Run.last_shard_at_us, tables.Run.created_at_us)
@@ -100,23 +94,6 @@ def newest_attributions(session: Session, run_ids: Collection[str]) -> dict[str,
         .order_by(tables.Attribution.attempt)
     )
     return {each.run_id: each for each in session.scalars(query)}
-
-
-def open_alerts(session: Session, run_ids: Collection[str]) -> Sequence[tuple[str, str, str, int]]:
-    """Return (run, rule, severity, number) of the open alerts."""
-    of_alert = (tables.Alert.run_id, tables.Alert.rule, tables.Alert.severity)
-    query = select(*of_alert, func.count()).where(tables.Alert.run_id.in_(run_ids), tables.Alert.state == "open")
-    return session.execute(query.group_by(*of_alert)).all()
-
-
-def runs_with_open_rule(session: Session, run_ids: Collection[str], rule: str) -> frozenset[str]:
-    """Return those of the runs that have an open or acknowledged alert of this rule."""
-    standing = tables.Alert.state.in_(("open", "acknowledged"))
-    return frozenset(
-        session.scalars(
-            select(tables.Alert.run_id).where(tables.Alert.run_id.in_(run_ids), tables.Alert.rule == rule, standing)
-        )
-    )
 
 
 def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[str, tables.AdviceAcknowledgement]:
@@ -223,9 +200,7 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> famili
         if run_ids:
             _measurements(session, found, run_ids)
             _attributions(found, newest_attributions(session, run_ids).values())
-            for run_id, rule, severity, count in open_alerts(session, run_ids):
-                found.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
-            fallen = runs_with_open_rule(session, run_ids, "reward_collapse")
+            fallen = _alerts(session, found, run_ids)
             for run_id, said in diagnoses.verdicts_of_runs(session, run_ids).items():
                 for verdict in VERDICTS:
                     found.add(families.VERDICT, (run_id, verdict), said.verdict == verdict)
@@ -236,7 +211,8 @@ def scrape(context: ServiceContext, version: str, project: str | None) -> famili
 
 
 def _runs(session: Session, scrape: families.Scrape, project: str | None, limit: int) -> Sequence[tables.Run]:
-    states = runs_by_state(session, project)
+    by_state = select(tables.Run.state, func.count()).where(is_visible(project)).group_by(tables.Run.state)
+    states: dict[str, int] = dict(session.execute(by_state).all())
     for state, count in states.items():
         scrape.add(families.RUNS, (state,), count)
     runs = active_runs(session, project, limit)
@@ -252,6 +228,20 @@ def _runs(session: Session, scrape: families.Scrape, project: str | None, limit:
         scrape.add_row(_OF_NEWEST_STEP, (run_id,), counts)
     _scalars(session, scrape, {run.id: run for run in runs if run.last_step is None})
     return runs
+
+
+def _alerts(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> set[str]:
+    """Add the open alerts; return the runs that have an open or acknowledged one of a collapse of the reward."""
+    alert = tables.Alert
+    group = (alert.run_id, alert.rule, alert.severity, alert.state)
+    query = select(*group, func.count()).where(alert.run_id.in_(run_ids), alert.state.in_(("open", "acknowledged")))
+    fallen = set()
+    for run_id, rule, severity, state, count in session.execute(query.group_by(*group)):
+        if state == "open":
+            scrape.add(families.ALERTS_OPEN, (run_id, rule, severity), count)
+        if rule == "reward_collapse":
+            fallen.add(run_id)
+    return fallen
 
 
 def _probes(session: Session, scrape: families.Scrape, project: str | None, known: Accelerators) -> None:

@@ -96,6 +96,16 @@ def line(curve: Curve, name: str, colour: str, **more: Any) -> Json:
     }
 
 
+def banded(mean: Json, low: Sequence[float], high: Sequence[float], **more: Any) -> list[Json]:
+    """Return a band from `low` to `high` behind the line of the mean."""
+    edge = {"type": "scatter", "mode": "lines", "x": mean["x"], "line": {"width": 0}, "hoverinfo": "skip", **more}
+    return [
+        {**edge, "name": f"{mean['name']}, least", "y": low},
+        {**edge, "name": f"{mean['name']}, largest", "y": high, "fill": "tonexty", "fillcolor": SERIES_BAND},
+        mean,
+    ]
+
+
 def vertical_marker(step: float, text: str, colour: str, *, row: float = 1.0, left: bool = False) -> tuple[Json, Json]:
     """Return a dashed vertical line at `step` and its label, right or left of it, at height `row`."""
     shape = {

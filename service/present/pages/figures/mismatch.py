@@ -91,16 +91,9 @@ def _traces(name: str, curve: drawing.Curve) -> list[drawing.Json]:
     if len(visible.points()) <= overview.MOST_COLUMNS:
         return [drawing.line(visible, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **hidden)]
     steps, means, low, high = overview.columns_of(visible)
-    edge = {"type": "scatter", "mode": "lines", "x": steps, "line": {"width": 0}, "hoverinfo": "skip", **hidden}
-    edge |= {"showlegend": False, "legendgroup": name}
-    mean = drawing.line(
-        drawing.Curve([int(step) for step in steps], means), name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}"
-    )
-    return [
-        {**edge, "name": f"{name}, least", "y": low},
-        {**edge, "name": f"{name}, largest", "y": high, "fill": "tonexty", "fillcolor": drawing.SERIES_BAND},
-        {**mean, "legendgroup": name, **hidden},
-    ]
+    curve, with_group = drawing.Curve([int(step) for step in steps], means), {"legendgroup": name, **hidden}
+    mean = drawing.line(curve, name, colour, line={"dash": dash}, hovertemplate="%{y:.2e}", **with_group)
+    return drawing.banded(mean, low, high, showlegend=False, **with_group)
 
 
 def _bands(edges: Sequence[float]) -> list[drawing.Json]:

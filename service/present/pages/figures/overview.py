@@ -101,12 +101,7 @@ def _traces(panel: Panel, axis: str) -> list[drawing.Json]:
     mean["line"]["width"] = 1.6
     if low == high:
         return [mean]
-    edge = {"type": "scatter", "mode": "lines", "x": mean["x"], "line": {"width": 0}, "hoverinfo": "skip", **on}
-    return [
-        {**edge, "name": f"{panel.name}, least", "y": low},
-        {**edge, "name": f"{panel.name}, largest", "y": high, "fill": "tonexty", "fillcolor": drawing.SERIES_BAND},
-        mean,
-    ]
+    return drawing.banded(mean, low, high, **on)
 
 
 def _name(panel: Panel, axis: str) -> drawing.Json:

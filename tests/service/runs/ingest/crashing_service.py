@@ -18,7 +18,7 @@ import uvicorn
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.settings import load_settings
-from foreshock_service.runs import ingest
+from foreshock_service.runs import ingest, shards
 from foreshock_service.runs.shard_decoding import PRELOAD
 
 
@@ -31,5 +31,5 @@ if __name__ == "__main__":
     settings = load_settings()
     port, function = sys.argv[1:]
     assert function in ("commit_shard", "try_to_close")
-    setattr(ingest, function, die)
+    setattr(ingest if function == "commit_shard" else shards, function, die)
     uvicorn.run(create_app(settings, DecoderPool(settings, PRELOAD)), port=int(port), log_level="warning")
