@@ -55,8 +55,11 @@ FAULTS = (
     Fault("none", ""),
     # SGLang reports log-probs before truncation: what top-p cuts off leaves no trace in them.
     Fault("top-p 0.7", "", parameters={"top_p": 0.7}),
-    # SGLang's repetition penalty leaves out the prompt, vLLM's does not; no row of the catalogue describes the former.
-    Fault("repetition penalty 1.2", "", parameters={"repetition_penalty": 1.2}),
+    # SGLang's repetition penalty leaves out the prompt, vLLM's does not.
+    Fault("repetition penalty 1.2, undeclared", "repetition_penalty", parameters={"repetition_penalty": 1.2}),
+    Fault("frequency penalty 0.3, undeclared", "frequency_penalty", parameters={"frequency_penalty": 0.3}),
+    Fault("no end before 8 tokens", "banned_end", parameters={"min_new_tokens": 8}),
+    Fault("logit bias of one id", "token_bias", parameters={"logit_bias": {"5": 2.0}}),
     Fault("temperature 0.8, undeclared", "temperature", parameters={"temperature": 0.8}),
     Fault("presence penalty 0.5, undeclared", "presence_penalty", parameters={"presence_penalty": 0.5}),
     Fault("weights that were not updated", "other_weights", weights="step_0007"),

@@ -100,6 +100,13 @@ FAULTS: tuple[Fault, ...] = (
         "no end early", "rollout", ("banned_end",), inject.processed(lambda *given: inject.no_end(*given)), UNTRAINED
     ),
     Fault("repetition penalty", "rollout", ("repetition_penalty",), inject.processed(inject.repetition)),
+    Fault(
+        "repetition penalty of the response",
+        "rollout",
+        ("repetition_penalty",),
+        inject.processed(lambda *given: inject.repetition(*given, of_response=True)),
+        UNTRAINED,
+    ),
     Fault("presence penalty", "rollout", ("presence_penalty",), inject.processed(inject.presence), UNTRAINED),
     Fault(
         "soft cap",

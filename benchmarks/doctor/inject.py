@@ -77,9 +77,17 @@ def _seen(ids: torch.Tensor, vocabulary: int) -> torch.Tensor:
     return torch.zeros(ids.shape[0], vocabulary).scatter_add_(1, ids, torch.ones_like(ids, dtype=torch.float32))
 
 
-def repetition(case: Case, logits: torch.Tensor, ids: torch.Tensor, given: torch.Tensor, step: int) -> torch.Tensor:
+def repetition(
+    case: Case,
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    given: torch.Tensor,
+    step: int,
+    *,
+    of_response: bool = False,
+) -> torch.Tensor:
     factor = (1.1, 1.25, 1.5)[case.size]
-    hit = _seen(ids, logits.shape[-1]) > 0
+    hit = _seen(ids[:, int(given[0]) :] if of_response else ids, logits.shape[-1]) > 0
     return torch.where(hit, torch.where(logits > 0, logits / factor, logits * factor), logits)
 
 

@@ -89,6 +89,10 @@ def _changes(
     return Cause(name, family, says, fixes, variants, confirm)
 
 
+def _off(option: str, neutral: str) -> dict[str, str]:
+    return {"vLLM": f"SamplingParams.{option}={neutral}", "SGLang": f"sampling_params.{option}={neutral}"}
+
+
 _CONFIGURATION_FIX = {
     "vLLM": "hf_overrides={…}",
     "SGLang": "--json-model-override-args '{…}'",
@@ -140,6 +144,7 @@ CATALOGUE: tuple[Cause, ...] = (
         "are those of temperature {label}",
         {
             "vLLM": "SamplingParams.temperature and --logprobs-mode",
+            "SGLang": "sampling_params.temperature",
             "verl": "actor_rollout_ref.rollout.temperature",
             "TRL": "GRPOConfig.temperature",
             "slime": "--rollout-temperature",
@@ -176,6 +181,7 @@ CATALOGUE: tuple[Cause, ...] = (
         "have another logit at single ids: {label}",
         {
             "vLLM": "SamplingParams.logit_bias, bad_words, allowed_token_ids",
+            "SGLang": "sampling_params.logit_bias",
             "any": "remove the bias, or apply it in the trainer too",
         },
         "biases",
@@ -183,27 +189,22 @@ CATALOGUE: tuple[Cause, ...] = (
     _fit(
         "banned_end",
         "exclude the end of the sequence early: {label}",
-        {"vLLM": "SamplingParams.min_tokens=0", "any": "apply min_tokens in the trainer too"},
+        {
+            "vLLM": "SamplingParams.min_tokens=0",
+            "SGLang": "sampling_params.min_new_tokens=0",
+            "any": "apply min_tokens in the trainer too",
+        },
         "banned_until",
     ),
     _fit(
         "repetition_penalty",
         "have a repetition penalty of {label}",
-        {"vLLM": "SamplingParams.repetition_penalty=1", "TRL": "GRPOConfig.repetition_penalty=1.0"},
+        _off("repetition_penalty", "1") | {"TRL": "GRPOConfig.repetition_penalty=1.0"},
         "repetition",
+        "repetition_of_response",
     ),
-    _fit(
-        "presence_penalty",
-        "have a presence penalty of {label}",
-        {"vLLM": "SamplingParams.presence_penalty=0"},
-        "presence",
-    ),
-    _fit(
-        "frequency_penalty",
-        "have a frequency penalty of {label}",
-        {"vLLM": "SamplingParams.frequency_penalty=0"},
-        "frequency",
-    ),
+    _fit("presence_penalty", "have a presence penalty of {label}", _off("presence_penalty", "0"), "presence"),
+    _fit("frequency_penalty", "have a frequency penalty of {label}", _off("frequency_penalty", "0"), "frequency"),
     _fit(
         "softcap",
         "have soft-capped logits (cap {label})",
@@ -245,6 +246,13 @@ CATALOGUE: tuple[Cause, ...] = (
             "PEFT": "unmerge_adapter() before merge_adapter()",
         },
         fills.delta,
+        "weights",
+    ),
+    _changes(
+        "engine_option",
+        "are those of the engine with another option: {label}",
+        {"any": "set the option of the engine that samples as you mean it"},
+        fills.engines,
         "weights",
     ),
     _changes("configuration", "are those of the configuration {label}", _CONFIGURATION_FIX, fills.other_configuration),

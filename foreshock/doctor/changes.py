@@ -49,7 +49,8 @@ class Subject:
     `announced`: the name of the weights that each side should hold. `weights`: the names of all weights, in the order
     given. `versions`: the version or step that a name stands for, if known. `configurations`: the config.json of each
     name. `unusable`: names that could not be loaded, and why. `layers`: their number; `longest`: the longest sequence,
-    in tokens; `eos`: the id that ends a sequence.
+    in tokens; `eos`: the id that ends a sequence. `engines`: scorers of real engines that may be asked, those
+    with an option have a colon.
     """
 
     announced: Mapping[str, str]
@@ -60,6 +61,7 @@ class Subject:
     layers: int = 0
     longest: int = 0
     eos: int | None = None
+    engines: tuple[str, ...] = ()
 
 
 class Experimenter(Protocol):
@@ -73,4 +75,10 @@ class Experimenter(Protocol):
         """Return the logits [T, V] before each response token of `rows` (empty: all rollouts) under `change`.
 
         Raises CannotTryError.
+        """
+
+    def log_probs(self, engine: str) -> NDArray[np.float32]:
+        """Return what one of the subject's engines gives with the engine's announced weights, [T].
+
+        Raises CannotTryError with the engine's words.
         """

@@ -13,7 +13,6 @@ from foreshock.doctor.evidence import Compared, share_range
 from foreshock.doctor.fills import differing_fields
 from foreshock.doctor.findings import SIDE_WORDS
 from foreshock.doctor.sampling import Sampling
-from foreshock.doctor.screening import MAJORITY
 from foreshock.doctor.search import SideSearch
 from foreshock.doctor.trials import Budget, Trial
 from foreshock.rollouts import RolloutBatch
@@ -92,7 +91,7 @@ def _ruled_out(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
         for side, search in searches.items()
         if search.found is search.base
         for variants, (share, _) in search.screened.items()
-        if np.isfinite(share) and share <= MAJORITY
+        if np.isfinite(share)
     }
     return tuple(RuledOut(*pair) for pair in sorted(tried.items(), key=lambda each: -each[1]))
 
@@ -169,7 +168,10 @@ def _findings(search: SideSearch, batch: RolloutBatch) -> list[Finding]:
     for variant, value in zip(found.variants, found.values, strict=True):
         row = _ROWS[variant.cause]
         lag = _is_declared_lag(search, batch) if row.name == "other_weights" else False
-        says = f"{SIDE_WORDS[search.side]} {row.says.format(label=value)}{part}"
+        width = search.uncertainty(variant)
+        label = value if np.isnan(width) else f"{value} ± {width:.1g}"
+        label += " over the ids of the response only" if variant.fit == "repetition_of_response" else ""
+        says = f"{SIDE_WORDS[search.side]} {row.says.format(label=label)}{part}"
         if lag:
             says += ", as their weights_version declares: a lag, not a fault"
         result.append(
@@ -290,12 +292,12 @@ def _between(
         except CannotTryError:
             continue
         share = share_range(before, after, compared)
-        if share[1] > MAJORITY:
+        if share[1] > trainer.precision_share:
             ours = subject.configurations[names[0]].get(field)
             says = f"the configurations of both sides differ: {field} is {ours} in {names[0]} and {value} in {names[1]}"
             size = (float(before.mean()), float(after.mean()))
             found.append(_configuration(batch, f"{field} = {value}", says, share, size))
-    if not found and share_range(before, trainer.found.halves, compared)[1] > MAJORITY:
+    if not found and share_range(before, trainer.found.halves, compared)[1] > trainer.precision_share:
         says = (
             f"the sides were given other weights, {names[0]} and {names[1]}, and each side is reproduced by its own: "
             "the difference is the lag between them"

@@ -33,9 +33,16 @@ def cached(subject: Subject, side: str) -> Labelled:
     return ((name, {"prompt_weights": name}) for name in _others(subject, side))
 
 
+def engines(subject: Subject, side: str) -> Labelled:
+    """Yield the engines that have an option; the others are ordinary numerics."""
+    asked = subject.engines if side == "rollout" else ()
+    return ((each, {"engine": each}) for each in asked if ":" in each)
+
+
 def delta(subject: Subject, side: str) -> Labelled:
     names = list(_others(subject, side))
-    for factor, label in ((2.0, "twice"), (0.5, "half"), (-1.0, "with the wrong sign")):
+    labels = {2.0: "twice", 0.5: "half", -1.0: "with the wrong sign", 4.0: "four times", 0.25: "by a quarter"}
+    for factor, label in labels.items():
         for name in names:
             yield f"{label} since {name}", {"delta": (name, factor)}
 
@@ -47,9 +54,20 @@ def parts(subject: Subject, side: str) -> Labelled:
 
 
 def layer_parts(subject: Subject, side: str) -> Labelled:
+    yield from stages(subject, side)
     for layer in range(subject.layers):
         for name in _others(subject, side):
             yield f"layer {layer} of {name}", {"part": (name, f"layers.{layer}")}
+
+
+def stages(subject: Subject, side: str) -> Labelled:
+    """Yield the first or the last layers of others, as a stage of a pipeline has them: a quarter, a half, the rest."""
+    number = subject.layers
+    borders = dict.fromkeys(round(number * part / 4) for part in (2, 1, 3))
+    for border in (each for each in borders if 0 < each < number):
+        for first, last in ((0, border - 1), (border, number - 1)):
+            for name in _others(subject, side) if first < last else ():
+                yield f"layers {first} to {last} of {name}", {"part": (name, f"layers.{first}-{last}")}
 
 
 def moved_layers(subject: Subject, side: str) -> Labelled:

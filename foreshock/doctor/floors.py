@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from foreshock.doctor.catalogue import PRECISIONS
-from foreshock.doctor.changes import Change
+from foreshock.doctor.changes import CannotTryError, Change
 from foreshock.doctor.evidence import RESOLUTION, Compared, Float64, mean_range, share_range, steadiness
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Trial, View
 
-__all__ = ["Floors"]
+__all__ = ["ONE_OF_TWO_ROUNDINGS", "Floors"]
 
 _TWO_ROUNDINGS = 2.0
 """Two independent roundings differ by twice the variance of one."""
+ONE_OF_TWO_ROUNDINGS = 1 - 1 / _TWO_ROUNDINGS
+"""A replay and a log without a fault differ by two roundings; a variant that removes one explains this share."""
 _OTHER_KERNELS = 3.0
 """How many times more than the precisions of torch other kernels may differ: those of vLLM differ 1.4 to 2.3 times."""
 _SHARE_FOR_NOISE = 0.125
@@ -28,9 +30,11 @@ class Floors:
     """What the announced weights of a side give without any fault.
 
     `base` is the trial of the usual precision, or of one that is clearly nearer. `healthy` has the log-probs [T]
-    of the others: logs of another scorer without a fault, on which the nulls of all tests are measured. `rounding`:
+    of the others and of real engines: logs of another scorer without a fault, on which the nulls of all tests are
+    measured; `refused`: the engines that cannot be asked, and why. `rounding`:
     E[d²]/2 in nats² that precisions can differ by; `weighted_rounding`: the same if tokens count by `weights` [T],
-    which are small at tokens at which rounding decides.
+    which are small at tokens at which rounding decides. `precision_shares`: the shares, without and with weights, that
+    a third precision explains of the difference between two.
     """
 
     def __init__(
@@ -41,6 +45,9 @@ class Floors:
         self._noises: dict[str, tuple[float, float]] = {}
         self.healthy: tuple[Float64, ...] = ()
         self.weights = np.ones(compared.rows.size)
+        self.precision_shares = (0.0, 0.0)
+        self.refused: dict[str, str] = {}
+        self._engines = replays.engines if side == "rollout" else ()
         self.rounding = self.weighted_rounding = RESOLUTION
         tried: dict[str, Trial] = {}
         for precision in PRECISIONS[:3]:
@@ -53,13 +60,19 @@ class Floors:
         usual = tried["bfloat16" if side == "rollout" else "autocast"]
         nearest = min(tried.values(), key=lambda each: each.gap)
         # One rounding less is half of what two leave; what is nearer by less can be a fault that hides the precision.
-        self.base = nearest if share_range(usual.halves, nearest.halves, compared)[1] > 0.5 else usual
+        self.base = nearest if share_range(usual.halves, nearest.halves, compared)[1] > ONE_OF_TWO_ROUNDINGS else usual
         self._measure(tried)
 
     def _measure(self, tried: dict[str, Trial]) -> None:
         replays = {
             name: self._replays.log_probs(each.change, self.base.sampling, self._whole) for name, each in tried.items()
         }
+        for engine in self._engines:
+            try:
+                replays_of = self._announced.plus(Change.of(engine=engine))
+                replays[engine] = self._replays.log_probs(replays_of, self.base.sampling, self._whole)
+            except CannotTryError as error:
+                self.refused[f"the engine {engine}"] = str(error)
         self.weights = steadiness(list(replays.values()), self._compared)
         own = str(self.base.change.get("precision"))
         self.healthy = tuple(each for name, each in replays.items() if name != own)
@@ -68,6 +81,8 @@ class Floors:
             max(self._upper(one, other, self._whole, weights) for one, other in pairs)
             for weights in (np.ones(self.weights.size), self.weights)
         )
+        plain, weighted_share = (self._precision_share(replays, own, each) for each in (1.0, self.weights))
+        self.precision_shares = (plain, weighted_share)
         self.rounding = _TWO_ROUNDINGS * floor
         self.weighted_rounding = _TWO_ROUNDINGS * _OTHER_KERNELS * weighted_floor
 
@@ -75,6 +90,20 @@ class Floors:
         """Return the upper end of the mean of d²/2 between two replays."""
         differing = replace(view.compared, logged=one)
         return mean_range(weights * differing.halves(other), differing)[1]
+
+    def _precision_share(self, replays: dict[str, Float64], own: str, weights: Float64 | float) -> float:
+        """Return the largest share of a difference between precisions that a third one explains; 0 if none does.
+
+        The logs are those of each precision but `own`, and the third one stands for a variant: what explains no more
+        could be another order of rounding.
+        """
+
+        def size(one: str, other: str) -> float:
+            differing = replace(self._compared, logged=replays[one])
+            return float((weights * differing.halves(replays[other])).sum())
+
+        pairs = itertools.permutations([name for name in replays if name != own], 2)
+        return max(1 - size(logged, third) / max(size(logged, own), 1e-300) for logged, third in pairs)
 
     def do_precisions_differ(self) -> bool:
         """Return whether two precisions give other log-probs, so that equal ones hardly come from two passes."""

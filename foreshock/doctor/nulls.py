@@ -1,11 +1,18 @@
-"""The nulls of the doctor's tests: what variants explain of healthy logs, and how many rollouts improve by chance."""
+"""The nulls of the doctor's tests, each measured on the data at hand; no threshold of a name is a constant.
+
+`healthy_share`: what variants explain of logs without a fault. `expected_by_chance`: how many other causes would
+explain as much. `chosen_by_chance`: what the choice of the better of several replays for each rollout explains.
+`chance_of`: how likely so many rollouts improve. `Floors.precision_shares`: what precisions explain of one another.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.evidence import Float64
@@ -13,7 +20,9 @@ from foreshock.doctor.floors import Floors
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import View
 
-__all__ = ["chance_of", "healthy_share"]
+__all__ = ["chance_of", "chosen_by_chance", "expected_by_chance", "gain_of", "healthy_share"]
+
+_DRAWS = 200
 
 
 def healthy_share(
@@ -48,3 +57,37 @@ def chance_of(improvements: Float64) -> float:
     mean = number * (number + 1) / 4
     spread = math.sqrt(number * (number + 1) * (2 * number + 1) / 24)
     return 0.5 * math.erfc((float(ranks[values > 0].sum()) - mean) / spread / math.sqrt(2))
+
+
+def gain_of(share: float) -> float:
+    """Return log(before / after) of a share that is explained; 0 if nothing is."""
+    return -math.log(max(1 - share, 1e-12)) if share > 0 else 0.0
+
+
+def expected_by_chance(gain: float, others: Sequence[float]) -> float:
+    """Return how many causes would explain so much if none were true, of as many as explain anything.
+
+    The gains are those of `gain_of`; what wrong causes gain falls off exponentially. The scale comes from the median of
+    `others`, so that a relative of the true cause counts for no more than one. Its own error widens the tail, as if it
+    were the mean of two thirds as many. Infinite if no other cause explains anything.
+    """
+    helpful = [each for each in others if each > 0]
+    if not helpful:
+        return math.inf
+    scale, known = float(np.median(helpful)) / math.log(2), len(helpful) / 1.5
+    return (len(helpful) + 1) * float((1 + gain / scale / known) ** -known)
+
+
+def chosen_by_chance(halves: Float64, rows: NDArray[np.int64], choices: int, quantile: float) -> float:
+    """Return a quantile of the share that is explained if each rollout takes the best of `choices` rollouts' values.
+
+    `halves` [T] is what is left of tokens of the rollouts `rows` [T]: permuted by rollout, it is what another replay
+    leaves that is as good as the first.
+    """
+    values = np.bincount(rows, halves)
+    if not values.sum() > 0:
+        return 0.0
+    random = np.random.default_rng(27)
+    others = random.permuted(np.broadcast_to(values, (_DRAWS, choices - 1, values.size)), axis=2)
+    left = np.minimum(values, others.min(axis=1)).sum(axis=1)
+    return float(np.quantile(1 - left / values.sum(), quantile))

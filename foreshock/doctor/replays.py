@@ -12,7 +12,7 @@ from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change, Experimenter
 from foreshock.doctor.data import DATA_CHANGES
 from foreshock.doctor.evidence import Compared, Float64
-from foreshock.doctor.sampling import Sampling, fitted
+from foreshock.doctor.sampling import Sampling, fitted, uncertainty
 from foreshock.doctor.trials import Budget, Trial, View, switched
 
 __all__ = ["Replays"]
@@ -24,6 +24,7 @@ class Replays:
     def __init__(self, experimenter: Experimenter, budget: Budget, log: Callable[[str], None]) -> None:
         self._experimenter, self._budget, self._log = experimenter, budget, log
         self._eos = experimenter.subject.eos
+        self.engines = tuple(each for each in experimenter.subject.engines if ":" not in each)
 
     def plain(self, change: Change, sampling: Sampling, view: View) -> Trial:
         """Return the trial of a change without variants."""
@@ -31,6 +32,10 @@ class Replays:
 
     def log_probs(self, change: Change, sampling: Sampling, view: View) -> Float64:
         """Return the log-probs of the tokens of a view under a change. Raises CannotTryError."""
+        if engine := change.get("engine"):
+            self._budget.count(change, View(view.compared))
+            found = self._experimenter.log_probs(engine).astype(np.float64)
+            return np.asarray(found[view.tokens] if view.rows else found)
         return sampling.log_probs(self._logits(change, view), view.compared)
 
     def try_on(
@@ -62,7 +67,12 @@ class Replays:
         if variants[-1].change.values and not is_silent:
             mean = trial.gap / max(int(view.compared.usable.sum()), 1)
             self._log(f"{variants[-1].cause}, {values[-1]}: E[d²]/2 {mean:.2e}")
-        return [trial, *self._in_part(trial, start, view)]
+        return [trial, *self._in_part(trial, start, view, variants[-1].fit)]
+
+    def uncertainty(self, trial: Trial, fit: str, view: View) -> float:
+        """Return the half-width of the 95 % interval of a parameter that was fitted; NaN if it has none."""
+        target = self._unchanged_data(trial.change, trial.sampling, trial.data, view)
+        return uncertainty(fit, self._logits(trial.change, view), target, trial.sampling)
 
     def _unchanged_data(self, change: Change, sampling: Sampling, data: tuple[str, ...], view: View) -> Compared:
         """Return what a fit has to explain: the tokens that no change of data has set apart."""
@@ -74,13 +84,25 @@ class Replays:
             return view.compared
         return replace(view.compared, usable=view.compared.usable & (changed == plain))
 
-    def _in_part(self, trial: Trial, start: Trial, view: View) -> Iterator[Trial]:
-        """Yield the trial of the rollouts that it fits better than `start`, if these are some and not all."""
+    def _in_part(self, trial: Trial, start: Trial, view: View, fit: str) -> Iterator[Trial]:
+        """Yield the trial of the rollouts that it fits better than `start`, if these are some and not all.
+
+        What was fitted to all rollouts is fitted again to these.
+        """
         compared = view.compared
         better = compared.by_rollout(trial.halves) < compared.by_rollout(start.halves)
         tokens = better[compared.rows]
         if 2 <= better.sum() < better.size - 1:
             yield replace(trial, halves=np.where(tokens, trial.halves, start.halves), rows=better, in_part=True)
+            part = replace(compared, usable=compared.usable & tokens)
+            logits = self._logits(trial.change, view) if fit and not trial.data else None
+            found = None if logits is None else fitted(fit, logits, part, start.sampling, self._eos)
+            if logits is not None and found is not None:
+                halves = compared.halves(found.log_probs(logits, compared))
+                rows = compared.by_rollout(halves) < compared.by_rollout(start.halves)
+                halves = np.where(rows[compared.rows], halves, start.halves)
+                values = (*trial.values[:-1], _value(found, fit))
+                yield replace(trial, sampling=found, halves=halves, rows=rows, values=values, in_part=True)
         if trial.change.get("weights") != start.change.get("weights"):
             halves = switched(start.halves, trial.halves, compared.batch.response_offsets)
             yield replace(trial, halves=halves, rows=better, in_part=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from foreshock.doctor.evidence import Compared, Float64
 
-__all__ = ["FITS", "Sampling", "fitted"]
+__all__ = ["FITS", "Sampling", "fitted", "uncertainty"]
 
 _LOGITS_AT_ONCE = 1 << 24
 """Logits that are converted to float64 at a time: with 150,000 ids a replay of one rollout may have more."""
@@ -29,8 +29,10 @@ _MOST_IDS = 4
 class Sampling:
     """What is done to logits before log-softmax; `temperature` to `min_p` may differ by token, [T].
 
-    `biases`: pairs of token id and what is added to its logit, −∞ for a banned id. `banned_until`: an id (the end of a
-    sequence) that is banned at the first n response tokens.
+    `repetition` counts the ids of prompt and response, as in vLLM and transformers, `repetition_of_response` those of
+    the response only, as in SGLang; presence and frequency count those of the response in all of them. `biases`: pairs
+    of token id and what is added to its logit, −∞ for a banned id. `banned_until`: an id (the end of a sequence) that
+    is banned at the first n response tokens.
     """
 
     temperature: Any = 1.0
@@ -38,6 +40,7 @@ class Sampling:
     top_k: Any = 0
     min_p: Any = 0.0
     repetition: float = 1.0
+    repetition_of_response: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
     biases: tuple[tuple[int, float], ...] = ()
@@ -90,9 +93,10 @@ class Sampling:
     def _penalised(self, values: Float64, compared: Compared) -> Float64:
         if self.softcap:
             values = self.softcap * np.tanh(values / self.softcap)
-        if self.repetition != 1.0:
-            seen = compared.counts(values.shape[1], with_prompt=True) > 0
-            values = np.where(seen, np.where(values > 0, values / self.repetition, values * self.repetition), values)
+        for factor, with_prompt in ((self.repetition, True), (self.repetition_of_response, False)):
+            if factor != 1.0:
+                seen = compared.counts(values.shape[1], with_prompt=with_prompt) > 0
+                values = np.where(seen, np.where(values > 0, values / factor, values * factor), values)
         if self.presence or self.frequency:
             counts = compared.counts(values.shape[1], with_prompt=False)
             values = values - self.presence * (counts > 0) - self.frequency * counts
@@ -144,6 +148,18 @@ def fitted(
         logits, compared, base = logits[thin], compared.at(thin), base.at(thin)
     data = _Data(logits, compared, base, eos)
     return FITS[name](data)
+
+
+def uncertainty(name: str, logits: NDArray[np.float32], compared: Compared, sampling: Sampling) -> float:
+    """Return the half-width of the 95 % interval over prompts of the parameter `name`; NaN if it is on a grid."""
+    value = getattr(sampling, name)
+    if name not in _CONTINUOUS or not isinstance(value, float):
+        return float("nan")
+    plain, step = sampling.log_probs(logits, compared), 1e-3 * max(abs(value), 0.1)
+    slope = (sampling.having(name, value + step).log_probs(logits, compared) - plain) / step
+    left = np.where(compared.usable, compared.logged - plain, 0.0)
+    score, square = (np.nan_to_num(slope * each, nan=0.0, posinf=0.0, neginf=0.0) for each in (left, slope))
+    return float(1.96 * np.sqrt((np.bincount(compared.groups, score) ** 2).sum()) / max(square.sum(), 1e-300))
 
 
 def _continuous(field: str, grid: Sequence[float], plain: float) -> Callable[[_Data], Sampling | None]:
@@ -278,8 +294,10 @@ FITS: dict[str, Callable[[_Data], Sampling | None]] = {
     "biases": _biases,
     "banned_until": _banned_end,
     "repetition": _continuous("repetition", np.linspace(0.6, 2.0, 24).tolist(), 1.0),
+    "repetition_of_response": _continuous("repetition_of_response", np.linspace(0.6, 2.0, 24).tolist(), 1.0),
     "presence": _continuous("presence", np.linspace(-2.0, 2.0, 21).tolist(), 0.0),
     "frequency": _continuous("frequency", np.linspace(-1.0, 1.0, 21).tolist(), 0.0),
     "softcap": _continuous("softcap", np.geomspace(0.5, 100.0, 24).tolist(), 0.0),
 }
 """A fit a parameter of Sampling, cheap first."""
+_CONTINUOUS = ("temperature", "repetition", "repetition_of_response", "presence", "frequency", "softcap")

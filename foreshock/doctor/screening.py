@@ -10,13 +10,12 @@ from foreshock.doctor.changes import Change
 from foreshock.doctor.evidence import Compared
 from foreshock.doctor.fills import LONGEST_ROW
 from foreshock.doctor.floors import Floors
-from foreshock.doctor.nulls import healthy_share
+from foreshock.doctor.nulls import chosen_by_chance, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import Budget, Trial, View
 
-__all__ = ["MAJORITY", "Screening"]
+__all__ = ["Screening"]
 
-MAJORITY = 0.5
 _SCREENED = 0.1
 """The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
 _LEAST_SCREENED = 3
@@ -31,8 +30,8 @@ class Screening:
     replay, without and with weights.
     """
 
-    def __init__(self, replays: Replays, floors: Floors, compared: Compared, versions: int, budget: Budget) -> None:
-        self._replays, self._floors, self._compared, self._versions = replays, floors, compared, versions
+    def __init__(self, replays: Replays, floors: Floors, compared: Compared, budget: Budget) -> None:
+        self._replays, self._floors, self._compared = replays, floors, compared
         self._made = budget.made
         self._whole = View(compared)
         self._base, self._weights = floors.base, floors.weights
@@ -47,6 +46,8 @@ class Screening:
     def passes(self, start: Trial, variants: tuple[Variant, ...], than: Trial) -> bool:
         """Whether variants explain enough of what `than` leaves, in some rollouts, to be worth a replay of all."""
         changed = [each.change for each in variants if each.change.values]
+        if any(each.get("engine") for each in changed):
+            return True  # an engine scores all rollouts
         if (functools.reduce(Change.plus, changed, start.change), ()) in self._made:
             return True
         if than is self._base and any(each.get("weights") for each in changed):
@@ -56,22 +57,28 @@ class Screening:
             pair = tuple(replace(each, change=_in_pairs(each.change)) for each in variants)
             if self._screen(start, pair, than, "pair", of=variants) <= self._least_share(than):
                 return False
-            return self._screen(start, variants, than, f"block {packed[0]}") > MAJORITY
+            return self._screen(start, variants, than, f"block {packed[0]}") > max(self._floors.precision_shares)
         if self._screen(start, variants, than, "worst") <= self._least_share(than):
             return False
         return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
 
     def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
-        """Return the share that lets variants pass: most of it beyond rounding, else half of what a name needs."""
-        if than is not self._base or self._is_beyond:
-            # Each of several versions explains its part of a mixture.
-            return 1 / max(self._versions, 2) if kind == "spread" else MAJORITY
-        healthy = healthy_share(self._replays, self._floors, variants, self._view(than, kind), in_part=False)
-        return max(MAJORITY / 2, *healthy)
+        """Return the share of a screening that variants explain by chance: what precisions explain of one another.
+
+        Within ordinary rounding it is also what they explain of a healthy log. Weights may concern some rollouts only:
+        beyond it, it is what a choice for each rollout explains.
+        """
+        if than is self._base and not self._is_beyond:
+            healthy = healthy_share(self._replays, self._floors, variants, self._view(than, kind), in_part=False)
+            return max(*self._floors.precision_shares, *healthy)
+        if kind != "spread":
+            return max(self._floors.precision_shares)
+        view = self._view(than, kind)
+        return chosen_by_chance(view.restricted(than).halves, view.compared.rows, 2, 0.5)
 
     def _least_share(self, than: Trial) -> float:
-        """Return the share of the worst rollout that lets variants pass: half of most beyond rounding, else any."""
-        return MAJORITY / 2 if than is not self._base or self._is_beyond else 0.0
+        """Return the share of the worst rollout that lets variants pass; within rounding it shows little of a cause."""
+        return max(self._floors.precision_shares) if than is not self._base or self._is_beyond else 0.0
 
     def _view(self, than: Trial, kind: str) -> View:
         """Return the rollouts of a screening.

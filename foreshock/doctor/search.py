@@ -9,12 +9,11 @@
 3. Pairs: every variant on top of the ones that explained most.
 
 A cause is named only if its variant **reproduces** what was logged: to within the noise, or to within ordinary
-rounding. The lower end of the share that it explains, over prompts, has to be above the null of that test:
-
-- beyond ordinary rounding: above `_WRONG`, and above what it explains of healthy logs;
-- within ordinary rounding: above what it explains of **healthy logs** (`nulls.healthy_share`); so many rollouts improve
-  (`nulls.chance_of`) that none of all variants that were tried would do so by chance; and no other cause explains as
-  much that is as unlikely.
+rounding. The lower end of the share that it explains, over prompts, has to be above the nulls of that test: what it
+explains of **healthy logs** (`nulls.healthy_share`), what one **precision** explains of the difference between two
+others (`Floors.precision_shares`), and what **other causes** explain of these very logs (`nulls.expected_by_chance`).
+Within ordinary rounding it explains more than the loss of one of two roundings does, so many rollouts improve
+(`nulls.chance_of`) that none of all variants would do so by chance, and no other cause is as good and as unlikely.
 
 A few tokens at which rounding decides can outweigh all others. A variant is therefore also judged with weights that are
 small at such tokens, against the rounding of that mean.
@@ -29,19 +28,17 @@ import numpy as np
 from foreshock.doctor.catalogue import FAMILIES, PRECISIONS, Variant, variants_of
 from foreshock.doctor.changes import CannotTryError, Change, Experimenter
 from foreshock.doctor.evidence import Compared, Float64, mean_range, share_range
-from foreshock.doctor.floors import Floors
-from foreshock.doctor.nulls import chance_of, healthy_share
+from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS, Floors
+from foreshock.doctor.nulls import chance_of, chosen_by_chance, expected_by_chance, gain_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
-from foreshock.doctor.screening import MAJORITY, Screening
+from foreshock.doctor.screening import Screening
 from foreshock.doctor.trials import Budget, Trial, View, mixtures
 
 __all__ = ["SideSearch"]
 
-_WRONG = 0.75
-"""A constant: with it nothing false was named for faults that no row describes; see `benchmarks/doctor`."""
 _CHANCE = 0.01
-"""The chance that any of the variants that were tried improves a healthy log as much."""
+"""The chance of a false name that each test allows; the one level that is chosen."""
 _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
 _OTHER_PATH = 2.0
@@ -70,12 +67,14 @@ class SideSearch:
         self.announced = Change.of(weights=experimenter.subject.announced[side])
         self._floors = Floors(side, self._replays, compared, self.announced, samplings)
         self._weights, self.rounding = self._floors.weights, self._floors.rounding
-        self._screening = Screening(self._replays, self._floors, compared, len(self.subject.weights), budget)
+        self.precision_share = self._floors.precision_shares[0]
+        self.trials: list[Trial] = []
+        self._on_start: list[Trial] = []
+        self._screening = Screening(self._replays, self._floors, compared, budget)
         self._chances: dict[Trial, float] = {}
         self._lows: dict[tuple[Trial, int], float] = {}
         self._healthy_shares: dict[tuple[tuple[Variant, ...], bool], tuple[float, float]] = {}
-        self.trials: list[Trial] = []
-        self.not_tried: dict[str, str] = {}
+        self.not_tried: dict[str, str] = dict(self._floors.refused)
         self.base: Trial = self._floors.base
         self.found: Trial = self.base
 
@@ -112,6 +111,10 @@ class SideSearch:
     def share(self, trial: Trial, without: Trial | None = None) -> tuple[float, float, float]:
         """Return the share of the base (or of `without`) that a trial explains, with its interval."""
         return share_range((without or self.base).halves, trial.halves, self.compared)
+
+    def uncertainty(self, variant: Variant) -> float:
+        """Return the half-width of the 95 % interval of what a variant of the cause fitted; NaN if it has none."""
+        return self._replays.uncertainty(self.found, variant.fit, self._whole) if variant.fit else float("nan")
 
     def alternatives(self) -> list[Trial]:
         """Return the other single causes that reproduce the side and cannot be told from what was found."""
@@ -183,7 +186,13 @@ class SideSearch:
         causes = [each.cause for each in found.variants]
         of_causes = [each for each in self.trials if [one.cause for one in each.variants] == causes]
         wholes = sorted((each for each in of_causes if not each.in_part), key=lambda each: each.gap)
-        return next((each for each in wholes if self._names(each) and self.share(found, each)[1] <= MAJORITY), found)
+        choices = len(self.subject.weights) if _is_mixture(found) else 2
+        for whole in (each for each in wholes if self._names(each)):
+            # What a choice for each rollout explains by chance is no reason to leave rollouts out.
+            chosen = chosen_by_chance(whole.halves, self.compared.rows, choices, 1 - _CHANCE)
+            if self.share(found, whole)[1] <= chosen:
+                return whole
+        return found
 
     def _refined(self, trial: Trial) -> Iterator[Trial]:
         """Yield a trial again in the other precisions: the fault may have hidden which one was used."""
@@ -192,7 +201,7 @@ class SideSearch:
                 continue
             start = replace(self.base, change=self.base.change.plus(Change.of(precision=precision)))
             for each in self._attempted(start, trial.variants, trial):
-                if self.share(each, trial)[1] > MAJORITY:
+                if self.share(each, trial)[1] > self.precision_share:
                     self.trials.append(each)
                     yield each
 
@@ -212,9 +221,8 @@ class SideSearch:
 
     def _names(self, trial: Trial, *, against_others: bool = True) -> bool:
         """Whether a trial reproduces the side and may be named."""
-        if self.mean(trial) <= max(self.rounding, self.noise_of(trial)) and self._is_above_null(
-            trial, 1.0, against_others
-        ):
+        is_reproduced = self.mean(trial) <= max(self.rounding, self.noise_of(trial))
+        if is_reproduced and self._is_above_null(trial, 1.0, against_others):
             return True
         is_reproduced = self._weighted_mean(trial) <= self._floors.weighted_rounding
         return is_reproduced and bool(trial.rows.all()) and self._is_above_null(trial, self._weights, against_others)
@@ -228,25 +236,46 @@ class SideSearch:
         """Whether a trial explains more than its null; see the module."""
         kind = 0 if isinstance(weights, float) else 1
         low = self._low(trial, kind)
-        is_beyond = self._is_beyond(weights)
-        if is_beyond or (low > _WRONG and self.mean(self.base) > self.rounding):
-            is_most = low > _WRONG or (kind == 0 and low > 0 and self.is_exact(trial))
+        least, stands_out = self._floors.precision_shares[kind], self._stands_out(trial, kind)
+        if self._is_beyond(weights) or (low > least and stands_out and self.mean(self.base) > self.rounding):
+            is_most = (low > least and stands_out) or (kind == 0 and low > 0 and self.is_exact(trial))
             return is_most and low > self._share_of_healthy(trial)[kind]
-        left = float((trial.halves * weights).sum() / max((self.base.halves * weights).sum(), 1e-300))
         chance = self._chance(trial)
         is_significant = chance * (len(self.trials) + len(self.screened)) < _CHANCE
-        if not (trial.rows.all() and is_significant and left < MAJORITY):
+        left = float((trial.halves * weights).sum() / max((self.base.halves * weights).sum(), 1e-300))
+        if not (trial.rows.all() and is_significant and stands_out and 1 - left > max(least, ONE_OF_TWO_ROUNDINGS)):
             return False
         if against_others and low <= self._best_of_others(trial, chance, weights):
             return False
         return low > self._share_of_healthy(trial)[kind]
 
+    def _stands_out(self, trial: Trial, kind: int = 0, start: Trial | None = None) -> bool:
+        """Whether none of the other causes that were tried on `start` (None: the base) would explain so much of it."""
+        tried, start = (self.trials, self.base) if start is None else (self._on_start, start)
+        weights = self._weights if kind else 1.0
+        known = {each.cause for each in start.variants}
+        own = {each.cause for each in trial.variants} - known
+        before = max(float((start.halves * weights).sum()), 1e-300)
+
+        def gain(trial: Trial) -> float:
+            return gain_of(1 - float((trial.halves * weights).sum()) / before)
+
+        gains: dict[frozenset[str], float] = {}
+        for each in tried:
+            names = frozenset(one.cause for one in each.variants) - known
+            if not names & own and (each.rows.all() or not trial.rows.all()):
+                gains[names] = max(gains.get(names, 0.0), gain(each))
+        for variants, shares in self.screened.items() if start is self.base else ():
+            if variants[0].cause not in own:
+                gains.setdefault(frozenset([variants[0].cause]), gain_of(shares[kind]))
+        return expected_by_chance(gain(trial), list(gains.values())) < _CHANCE
+
     def _low(self, trial: Trial, kind: int) -> float:
         """Return the lower end of the share that a trial explains; `kind` 1: with weights."""
         if (trial, kind) not in self._lows:
             weights = self._weights if kind else 1.0
-            low = share_range(self.base.halves * weights, trial.halves * weights, self.compared)[1]
-            self._lows[trial, kind] = low
+            shares = share_range(self.base.halves * weights, trial.halves * weights, self.compared)
+            self._lows[trial, kind] = shares[1]
         return self._lows[trial, kind]
 
     def _chance(self, trial: Trial) -> float:
@@ -272,8 +301,8 @@ class SideSearch:
         causes = {each.cause for each in trial.variants}
         others = [each for each in self.trials if each.rows.all() and not causes & {v.cause for v in each.variants}]
         whole = max(float((self.base.halves * weights).sum()), 1e-300)
-        shares = [1 - float((each.halves * weights).sum()) / whole for each in others if self._chance(each) <= chance]
-        return max(shares, default=0.0)
+        likely = [each for each in others if self._chance(each) <= chance]
+        return max((1 - float((each.halves * weights).sum()) / whole for each in likely), default=0.0)
 
     def _attempted(self, start: Trial, variants: tuple[Variant, ...], than: Trial | None = None) -> Iterable[Trial]:
         """Return the trials of `variants` on top of `start`, for all rollouts and for those that it fits better.
@@ -295,8 +324,8 @@ class SideSearch:
     def _pair(self) -> Trial | None:
         """Search a second cause on what the best single ones leave."""
         for start in self._starts():
-            found = [trial for family in FAMILIES for trial in self._seconds(family, start)]
-            named = [each for each in found if self._names(each) and self._needs_both(each, start)]
+            self._on_start = [trial for family in FAMILIES for trial in self._seconds(family, start)]
+            named = [each for each in self._on_start if self._names(each) and self._needs_both(each, start)]
             if named:
                 named += self._refined(min(named, key=lambda each: each.gap))
                 self.trials += named
@@ -324,9 +353,9 @@ class SideSearch:
             return found
         families = _FREE if self._is_within_one_rounding(found) else FAMILIES
         tried = [trial for family in families for trial in self._seconds(family, found) if trial.rows.all()]
+        self._on_start = tried
         best = min(tried, key=lambda each: each.gap, default=found)
-        others = [1 - each.gap / found.gap for each in tried if each.variants[-1].cause != best.variants[-1].cause]
-        return best if self.share(best, found)[1] > max(_WRONG, *others, 0.0) else found
+        return best if best is not found and self._needs_both(best, found) else found
 
     def _seconds(self, family: str, start: Trial) -> Iterator[Trial]:
         first = start.variants[0]
@@ -342,7 +371,9 @@ class SideSearch:
                     return
 
     def _needs_both(self, trial: Trial, start: Trial) -> bool:
-        return self.share(trial, start)[1] > MAJORITY
+        """Whether a trial explains more of what `start` leaves than precisions and other second causes do."""
+        low = self.share(trial, start)[1]
+        return low > self.precision_share and self._stands_out(trial, start=start)
 
     def _weighted_mean(self, trial: Trial) -> float:
         return float((trial.halves * self._weights).sum()) / max(int(self.compared.usable.sum()), 1)

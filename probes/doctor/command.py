@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,13 @@ class DoctorCommand:
             nargs="+",
             metavar="DIR",
             help="those of the trainer, then others to try (default: those of the engine)",
+        )
+        parser.add_argument(
+            "--engine",
+            nargs="+",
+            default=[],
+            metavar="SCORER[:OPTION=VALUE,…]",
+            help="ask real engines too, such as vllm.decode for ordinary numerics, and vllm.decode:kv_cache_dtype=fp8",
         )
         parser.add_argument(
             "--against",
@@ -158,6 +166,7 @@ def _newest_step(connection: ServiceConnection, run: RunRecord, last: int | None
 
 
 def _examine_files(arguments: argparse.Namespace) -> int:
+    from foreshock_probes.doctor.engines import EngineReplays
     from foreshock_probes.doctor.experimenter import TorchExperimenter
 
     batch = _read(arguments)
@@ -171,8 +180,11 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     try:
         budget = Budget(seconds=arguments.budget)
         others = [*engine[1:], *trainer[1:]]
-        experimenter = TorchExperimenter.of_folders(batch, engine[0], trainer[0], others, threads=arguments.threads)
-        report = examine(batch, experimenter, budget, log)
+        with tempfile.TemporaryDirectory() as files, EngineReplays(batch, engine[0], Path(files)) as engines:
+            experimenter = TorchExperimenter.of_folders(
+                batch, engine[0], trainer[0], others, arguments.threads, engines, arguments.engine
+            )
+            report = examine(batch, experimenter, budget, log)
     except CannotTryError as error:
         print(f"foreshock doctor: cannot try anything: {error}", file=sys.stderr)
         return 1

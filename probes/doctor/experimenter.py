@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from foreshock.doctor.changes import CannotTryError, Change, Subject
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.adapters import AdapterError, configuration_of, deltas_of, is_adapter
+from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
@@ -37,8 +38,9 @@ class TorchExperimenter:
     """Replays `batch` with the weights in `folders`, by name; `announced` has the name of each side's.
 
     `versions` are those of the names, as far as known; `unusable`: names without a folder, and why; `bases`: the model
-    that an adapter belongs to, for each folder that has one. Raises CannotTryError if the weights of a side cannot be
-    loaded, lack ids of the rollouts, or if the logits of a replay do not fit into memory.
+    that an adapter belongs to, for each folder that has one; `engines` are asked for the scorers `asked`. Raises
+    CannotTryError if the weights of a side cannot be loaded, lack ids of the rollouts, or if the logits of a replay do
+    not fit into memory.
     """
 
     def __init__(
@@ -50,9 +52,12 @@ class TorchExperimenter:
         unusable: Mapping[str, str] | None = None,
         bases: Mapping[str, Path] | None = None,
         threads: int = 0,
+        engines: EngineReplays | None = None,
+        asked: Sequence[str] = (),
     ) -> None:
         if threads:
             torch.set_num_threads(threads)
+        self._engines = engines
         self._batch, self._folders, self._bases = batch, dict(folders), dict(bases or {})
         self._loaded: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {}
         self._logits: dict[tuple[Change, tuple[int, ...]], NDArray[np.float32]] = {}
@@ -75,11 +80,19 @@ class TorchExperimenter:
             layers=int(config.num_hidden_layers),
             longest=int((np.diff(batch.prompt_offsets) + np.diff(batch.response_offsets)).max(initial=0)),
             eos=_end(config, batch),
+            engines=tuple(asked),
         )
 
     @classmethod
     def of_folders(
-        cls, batch: RolloutBatch, engine: Path, trainer: Path, others: Sequence[Path] = (), threads: int = 0
+        cls,
+        batch: RolloutBatch,
+        engine: Path,
+        trainer: Path,
+        others: Sequence[Path] = (),
+        threads: int = 0,
+        engines: EngineReplays | None = None,
+        asked: Sequence[str] = (),
     ) -> Self:
         """Return one with folders that have no other names than their own; the last number of a name is a version."""
         folders = list(dict.fromkeys(path.resolve() for path in (engine, trainer, *others)))
@@ -89,13 +102,17 @@ class TorchExperimenter:
         announced = {"rollout": names[0], "trainer": names[folders.index(trainer.resolve())]}
         versions = {name: int(found[-1]) for name in names if (found := re.findall(r"\d+", name))}
         of_adapters = {name: bases[folder] for name, folder in zip(names, folders, strict=True) if folder in bases}
-        return cls(batch, dict(zip(names, folders, strict=True)), announced, versions, {}, of_adapters, threads)
+        return cls(
+            batch, dict(zip(names, folders, strict=True)), announced, versions, {}, of_adapters, threads, engines, asked
+        )
 
     def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the logits [T, V] before each response token of `rows` (empty: all) under `change`.
 
         Raises CannotTryError.
         """
+        if change.get("engine") is not None:
+            raise CannotTryError("an engine gives no logits, and is asked only about the announced weights")
         if rows and (whole := self._logits.get((change, ()))) is not None:
             inside = np.repeat(np.isin(np.arange(self._batch.num_rollouts), rows), self._batch.response_lengths)
             return np.asarray(whole[inside])
@@ -116,6 +133,12 @@ class TorchExperimenter:
                 self._logits.pop(next(iter(self._logits)))
             self._logits[change, rows] = found
         return self._logits[change, rows]
+
+    def log_probs(self, engine: str) -> NDArray[np.float32]:
+        """Return what a real engine gives with the engine's announced weights, [T]. Raises CannotTryError."""
+        if self._engines is None:
+            raise CannotTryError("no engine may be asked")
+        return self._engines.log_probs(engine)
 
     def _replayed(self, change: Change, batch: RolloutBatch) -> NDArray[np.float32]:
         model = self._model(change)
@@ -268,6 +291,9 @@ def _end(config: Any, batch: RolloutBatch) -> int | None:
 def _names_of(state: Mapping[str, torch.Tensor], part: str, config: Any) -> list[str]:
     if part == "layers":
         return [name for name in state if part_of(name).startswith("layers.")]
+    if stage := re.fullmatch(r"layers\.(\d+)-(\d+)", part):
+        parts = {f"layers.{layer}" for layer in range(int(stage[1]), int(stage[2]) + 1)}
+        return [name for name in state if part_of(name) in parts]
     if part == "embeddings" and config.tie_word_embeddings:
         return [name for name in state if part_of(name) in ("embeddings", "lm_head")]
     return [name for name in state if part_of(name) == part]

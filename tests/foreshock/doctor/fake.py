@@ -47,6 +47,10 @@ class FakeExperimenter:
             found += 0.002 * self._random(3, change.get("precision"))
         return found.astype(np.float32)
 
+    def log_probs(self, engine: str) -> NDArray[np.float32]:
+        """Refuse, in the words of an engine."""
+        raise CannotTryError(f"{engine} is refused")
+
     def _random(self, kind: int, name: Any) -> NDArray[np.float64]:
         seed = [kind, *str(name).encode()]
         return np.random.default_rng(seed).normal(size=(self.batch.num_tokens, VOCABULARY))

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from foreshock.api.doctor import DoctorReport, NotTried
 from foreshock.doctor import Budget, CannotTryError, Change, examine, report_lines
+from foreshock.doctor.evidence import Compared
+from foreshock.doctor.sampling import Sampling
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.doctor.fake import FakeExperimenter, logged, rollouts
 
@@ -108,6 +110,33 @@ def test_a_temperature_is_fitted_and_named_on_the_side_that_has_it(batch: Rollou
 
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "temperature")]
     assert float(report.causes[0].value) == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_repetition_penalty_that_leaves_out_the_prompt_is_named_with_its_interval(
+    batch: RolloutBatch, lab: FakeExperimenter
+) -> None:
+    plain = Compared.of(batch, logged(lab))
+    logits = lab.logits(Change.of(weights="step_10", precision="bfloat16"))
+    mu = Sampling(repetition_of_response=1.2).log_probs(logits, plain).astype(np.float32)
+    report = _examined(batch, mu, logged(lab))
+
+    assert [(each.side, each.cause, each.value) for each in report.causes] == [("rollout", "repetition_penalty", "1.2")]
+    assert "1.2 ± " in report.causes[0].sentence
+    assert "the ids of the response only" in report.causes[0].sentence
+
+
+def test_what_an_engine_refuses_is_not_tried_in_its_own_words(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    asked = ("vllm.decode", "vllm.decode:kv_cache_dtype=fp8")
+    lab.subject = replace(lab.subject, engines=asked)
+    mu = logged(lab, positions="zero")
+    report = examine(replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab)), lab)
+
+    refused = {each.variant: each.why for each in report.not_tried if "refused" in each.why}
+    assert refused == {
+        "the engine vllm.decode": "vllm.decode is refused",
+        "engine_option: vllm.decode:kv_cache_dtype=fp8": "vllm.decode:kv_cache_dtype=fp8 is refused",
+    }
+    assert [each.cause for each in report.causes] == ["positions"]
 
 
 def test_a_trainer_without_the_declared_temperature_is_named(batch: RolloutBatch, lab: FakeExperimenter) -> None:

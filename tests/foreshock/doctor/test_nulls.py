@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from foreshock.doctor import Budget, Change, examine
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.evidence import Compared
-from foreshock.doctor.floors import Floors
-from foreshock.doctor.nulls import chance_of, healthy_share
+from foreshock.doctor.floors import ONE_OF_TWO_ROUNDINGS, Floors
+from foreshock.doctor.nulls import chance_of, chosen_by_chance, expected_by_chance, gain_of, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import View
@@ -33,6 +33,89 @@ def test_an_improvement_of_all_rollouts_is_unlikely_and_of_none_is_not() -> None
     assert chance_of(better) < 1e-7
     assert chance_of(-better) > 0.99
     assert chance_of(np.zeros(40)) == 1.0
+
+
+def test_the_best_of_wrong_causes_hardly_ever_stands_out() -> None:
+    random = np.random.default_rng(3)
+    draws = [np.sort(random.exponential(0.2, 20)) for _ in range(2_000)]
+    found = np.array([expected_by_chance(each[-1], each[:-1].tolist()) for each in draws])
+
+    assert (found < 0.01).mean() < 0.02
+    assert np.median(found) > 0.3
+
+
+def test_a_cause_stands_out_by_what_it_leaves_and_not_without_others_to_compare() -> None:
+    others = [gain_of(share) for share in (0.02, 0.01, 0.3, 0.05, -0.4, 0.03, 0.1, 0.02)]
+
+    assert expected_by_chance(gain_of(0.99), others) < 0.01
+    assert expected_by_chance(gain_of(0.3), others) > 0.01
+    assert expected_by_chance(gain_of(0.99), []) == np.inf
+
+
+def test_a_choice_between_equal_replays_explains_no_more_than_by_chance_and_a_mixture_does() -> None:
+    random = np.random.default_rng(3)
+    whole = random.chisquare(12, 40)
+    by_chance = chosen_by_chance(whole, np.arange(40), 2, 0.99)
+    chosen = [1 - np.minimum(whole, random.permutation(whole)).sum() / whole.sum() for _ in range(500)]
+    mixed = np.where(np.arange(40) % 2, whole, whole / 1_000)
+
+    assert np.mean(np.array(chosen) > by_chance) < 0.05
+    assert chosen_by_chance(mixed, np.arange(40), 2, 0.99) < 1 - (whole / 1_000).sum() / mixed.sum()
+
+
+def test_precisions_explain_of_one_another_what_the_base_is_farther_off() -> None:
+    batch = rollouts()
+    lab = FakeExperimenter(batch)
+    sizes = {"bfloat16": 0.02, "autocast": 0.02, "float32": 0.02}
+    plain = lab.logits
+
+    def logits(change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
+        still = plain(Change.of(**dict(change.values) | {"precision": "float32"}), rows)
+        name = str(change.get("precision"))
+        return still + np.float32(sizes[name]) * lab._random(1, name)[: still.shape[0]].astype(np.float32)
+
+    lab.logits = logits  # type: ignore[method-assign]
+
+    def shares() -> tuple[float, float]:
+        replays = Replays(lab, Budget(), lambda line: None)
+        noise = np.random.default_rng(4).normal(0, 0.001, batch.num_tokens).astype(np.float32)
+        compared = Compared.of(batch, logged(lab) + noise)
+        return Floors("rollout", replays, compared, Change.of(weights="step_10"), (Sampling(),)).precision_shares
+
+    assert max(shares()) < 0.2  # all three are equally far from one another
+    sizes["bfloat16"] = 0.08  # the base is far from the two others
+    assert min(shares()) > 0.7
+
+
+def test_a_variant_that_removes_one_of_two_roundings_explains_half() -> None:
+    random = np.random.default_rng(3)
+    of_log, of_replay = random.normal(0, 0.02, (2, 20_000))
+    without = 1 - (of_log**2).sum() / ((of_log - of_replay) ** 2).sum()
+
+    assert without == pytest.approx(ONE_OF_TWO_ROUNDINGS, abs=0.02)
+
+
+def test_what_explains_no_more_than_a_precision_does_is_not_named() -> None:
+    """Most of the differences are those of a variant, and the rest is beyond what precisions differ by."""
+    batch = rollouts()
+    lab = FakeExperimenter(batch)
+    rest = np.random.default_rng(4).normal(0, 0.02, batch.num_tokens).astype(np.float32)
+    part = 0.5 * (logged(lab, weights="step_7") - logged(lab))
+    report = examine(replace(batch, rollout_log_probs=logged(lab) + part + rest, trainer_log_probs=logged(lab)), lab)
+
+    assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
+
+
+def test_a_cause_is_named_only_if_it_stands_out_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = rollouts()
+    lab = FakeExperimenter(batch)
+    noise = np.random.default_rng(4).normal(0, 0.01, batch.num_tokens).astype(np.float32)
+    mu = np.minimum(logged(lab, temperature=0.8) + noise, 0)
+    sides = replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab))
+
+    assert [each.cause for each in examine(sides, lab).causes] == ["temperature"]
+    monkeypatch.setattr("foreshock.doctor.search.expected_by_chance", lambda gain, others: 1.0)
+    assert examine(sides, lab).causes == ()
 
 
 @pytest.mark.parametrize("precision", ["autocast", "float32"])

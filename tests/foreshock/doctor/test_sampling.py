@@ -60,6 +60,7 @@ def _with_id(compared: Compared, token: int) -> Compared:
         ("top_k", Sampling(top_k=5), 5),
         ("min_p", Sampling(min_p=0.1), 0.1),
         ("repetition", Sampling(repetition=1.3), 1.3),
+        ("repetition_of_response", Sampling(repetition_of_response=1.3), 1.3),
         ("presence", Sampling(presence=0.7), 0.7),
         ("frequency", Sampling(frequency=0.4), 0.4),
         ("softcap", Sampling(softcap=3.0), 3.0),

@@ -1,0 +1,87 @@
+"""Replays by real engines: what an engine with one option changed logs of the same tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreshock.digests import weights_digest
+from foreshock.doctor.changes import CannotTryError
+from foreshock.errors import ForeshockError
+from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
+from foreshock_probes.engines.process import EnginePool
+from foreshock_probes.engines.protocol import ScoreCommand
+
+__all__ = ["EngineReplays"]
+
+_LONGEST_REASON = 240
+
+
+class EngineReplays:
+    """Scores rollouts with the weights in a folder by scorers such as `vllm.decode` or `vllm.decode:dtype=float32`.
+
+    After the colon stand options of the scorer, separated by commas. Each is asked once: what an engine refuses it
+    refuses again. Engines run in processes of `pool`; files are exchanged in `files`.
+    """
+
+    def __init__(self, batch: RolloutBatch, folder: Path, files: Path, pool: EnginePool | None = None) -> None:
+        self._batch, self._folder, self._files = batch, folder, files
+        self._pool = pool or EnginePool(files)
+        self._known: dict[str, NDArray[np.float32] | str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.close()
+
+    def log_probs(self, asked: str) -> NDArray[np.float32]:
+        """Return the log-probs [T]. Raises CannotTryError with the engine's words, shortened."""
+        if asked not in self._known:
+            try:
+                self._known[asked] = self._scored(asked)
+            except ForeshockError as error:
+                self._known[asked] = _shortened(str(error))
+        found = self._known[asked]
+        if isinstance(found, str):
+            raise CannotTryError(found)
+        return found
+
+    def _scored(self, asked: str) -> NDArray[np.float32]:
+        scorer, _, options = asked.partition(":")
+        rollouts, scores = self._files / "rollouts.parquet", self._files / "scores.parquet"
+        rollouts.write_bytes(encode_rollouts(self._batch))
+        command = ScoreCommand(
+            scorer=scorer,
+            variant="",
+            weights_folder=str(self._folder),
+            weights_digest=weights_digest(self._folder),
+            weights_version=None,
+            options=_parsed(options),
+            accelerator="cpu",
+            rollouts=str(rollouts),
+            scores=str(scores),
+        )
+        self._pool.score(command, lambda tokens: None)
+        return decode_scores(scores.read_bytes()).log_probs
+
+
+def _parsed(options: str) -> dict[str, Any]:
+    """Return `name=value,…` as a dictionary; values are JSON if they can be, else text."""
+    found: dict[str, Any] = {}
+    for name, _, value in (each.partition("=") for each in options.split(",") if each):
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _shortened(reason: str) -> str:
+    words = " ".join(reason.split())
+    return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON].rstrip()} …"
