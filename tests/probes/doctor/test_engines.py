@@ -1,0 +1,50 @@
+"""Real engines are asked by the doctor, and what they refuse is reported in their words after one try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreshock.doctor import Budget, examine
+from foreshock_probes.doctor.engines import EngineReplays
+from foreshock_probes.doctor.experimenter import TorchExperimenter
+from foreshock_probes.engines.process import EnginePool
+from tests.probes.replaying import Replayer
+from tests.probes.tiny import make_rollouts
+
+pytestmark = pytest.mark.slow
+
+
+def test_options_that_vllm_refuses_are_reported_in_its_words_after_one_try(
+    checkpoints: Path, engines: EnginePool, replay: Replayer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that nothing explains, so that all engines are asked."""
+    rollouts = make_rollouts(24)
+    folder = checkpoints / "first"
+    log_probs, _ = replay.score(rollouts, folder, "torch.float32")
+    noise = np.random.default_rng(0).normal(0, 0.3, log_probs.size).astype(np.float32)
+    batch = replace(rollouts, rollout_log_probs=np.minimum(log_probs + noise, 0))
+    made: list[str] = []
+    score = engines.score
+
+    def counted(command: object, *arguments: object, **more: object) -> float:
+        made.append(str(command.options))  # type: ignore[attr-defined]
+        return score(command, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engines, "score", counted)
+    asked = ("vllm.prefill", "vllm.prefill:kv_cache_dtype=fp8", "vllm.prefill:speculation=1", "sglang.http")
+    of_engines = EngineReplays(batch, folder, tmp_path, engines)
+    experimenter = TorchExperimenter.of_folders(batch, folder, folder, [], 1, of_engines, asked)
+    report = examine(batch, experimenter, Budget(most_replays=8))
+
+    assert report.causes == ()
+    why = {each.variant: each.why for each in report.not_tried}
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        assert "FP8 KV cache on CPU requires" in why["engine_option: vllm.prefill:kv_cache_dtype=fp8"]
+    assert "speculation" in why["engine_option: vllm.prefill:speculation=1"]
+    assert "FORESHOCK_ENGINE_SERVERS" in why["the engine sglang.http"]
+    assert len(made) == len(asked)
+    assert np.abs(of_engines.log_probs("vllm.prefill") - log_probs).mean() < 0.1
