@@ -4,7 +4,6 @@ A run of 10,000 steps with every measure is written into the database; its page 
 thread's time is its CPU time (thread ticks of the browser's own metrics), which other processes hardly change.
 """
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +12,13 @@ from typing import Any
 
 import httpx
 import numpy as np
-from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page
 
 from benchmarks.bars import Line, report
 from benchmarks.ingest import PARQUET, service, start_run
 from benchmarks.queries import fill_steps
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
+from scripts.chromium import MISSING, chromium_program, running_chromium
 
 STEPS, TOKENS, REPEATS = 10_000, 32_768, 5
 BAR_FIRST_PLOT_SECONDS = 0.7
@@ -28,24 +28,20 @@ BAR_SCROLL_SECONDS = 0.016
 SCROLLS = 100
 PLOTLY = "plotly-basic"
 FIRST_PLOT = "[data-figure] svg.main-svg g.trace"
-ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 
 
 def main() -> int:
     """Measure the bars; return 1 if one is not reached."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        print("Chromium is missing: apt-get install chromium")
+    if chromium_program() is None:
+        print(MISSING)
         return 1
-    with service(FORESHOCK_TOKEN_PASS="numpy") as (folder, http), sync_playwright() as playwright:
+    with service(FORESHOCK_TOKEN_PASS="numpy") as (folder, http), running_chromium() as browser:
         url = str(http.base_url).rstrip("/")
         run = start_run(http, "long")
         fill_steps(folder, run, STEPS)
         rollout = send_long_rollout(http)
-        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
         plots = [first_plot(browser, f"{url}/runs/{run}") for _ in range(REPEATS)]
         scroll, opened = tokens_scrolled(browser, url + rollout)
-        browser.close()
     return report(
         [
             Line(

@@ -5,8 +5,6 @@ Run `make demo ONCE=1` first.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from benchmarks.running_service import running_service
 from examples.demo.service_child import tokenizers_of
 from foreshock import Reader
 from foreshock.page_addresses import run_page_path
+from scripts.chromium import MISSING, chromium_program, running_chromium
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 IMAGES = REPOSITORY / "docs" / "images"
@@ -61,30 +60,26 @@ def main() -> int:
     if not data.is_dir():
         print(f"{data} does not exist; run `make demo ONCE=1` first", file=sys.stderr)
         return 1
-    browser_program = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser_program is None:
-        print("neither chromium nor google-chrome is installed; run `sudo apt-get install chromium`", file=sys.stderr)
+    if chromium_program() is None:
+        print(MISSING, file=sys.stderr)
         return 1
     IMAGES.mkdir(exist_ok=True)
     # Nothing is measured, so the pass over tokens is not compiled.
     settings = {"FORESHOCK_TOKENIZERS_FOLDER": str(tokenizers_of(data)), "FORESHOCK_TOKEN_PASS": "numpy"}
     with running_service(REPOSITORY, **settings) as address:
-        for picture, taken in pictures(address, browser_program):
+        for picture, taken in pictures(address):
             file = IMAGES / f"{picture.name}.png"
             print(f"{file.relative_to(REPOSITORY)}: {write_small(file, taken) / 1000:.0f} kB")
     (REPOSITORY / "serve.log").unlink(missing_ok=True)
     return 0
 
 
-def pictures(address: str, browser_program: str) -> Iterator[tuple[Picture, bytes]]:
+def pictures(address: str) -> Iterator[tuple[Picture, bytes]]:
     """Take every picture of the demo that runs at this address."""
     places = pages_of_the_demo(address)
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_program, args=[*arguments, "--disable-gpu"])
+    with running_chromium() as browser:
         for picture in PICTURES:
             yield picture, take(browser, picture, address + picture.path.format(**places))
-        browser.close()
 
 
 def pages_of_the_demo(address: str) -> dict[str, str]:

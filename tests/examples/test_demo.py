@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import sqlite3
@@ -134,9 +133,7 @@ def test_second_start_of_the_demo_repeats_no_work(tmp_path: Path) -> None:
         output = wait_for(second, "The pages stay up until Ctrl-C")
         assert output.count("nothing to do: it is stored already") == 2
         address = re.findall(r"http://127\.0\.0\.1:\d+", output)[0]
-        chromium = shutil.which("chromium") or shutil.which("google-chrome")
-        assert chromium is not None, "Chromium is missing: apt-get install chromium"
-        for picture, taken in pictures(address, chromium):
+        for picture, taken in pictures(address):
             assert difference(taken, IMAGES / f"{picture.name}.png") < LARGEST_DIFFERENCE, "run make screenshot"
         assert children_of(tmp_path)
     finally:

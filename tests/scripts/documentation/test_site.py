@@ -12,14 +12,13 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from playwright.sync_api import Error, Page, sync_playwright
+from playwright.sync_api import Error, Page
 
+from scripts.chromium import running_chromium
 from scripts.documentation.__main__ import CONFIGURATION, SITE, build
 from scripts.documentation.hosts import loaded_from_other_hosts
 from scripts.documentation.sources import SOURCES, write_sources
-from tests.monitoring import program
 from tests.paths import DOCS
-from tests.service.present.pages.browsing import ARGUMENTS
 
 pytestmark = pytest.mark.slow
 
@@ -78,21 +77,18 @@ def test_broken_link_fails_the_build(tmp_path: Path, text: str, found: str) -> N
 
 
 def test_search_finds_a_page_without_other_hosts(site: Path) -> None:
-    chromium = program("chromium", "chromium", "chromium-browser", "google-chrome")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site)))
     Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
     asked: list[str] = []
     try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
+        with running_chromium() as browser:
             page = browser.new_page()
             page.on("request", lambda request: asked.append(request.url))
             page.goto(f"{address}/index.html")
             _open_search(page)
             page.keyboard.type("pareto")
             page.get_by_text(re.compile(r"^[1-9]\d* results$")).first.wait_for(timeout=60_000)
-            browser.close()
     finally:
         server.shutdown()
         server.server_close()

@@ -8,15 +8,6 @@ from contextlib import contextmanager
 from playwright.sync_api import Locator, Page, Request
 
 PATIENCE_MS = 240_000
-MISSING = "Chromium is missing: apt-get install chromium"
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
 # What the browser itself keeps of every breach of the page's policy.
 RECORD_BREACHES = """
 window.breaches = [];

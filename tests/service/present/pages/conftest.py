@@ -15,15 +15,16 @@ import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, BrowserContext
 
 from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from foreshock_service.app import create_app
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 from foreshock_service.platform.settings import Settings
+from scripts.chromium import MISSING, chromium_program, running_chromium
 from tests.service.present.pages import fleet as runs
-from tests.service.present.pages.browsing import ARGUMENTS, MISSING, PATIENCE_MS, Visit
+from tests.service.present.pages.browsing import PATIENCE_MS, Visit
 from tests.service.sending import Sender
 from tests.service.server import RunningServer
 from tests.service.working import announce_checkpoint, ask_for_probe, work_off
@@ -186,15 +187,12 @@ def own_run(http: httpx.Client) -> SentRun:
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """The machine's own Chromium."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
+    if chromium_program() is None:
         if os.environ.get("CI"):
             pytest.fail(MISSING)
         pytest.skip(MISSING)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="package")

@@ -7,7 +7,6 @@ the runs with bad data; under each picture stands the first sentence of its page
 from __future__ import annotations
 
 import html
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,15 +14,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from foreshock_service.platform.database.opening import upgrade
+from scripts.chromium import MISSING, chromium_program, running_chromium
 from tests.golden.answers import log_history
 from tests.golden.histories import COLLAPSES, histories
 from tests.paths import REPOSITORY
 from tests.service.present.pages.bad_runs import KINDS as BAD
 from tests.service.present.pages.bad_runs import send_bad_runs
-from tests.service.present.pages.browsing import ARGUMENTS, MISSING, PATIENCE_MS, Visit
+from tests.service.present.pages.browsing import PATIENCE_MS, Visit
 from tests.service.present.pages.conftest import Fleet, running_app, send_fleet
 from tests.service.present.pages.fleet import KINDS
 from tests.service.present.pages.test_every_page import PAGES, SCHEMES, SIZES, opened
@@ -33,8 +33,7 @@ FOLDER = REPOSITORY / "build" / "gallery"
 
 def main() -> int:
     """Take every picture; return the exit status."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if program is None:
+    if chromium_program() is None:
         print(MISSING, file=sys.stderr)
         return 1
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -50,12 +49,10 @@ def main() -> int:
         if "--serve" in sys.argv:
             print(fleet.url, flush=True)
             sys.stdin.read()
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
+        with running_chromium() as browser:
             page = browser.new_page()
             page.set_default_timeout(PATIENCE_MS)
             figures = [*pictures_of_pages(page, fleet), *pictures_of_runs(page, fleet)]
-            browser.close()
     (FOLDER / "index.html").write_text(
         '<!doctype html><meta charset="utf-8"><title>Gallery</title><style>figure { display: inline-block; '
         "width: 420px; vertical-align: top; margin: 8px } img { width: 100% }</style>" + "\n".join(figures)
