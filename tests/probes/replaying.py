@@ -106,20 +106,18 @@ def logged(batch: RolloutBatch, scorer: str) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step scored by one scorer. `same`: True if the environment is the one that recorded it."""
+    """One step scored by one scorer. `same`: True if the environment is the one that recorded it.
+
+    `floor` is there only for what the trainer's replay is compared with in another environment.
+    """
 
     run: str
     step: int
     scorer: str
     same: bool
     right: Difference
-    floor: Difference
+    floor: Difference | None
     wrong: Difference
-
-    @property
-    def reached(self) -> bool:
-        within = self.right.maximum <= BAR_MAXIMUM or (not self.same and self.right.k3 < BAR_K3)
-        return within and self.wrong.maximum > 100 * BAR_MAXIMUM and self.wrong.k3 > 100 * BAR_K3
 
 
 def rows_of(run: RecordedRun, replay: Replayer, scorers: Sequence[str] = SCORERS) -> Iterator[Row]:
@@ -128,13 +126,16 @@ def rows_of(run: RecordedRun, replay: Replayer, scorers: Sequence[str] = SCORERS
     environment = run.environment.nearest()
     for scorer in scorers:
         wrong: dict[int, Difference] = {}
-        right: dict[int, tuple[Difference, Difference, bool]] = {}
+        right: dict[int, tuple[Difference, Difference | None, bool]] = {}
         for index, step in enumerate(steps):
             batch, weights = run.rollouts(step), run.checkpoint(step)
             scored, fingerprint = replay.score(batch, weights, scorer, environment=environment)
-            again, _ = replay.score(batch, weights, scorer, NOISE_FLOOR_VARIANT, environment)
             same = EngineEnvironment.of_fingerprint(fingerprint).stands_for(run.environment)
-            right[step] = Difference.between(scored, logged(batch, scorer)), Difference.between(again, scored), same
+            floor: Difference | None = None
+            if scorer == TRAINER_REPLAY and not same:
+                again, _ = replay.score(batch, weights, scorer, NOISE_FLOOR_VARIANT, environment)
+                floor = Difference.between(again, scored)
+            right[step] = Difference.between(scored, logged(batch, scorer)), floor, same
             other = steps[(index + 1) % len(steps)]
             others = run.rollouts(other)
             scored, _ = replay.score(others, weights, scorer, environment=environment)
