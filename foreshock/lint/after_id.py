@@ -72,7 +72,7 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
     candidates = _candidates(batch, large)
     surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
-    k3 = np.expm1(d) - d
+    k3 = np.expm1(d, dtype=np.float64) - d
     found = [_sums_of(batch, int(each), compared, large, k3, surprisal) for each in candidates]
     # Examples of the id with the largest mean k3 after it, which is the one that a finding names.
     worst = max(found, key=lambda each: each[1][0] / max(each[0][4], 1), default=None)
@@ -125,7 +125,7 @@ def _sums_of(
     token_id: int,
     compared: NDArray[np.bool_],
     large: Ints,
-    k3: NDArray[np.float32],
+    k3: NDArray[np.float64],
     surprisal: NDArray[np.float32],
 ) -> tuple[list[int], list[float], list[int]]:
     """Return the counts and sums of an id, and the positions of three first occurrences that are hits."""

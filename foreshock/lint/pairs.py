@@ -80,11 +80,12 @@ def count_pairs(batch: RolloutBatch, piece: Piece, builder: EvidenceBuilder) -> 
     _count_clipped(batch, d, builder)
     np.minimum(d, np.float32(_LARGEST_D), out=d)
     of_d = row_sums(d, piece.offsets)
-    np.expm1(d, out=d)
-    of_ratio = row_sums(d, piece.offsets)
+    # In float32 a CPU with AVX-512 rounds it in another way than one without.
+    beyond_one = np.expm1(d, dtype=np.float64)
+    of_ratio = row_sums(beyond_one, piece.offsets)
     builder.add(paired_k3=float((of_ratio - of_d).sum()), paired_surprisal=-float(behaviour.sum(dtype=np.float64)))
     if piece.entropy is not None and is_entropy(piece.entropy).all():
-        weighted = float((d * target).sum(dtype=np.float64)) + float(target.sum(dtype=np.float64))
+        weighted = float((beyond_one * target).sum()) + float(target.sum(dtype=np.float64))
         builder.add(target_surprisal=-weighted, target_entropy=float(piece.entropy.sum(dtype=np.float64)))
     return of_ratio, of_ratio - of_d
 

@@ -146,8 +146,7 @@ class RolloutSummaries:
     def bootstrap_measures(self) -> dict[str, float]:
         """Return the registry's bootstrap intervals by prompt group, by column; they need one row per rollout.
 
-        Rows are sorted first, so that the same rollouts give the same intervals bit for bit in any order: if a few
-        rollouts dominate the mean, the rounding of sums shows in the first digits of a bootstrap.
+        Rows are sorted first, so that the same rollouts give the same intervals bit for bit in any order.
         """
         of_names = self.ranks("sample_id")
         clusters = self.clusters(of_names)

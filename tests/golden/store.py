@@ -42,16 +42,25 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-def differences(expected: Any, found: Any, path: str = "") -> Iterator[str]:
-    """Yield a line for each place where two results differ."""
+def differences(expected: Any, found: Any, path: str = "", upper_end: Any = None) -> Iterator[str]:
+    """Yield a line for each place where two results differ.
+
+    `upper_end`: that of the intervals whose lower ends are compared, which are rounded in proportion to it, as a lower
+    end near 0 is the difference of two larger numbers.
+    """
     if isinstance(expected, dict) and isinstance(found, dict):
         for key in sorted(expected.keys() | found.keys()):
-            yield from differences(expected.get(key, "<absent>"), found.get(key, "<absent>"), f"{path}/{key}")
+            upper_end = expected.get(f"{key.removesuffix('_low')}_high") if key.endswith("_low") else None
+            yield from differences(
+                expected.get(key, "<absent>"), found.get(key, "<absent>"), f"{path}/{key}", upper_end
+            )
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from differences(one, other, f"{path}[{number}]")
+            end = upper_end[number] if isinstance(upper_end, list) else None
+            yield from differences(one, other, f"{path}[{number}]", end)
     elif isinstance(expected, float) and isinstance(found, float | int) and not isinstance(found, bool):
-        if not math.isclose(expected, found, rel_tol=RELATIVE, abs_tol=1e-300):
+        rounding = RELATIVE * abs(upper_end) if isinstance(upper_end, float) else 1e-300
+        if not math.isclose(expected, found, rel_tol=RELATIVE, abs_tol=rounding):
             yield f"{path}: expected {expected!r}, got {found!r}"
     elif isinstance(expected, str) and isinstance(found, str) and "\n" in expected:
         yield from _differing_lines(expected.splitlines(), found.splitlines(), path)

@@ -57,6 +57,8 @@ _DRAWS_AT_ONCE = 1 << 20
 # Multiplications per product; BLAS libraries use more threads from about 2^18.
 _MULTIPLIED_AT_ONCE = 1 << 16
 _ROUNDING = 1e-12
+# A difference below this share of its terms has lost digits that the result shows.
+_CANCELLED = 0.01
 
 
 def bootstrap_interval(
@@ -155,6 +157,13 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
         shift = of_residuals / total
         shifted = np.square(shift) * total_squares
         squares = of_squares - 2.0 * shift * of_products + shifted
+        # Where the terms cancel, rounding is what is left, and differs between the matrix products of two CPUs.
+        cancelled = squares <= _CANCELLED * (of_squares + shifted)
+        for column in np.flatnonzero(cancelled.any(axis=0)).tolist():
+            at = np.flatnonzero(cancelled[:, column])
+            drawn, errors = weights[at], residuals[:, column]
+            shift[at, column] = (drawn * errors).sum(axis=1) / total[at, 0]
+            squares[at, column] = (drawn * np.square(errors - shift[at, column][:, None] * sizes)).sum(axis=1)
         # A difference within rounding is 0: such a resample has no error, and t* is infinite.
         squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
         error = np.sqrt(squares) / total

@@ -124,6 +124,27 @@ def test_resamples_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPat
     assert bootstrap_interval(sums, tokens, groups) == pytest.approx(whole)
 
 
+@pytest.mark.parametrize(("seed", "of_groups", "of_each"), [(0, 24, 4), (4, 8, 8)])
+def test_rounding_of_the_matrix_product_does_not_show(
+    monkeypatch: pytest.MonkeyPatch, seed: int, of_groups: int, of_each: int
+) -> None:
+    """A few rollouts dominate the means, so that most terms of a resample's error cancel."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(50, 800, of_groups * of_each)
+    sums = random.pareto(0.3, (tokens.size, 3)) * tokens[:, None]
+    groups = np.repeat(np.arange(of_groups), of_each)
+    found = bootstrap_intervals(sums, tokens, groups)
+
+    def exact(weights: NDArray[np.float64], table: NDArray[np.float64]) -> NDArray[np.float64]:
+        product = weights.astype(np.longdouble) @ table.astype(np.longdouble)
+        return product.astype(np.float64)
+
+    monkeypatch.setattr(bootstrap, "_product", exact)
+    for one, other in zip(found, bootstrap_intervals(sums, tokens, groups), strict=True):
+        assert one.low == pytest.approx(other.low, rel=1e-12)
+        assert one.high == pytest.approx(other.high, rel=1e-12)
+
+
 def test_combined_clusters_keep_their_error() -> None:
     random = np.random.default_rng(8)
     tokens = random.integers(50, 150, 50_000)
