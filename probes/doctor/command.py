@@ -64,7 +64,7 @@ class DoctorCommand:
             nargs="+",
             default=[],
             metavar="SCORER[:OPTION=VALUE,…]",
-            help="ask real engines too, such as vllm.decode for ordinary numerics, and vllm.decode:kv_cache_dtype=fp8",
+            help="ask real engines: without options as ordinary numerics, with them (kv_cache_dtype=fp8) as a variant",
         )
         parser.add_argument(
             "--against",

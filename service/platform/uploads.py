@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -33,9 +33,6 @@ from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import decoding_key
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.tokens import TokenStore
-
-if TYPE_CHECKING:
-    from foreshock_service.platform.context import ServiceContext
 
 _MOST_KEPT_BYTES = 16 << 20
 _PART_KEPT = 16
@@ -213,7 +210,11 @@ class Upload:
 
 @asynccontextmanager
 async def received_upload(
-    request: Request, context: "ServiceContext", expected: str = request_guards.PARQUET_MEDIA_TYPE
+    request: Request,
+    places: UploadPlaces,
+    store: TokenStore,
+    most_bytes: int,
+    expected: str = request_guards.PARQUET_MEDIA_TYPE,
 ) -> AsyncIterator[Upload]:
     """Receive the request's body of the expected type into a temporary file, which is deleted afterwards.
 
@@ -223,18 +224,18 @@ async def received_upload(
     media_type = request_guards.media_type_of(request)
     if media_type != expected:
         raise problem.UnsupportedMediaType(f"send {expected}, not {media_type[:100] or 'a body without a type'}")
-    async with context.uploads.place(getattr(request.state, "key_id", None)):
-        await context.uploads.run(check_room, context.uploads.folders)
-        path = await context.uploads.run(context.store.temporary_file)
+    async with places.place(getattr(request.state, "key_id", None)):
+        await places.run(check_room, places.folders)
+        path = await places.run(store.temporary_file)
         try:
-            yield await _receive(request, context, path)
+            yield await _receive(request, places, most_bytes, path)
         finally:
             path.unlink(missing_ok=True)
 
 
-async def _receive(request: Request, context: "ServiceContext", path: Path) -> Upload:
+async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path: Path) -> Upload:
     """Write the body to `path` in blocks, and hash it."""
-    digest, size, block, limit = hashlib.sha256(), 0, bytearray(), context.settings.max_body_bytes
+    digest, size, block = hashlib.sha256(), 0, bytearray()
 
     def write(file: BinaryIO, data: bytes) -> None:
         file.write(data)
@@ -244,17 +245,17 @@ async def _receive(request: Request, context: "ServiceContext", path: Path) -> U
         try:
             async for chunk in request.stream():
                 size += len(chunk)
-                if size > limit:
+                if size > most_bytes:
                     raise problem.LimitExceeded(
-                        f"the body has more than the {limit:,} bytes of one shard: send smaller shards"
+                        f"the body has more than the {most_bytes:,} bytes of one shard: send smaller shards"
                     )
                 block += chunk
                 if len(block) >= _BLOCK_BYTES:
-                    await context.uploads.run(write, file, bytes(block))
+                    await places.run(write, file, bytes(block))
                     block.clear()
         except ClientDisconnect as error:
             raise UploadIncomplete("the connection ended before the body did") from error
-        await context.uploads.run(write, file, bytes(block))
+        await places.run(write, file, bytes(block))
     return Upload("sha256:" + digest.hexdigest(), size, path)
 
 

@@ -98,7 +98,8 @@ async def put_shard(
     # Before the body: a refused upload is not received.
     is_known = await run_in_threadpool(check_address, context, principal, address)
     expected = STATISTICS_MEDIA_TYPE if as_statistics else PARQUET_MEDIA_TYPE
-    async with received_upload(request, context, expected) as upload:
+    most_bytes = context.settings.max_body_bytes
+    async with received_upload(request, context.uploads, context.store, most_bytes, expected) as upload:
         receipt = await context.uploads.run(ingest_shard, context, principal, address, upload, is_known)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK

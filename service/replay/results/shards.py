@@ -184,7 +184,8 @@ async def receive_shard(
 ) -> UploadReceipt:
     """Store the body of a request as a shard; the status is 200 if the same bytes were stored before."""
     await run_in_threadpool(check_address, context, principal, address)
-    async with received_upload(request, context) as upload:
+    most_bytes = context.settings.max_body_bytes
+    async with received_upload(request, context.uploads, context.store, most_bytes) as upload:
         receipt = await context.uploads.run(store_shard, context, principal, address, upload)
     if receipt.status == "duplicate":
         response.status_code = status.HTTP_200_OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_every_page_of_deletions_and_of_the_audit_is_read(
     real_service: RunningService, open_reader: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with httpx.Client(base_url=real_service.url, timeout=60) as http:
-        run = start_run(http, f"deletions-{id(open_reader)}")
+        run = start_run(http, f"deletions-{uuid.uuid4()}")
         asked = [http.post(f"/v1/runs/{run.run}/deletions", json={"sample_ids": [f"{n}", "x"]}) for n in range(5)]
     made = [each.raise_for_status().json()["id"] for each in asked]
     monkeypatch.setattr("foreshock.reading.caller.ITEMS_ON_A_PAGE", 2)

@@ -17,7 +17,7 @@ import pytest
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_probes.engines.process import EngineError
 from foreshock_probes.scorers.request import UnsupportedScoreError
-from tests.probes.replaying import Replayer
+from tests.probes.replaying import Replayer, replayer
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_checkpoint
 
@@ -96,9 +96,10 @@ def test_empty_prompts_and_responses_are_scored(configured: Path) -> None:
     np.testing.assert_allclose(by_server, score(configured, rollouts).log_probs, atol=1e-4)
 
 
-def test_engine_process_reads_the_server_from_the_workers_settings(configured: Path, replay: Replayer) -> None:
+def test_engine_process_reads_the_server_from_the_workers_settings(configured: Path) -> None:
     rollouts = make_rollouts(5)
-    by_server, _ = replay.score(rollouts, configured, "vllm.http")
+    with replayer() as replay:  # a process that was started before the settings would not have them
+        by_server, _ = replay.score(rollouts, configured, "vllm.http")
     np.testing.assert_allclose(by_server, score(configured, rollouts).log_probs, atol=1e-4)
 
 

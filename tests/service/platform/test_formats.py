@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from foreshock_service.platform.columnar import CSV_MEDIA_TYPE, JSON_MEDIA_TYPE, ColumnTable, Labels, compressed, render
+from foreshock_service.platform.columnar import CSV_MEDIA_TYPE, JSON_MEDIA_TYPE, ColumnTable, Labels, render
+from foreshock_service.platform.compression import compressed
 from foreshock_service.platform.request_guards import PARQUET_MEDIA_TYPE
 
 TABLE = ColumnTable(
