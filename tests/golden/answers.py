@@ -73,19 +73,28 @@ def _score_jobs(http: httpx.Client) -> None:
 
 
 def collect(
-    http: httpx.Client, sender: Sender, history: History, are_expected: Callable[[dict[str, Any]], bool]
+    http: httpx.Client, sender: Sender, history: History, is_expected: Callable[[str, Any], bool] | None
 ) -> dict[str, Any]:
     """Return all answers about the run, without what differs from one logging to the next.
 
-    They are collected after two rounds of the service's jobs, and again until they are expected or have settled.
+    They are collected after two rounds of the service's jobs, and again until each is expected or they have settled.
+    Up to then a round ends at the first answer that is not expected.
     """
     deadline = time.monotonic() + _SETTLE_SECONDS
     before: dict[str, Any] | None = None
+    is_last = False
     while True:
         time.sleep(1.5)
-        found = {name: comparable(value) for name, value in _answers(sender, history)}
-        if are_expected(found) or found == before or time.monotonic() > deadline:
+        found: dict[str, Any] = {}
+        all_expected = True
+        for name, value in _answers(sender, history):
+            found[name] = comparable(value)
+            all_expected = all_expected and is_expected is not None and is_expected(name, found[name])
+            if not (all_expected or is_last or is_expected is None):
+                break
+        if all_expected or is_last:
             break
+        is_last = found == before or time.monotonic() > deadline
         before = found
     return found | {"command:report": _report(http, sender)}
 

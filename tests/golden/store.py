@@ -26,13 +26,11 @@ SETTINGS = {"FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5", "FORESHOCK_MAX_SCALARS": 
 def results_of(url: str, history: History, folder: Path, expected: dict[str, Any] | None = None) -> dict[str, Any]:
     """Log a history to a running service and return all that it says of it."""
 
-    def are_expected(found: dict[str, Any]) -> bool:
-        return expected is not None and not any(
-            next(differences(expected.get(name), answer), None) for name, answer in found.items()
-        )
+    def is_expected(name: str, answer: Any) -> bool:
+        return expected is not None and next(differences(expected.get(name), answer), None) is None
 
     with httpx.Client(base_url=url, timeout=120) as http:
-        found = collect(http, log_history(http, history), history, are_expected)
+        found = collect(http, log_history(http, history), history, is_expected if expected else None)
     return found if history.looked_at else found | {"command:backtest": backtest(history, folder)}
 
 
