@@ -1,8 +1,7 @@
 """Compression of answers, and zstd for whoever needs it: from 3.14 on it is Python's own."""
 
 import sys
-
-from isal import isal_zlib
+import zlib
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -16,7 +15,7 @@ def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[st
     """Return the body by zstd or gzip, whichever is accepted, and the header that says so.
 
     Not Starlette's GZipMiddleware, which compresses in the event loop: 60 ms for the 4 MB of 20 measures over 10,000
-    steps, during which no other request is served. ISA-L takes 22 ms for the same size.
+    steps, during which no other request is served. Level 1: six times as fast as the default for JSON of numbers.
     """
     accepted = {
         name.strip()
@@ -28,5 +27,5 @@ def compressed(body: bytes, accept_encoding: str | None) -> tuple[bytes, dict[st
         return body, {}
     if accepted & {"zstd", "*"}:
         return zstd.compress(body, 1), {"Content-Encoding": "zstd"}
-    compressor = isal_zlib.compressobj(1, isal_zlib.DEFLATED, 16 + isal_zlib.MAX_WBITS)
+    compressor = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     return compressor.compress(body) + compressor.flush(), {"Content-Encoding": "gzip"}
