@@ -66,7 +66,7 @@ def parse_variation(text: str) -> tuple[str, str, list[Any]]:
         raise ConfigurationError(
             f"a variation must be SCORER:OPTION=VALUE,VALUE, such as {VARIATION_EXAMPLE}, got {text!r}"
         )
-    return scorer, option, [_value(word) for word in values.split(",")]
+    return scorer, option, [option_value(word) for word in values.split(",")]
 
 
 def cells_of_grid(cells: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Cell]:
@@ -101,7 +101,8 @@ def product_of(variations: Iterable[tuple[str, str, list[Any]]]) -> list[tuple[s
     ]
 
 
-def _value(word: str) -> Any:
+def option_value(word: str) -> Any:
+    """Return the value of an option of a scorer: JSON, such as null and 8, or else the word itself."""
     try:
         return json.loads(word)
     except ValueError:

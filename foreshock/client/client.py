@@ -222,7 +222,7 @@ class Client:
         shard = (self._shard or 0) if shard is None else shard
         shards = (self._shards or 1) if shards is None else shards
         deliveries.check_shard(step, shard, shards)
-        if shards > 1 and self._shards != 1:
+        if self._shards != 1:
             self.launch.require_shared(shards)
         registration = self._started()
         what = f"shard {shard} of step {step}"

@@ -81,8 +81,10 @@ class Floors:
             max(self._upper(one, other, self._whole, weights) for one, other in pairs)
             for weights in (np.ones(self.weights.size), self.weights)
         )
-        plain, weighted_share = (self._precision_share(replays, own, each) for each in (1.0, self.weights))
-        self.precision_shares = (plain, weighted_share)
+        self.precision_shares = (
+            self._precision_share(replays, own, 1.0),
+            self._precision_share(replays, own, self.weights),
+        )
         self.rounding = _TWO_ROUNDINGS * floor
         self.weighted_rounding = _TWO_ROUNDINGS * _OTHER_KERNELS * weighted_floor
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import textwrap
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foreshock.configuration_grid import option_value
 from foreshock.digests import weights_digest
 from foreshock.doctor.changes import CannotTryError
 from foreshock.errors import ForeshockError
@@ -46,7 +48,7 @@ class EngineReplays:
             try:
                 self._known[asked] = self._scored(asked)
             except ForeshockError as error:
-                self._known[asked] = _shortened(str(error))
+                self._known[asked] = textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …")
         found = self._known[asked]
         if isinstance(found, str):
             raise CannotTryError(found)
@@ -54,34 +56,28 @@ class EngineReplays:
 
     def _scored(self, asked: str) -> NDArray[np.float32]:
         scorer, _, options = asked.partition(":")
-        rollouts, scores = self._files / "rollouts.parquet", self._files / "scores.parquet"
-        rollouts.write_bytes(encode_rollouts(self._batch))
+        pairs = (each.partition("=") for each in options.split(",") if each)
+        scores = self._files / "scores.parquet"
         command = ScoreCommand(
             scorer=scorer,
             variant="",
             weights_folder=str(self._folder),
-            weights_digest=weights_digest(self._folder),
+            weights_digest=self._digest,
             weights_version=None,
-            options=_parsed(options),
+            options={name: option_value(value) for name, _, value in pairs},
             accelerator="cpu",
-            rollouts=str(rollouts),
+            rollouts=str(self._rollouts),
             scores=str(scores),
         )
         self._pool.score(command, lambda tokens: None)
         return decode_scores(scores.read_bytes()).log_probs
 
+    @cached_property
+    def _digest(self) -> str:
+        return weights_digest(self._folder)
 
-def _parsed(options: str) -> dict[str, Any]:
-    """Return `name=value,…` as a dictionary; values are JSON if they can be, else text."""
-    found: dict[str, Any] = {}
-    for name, _, value in (each.partition("=") for each in options.split(",") if each):
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
-def _shortened(reason: str) -> str:
-    words = " ".join(reason.split())
-    return words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON].rstrip()} …"
+    @cached_property
+    def _rollouts(self) -> Path:
+        path = self._files / "rollouts.parquet"
+        path.write_bytes(encode_rollouts(self._batch))
+        return path

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, Protocol, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
@@ -259,8 +259,14 @@ async def _receive(request: Request, places: UploadPlaces, most_bytes: int, path
     return Upload("sha256:" + digest.hexdigest(), size, path)
 
 
-# What a transaction that names a file returns: something with a `status`, or None.
-Outcome = TypeVar("Outcome", bound=Any)
+class Committed(Protocol):
+    """What a transaction that names a file returns."""
+
+    @property
+    def status(self) -> str: ...
+
+
+Outcome = TypeVar("Outcome", bound=Committed | None)
 
 
 def commit_file(database: Database, store: TokenStore, file: str, commit: Callable[[Session], Outcome]) -> Outcome:
