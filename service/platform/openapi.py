@@ -2,7 +2,8 @@
 
 The problems of a route are read from its code, so that no list has to be kept beside it: each error class that is named
 by the endpoint, by its dependencies, or by a function or class of the service that these name in turn. Calls through
-objects are followed for the parts of the context (`context.decoders.run`); events are not followed.
+objects are followed for the parts of the context (`context.decoders.run`) and for parameters whose annotation is a
+class of the service; events are not followed.
 """
 
 from collections import defaultdict
@@ -146,6 +147,9 @@ def _named(function: FunctionType, names: frozenset[str], owner: type | None) ->
             yield from _of_row(value)
     if owner is not None:
         yield from _methods(owner, names)
+    for annotation in function.__annotations__.values():
+        if isclass(annotation) and _is_own(annotation):
+            yield from _methods(annotation, names)
     parts = _parts_of_context()
     yield from (parts[name] for name in names & parts.keys())
 
