@@ -20,7 +20,12 @@ from tests.golden.histories import History, histories
 RECORDED = Path(__file__).parent / "recorded"
 RELATIVE = 1e-12
 """Largest relative difference of two numbers; all else is equal exactly."""
-SETTINGS = {"FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5", "FORESHOCK_MAX_SCALARS": "1000"}
+SETTINGS = {
+    "FORESHOCK_SWEEP_INTERVAL_SECONDS": "0.5",
+    "FORESHOCK_MAX_SCALARS": "1000",
+    # Most histories are scalars.
+    "FORESHOCK_DECODE_PROCESSES": "1",
+}
 
 
 def results_of(url: str, history: History, folder: Path, expected: dict[str, Any] | None = None) -> dict[str, Any]:

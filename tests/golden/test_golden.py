@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,27 +21,30 @@ CASES = [("sqlite", name) for name in NAMES] + [("postgresql", name) for name in
 
 
 @pytest.fixture(scope="module")
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("golden")
-    if request.param == "sqlite":
-        with forked_service(folder, **SETTINGS) as url:
-            yield url
-        return
-    cluster = start_postgres()
-    try:
-        database = cluster.new_database()
-        with forked_service(folder, FORESHOCK_DATABASE_URL=database, **SETTINGS) as url:
-            yield url
-    finally:
-        cluster.stop()
+def address_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Return the address of the one service with a database of this kind."""
+    with ExitStack() as services:
+
+        @cache
+        def start(database: str) -> str:
+            settings = dict(SETTINGS)
+            if database == "postgresql":
+                cluster = start_postgres()
+                services.callback(cluster.stop)
+                settings["FORESHOCK_DATABASE_URL"] = cluster.new_database()
+            return services.enter_context(forked_service(tmp_path_factory.mktemp("golden"), **settings))
+
+        yield start
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("service", "name"), CASES, indirect=["service"])
-def test_results_equal_the_golden_results(name: str, service: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("database", "name"), CASES)
+def test_results_equal_the_golden_results(
+    name: str, database: str, address_of: Callable[[str], str], tmp_path: Path
+) -> None:
     history = histories().get(name)
     if history is None:
         pytest.skip(f"the recorded run {name} is not beside this checkout")
     expected = read(name)
-    found = list(differences(expected, results_of(service, history, tmp_path, expected)))
+    found = list(differences(expected, results_of(address_of(database), history, tmp_path, expected)))
     assert not found, "\n".join(found[:40])
