@@ -1,10 +1,12 @@
-"""`foreshock serve` in processes that are forked from one that has imported the application.
+"""Commands of `foreshock` in processes that are forked from one that has imported the application.
 
-Imports take 3 of the 3.6 s of CPU time of a start. Not for what measures or tests the start itself.
+Imports take 3 of the 3.6 s of CPU time that `foreshock serve` takes to start. Not for what measures or tests the start
+itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -12,8 +14,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,16 +31,25 @@ class _Forker:
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def fork(self, environment: Mapping[str, str], folder: Path, log: Path) -> int:
+    def fork(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        output: Path,
+        errors: Path,
+        status: Path | None = None,
+    ) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        wanted = {"environment": dict(environment), "folder": str(folder), "log": str(log)}
+        wanted = [*words], dict(environment), *(str(path or "") for path in (folder, output, errors, status))
         with self._lock:
             print(json.dumps(wanted), file=self._process.stdin, flush=True)
             return int(self._process.stdout.readline())
 
 
 _forker = functools.cache(_Forker)
+_IMPORTED = ("foreshock_service.app", "foreshock.commands.report", "foreshock.commands.backtest")
 
 
 def fork_service(environment: Mapping[str, str], folder: Path, log: Path) -> psutil.Process:
@@ -45,14 +57,26 @@ def fork_service(environment: Mapping[str, str], folder: Path, log: Path) -> psu
 
     Its output is added to `log`. Does not wait. Raises psutil.NoSuchProcess if it has ended already.
     """
-    return psutil.Process(_forker().fork(environment, folder, log))
+    return psutil.Process(_forker().fork(["serve"], environment, folder, log, log))
 
 
-def _fork_services() -> None:
-    """Fork a service for each line of the input, and print its process id."""
-    importlib.import_module("foreshock_service.app")
-    from benchmarks.faults.kill_points import VARIABLE, arm
-    from foreshock.commands.main import main
+def run_forked(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder` with this environment to its end. Raises psutil.TimeoutExpired after `seconds`."""
+    with tempfile.TemporaryDirectory() as name:
+        output, errors, status = (Path(name, each) for each in ("output", "errors", "status"))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(_forker().fork(words, environment, folder, output, errors, status)).wait(seconds)
+        # A command that was killed has no status.
+        returned = int(status.read_text()) if status.exists() else -signal.SIGKILL
+        return subprocess.CompletedProcess([*words], returned, output.read_text(), errors.read_text())
+
+
+def _fork_commands() -> None:
+    """Fork a command for each line of the input, and print its process id."""
+    for module in _IMPORTED:
+        importlib.import_module(module)
 
     # The system forgets a process when it ends.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -62,17 +86,28 @@ def _fork_services() -> None:
             print(pid, flush=True)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        wanted = json.loads(line)
-        os.environ.clear()
-        os.environ.update(wanted["environment"])
-        os.chdir(wanted["folder"])
-        log = os.open(wanted["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        arm(os.environ.get(VARIABLE, ""))
-        sys.exit(main(["serve"]))
+        _run(*json.loads(line))
+
+
+def _run(words: list[str], environment: dict[str, str], folder: str, output: str, errors: str, status: str) -> None:
+    from benchmarks.faults.kill_points import VARIABLE, arm
+    from foreshock.commands.main import main
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for stream, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    arm(os.environ.get(VARIABLE, ""))
+    try:
+        returned = main(words)
+    except SystemExit as ended:
+        returned = ended.code if isinstance(ended.code, int) else 1
+    if status:
+        Path(status).write_text(str(returned))
+    sys.exit(returned)
 
 
 if __name__ == "__main__":
-    _fork_services()
+    _fork_commands()

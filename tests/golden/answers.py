@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ import httpx
 import pyarrow as pa
 import pyarrow.csv
 
+from benchmarks.forking import run_forked
 from tests.golden.histories import History, Step
 from tests.service.sending import Sender, start_run
 from tests.service.working import LeaseHolder, announce_checkpoint, ask_for_lease, ask_for_probe, noisy, scores_of
@@ -138,13 +137,7 @@ def _report(http: httpx.Client, sender: Sender) -> str:
 def command_output(*words: str) -> str:
     """Return what a command prints, without moments and addresses."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FORESHOCK_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "foreshock.commands.main", *words],
-        env=environment | {"COLUMNS": "120", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_forked(words, environment | {"COLUMNS": "120", "NO_COLOR": "1"}, Path.cwd())
     assert done.returncode == 0, done.stderr
     return _plain(done.stdout)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.forking import run_forked
 from tests.paths import REPOSITORY
 
 
@@ -33,6 +34,8 @@ def foreshock(
     folder: Path, *words: str, before: Sequence[str] = (), **settings: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; `before` is a program that starts it, with its arguments."""
+    if not before:
+        return run_forked(words, environment(folder, **settings), folder)
     return subprocess.run(
         [*before, sys.executable, "-m", "foreshock.commands.main", *words],
         env=environment(folder, **settings),
