@@ -46,6 +46,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     variables = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    # The worker runs in the process of the engine core: one import of vLLM less.
+    variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enforce-eager", "--no-enable-prefix-caching", "--dtype", "float32"]
     command += ["--max-model-len", "64", "--served-model-name", "policy", "--api-key", KEY]
