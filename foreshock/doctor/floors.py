@@ -121,18 +121,30 @@ class Floors:
         if self.rounding == RESOLUTION:
             return 2 * RESOLUTION, 2 * RESOLUTION  # the first replay was exact
         if precision not in self._noises:
-            plain = self._announced.plus(Change.of(precision=precision))
-            every = int(np.ceil(1 / _SHARE_FOR_NOISE))
-            view = self._whole.of_rows(np.arange(0, self._compared.batch.num_rollouts, every))
-            sampling = view.restricted(self.base).sampling
-            own, again = (
-                self._replays.log_probs(change, sampling, view)
-                for change in (plain, plain.plus(Change.of(composition="other")))
-            )
-            weights = self.weights[view.tokens] if view.rows else self.weights
-            plain_noise, weighted = (
-                max(_TWO_ROUNDINGS * self._upper(own, again, view, each), 2 * RESOLUTION)
-                for each in (np.ones(own.size), weights)
-            )
-            self._noises[precision] = (plain_noise, weighted)
+            plain, weighted = self._differing(precision, "other")
+            floor = 2 * RESOLUTION
+            self._noises[precision] = max(_TWO_ROUNDINGS * plain, floor), max(_TWO_ROUNDINGS * weighted, floor)
         return self._noises[precision]
+
+    def decoding(self) -> tuple[float, float]:
+        """Return E[d²]/2 between the base and the same decoded token by token, without and with weights.
+
+        0 if the rollouts cannot be decoded.
+        """
+        try:
+            return self._differing(str(self.base.change.get("precision")), "decode")
+        except CannotTryError:
+            return 0.0, 0.0
+
+    def _differing(self, precision: str, composition: str) -> tuple[float, float]:
+        """Return the upper end of E[d²]/2 between a precision and another composition of it, on some rollouts."""
+        every = int(np.ceil(1 / _SHARE_FOR_NOISE))
+        view = self._whole.of_rows(np.arange(0, self._compared.batch.num_rollouts, every))
+        sampling = view.restricted(self.base).sampling
+        plain = self._announced.plus(Change.of(precision=precision))
+        own, again = (
+            self._replays.log_probs(change, sampling, view)
+            for change in (plain, plain.plus(Change.of(composition=composition)))
+        )
+        weights = self.weights[view.tokens] if view.rows else self.weights
+        return self._upper(own, again, view, np.ones(own.size)), self._upper(own, again, view, weights)

@@ -42,7 +42,7 @@ _CHANCE = 0.01
 _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
 _OTHER_PATH = 2.0
-"""Decoding adds a noise of its own to that of other batches; what is below their sum is searched for cheap causes."""
+"""Times the noise of other batches that is searched for cheap causes only."""
 _STARTS = 4
 """How many single variants a pair may start from: those that explain most."""
 
@@ -137,10 +137,10 @@ class SideSearch:
         return self._floors.noise_of(str(trial.change.get("precision")))[0]
 
     def _search(self) -> Trial:
-        is_little = self._is_within(self.base, _OTHER_PATH)
-        if is_little:
-            self._leave_forward("what is left is hardly more than the noise of other batches")
-        for family in _CHEAP if is_little else FAMILIES:
+        little = self._little()
+        if little:
+            self._leave_forward(f"what is left is {little}")
+        for family in _CHEAP if little else FAMILIES:
             for causes in _by_cause(variants_of(family, self.subject, self.side)):
                 for trial in (each for variant in causes for each in self._attempted(self.base, (variant,))):
                     self.trials.append(trial)
@@ -149,7 +149,9 @@ class SideSearch:
                 if family not in _FREE and any(self._is_clear(each) for each in self.trials):
                     break
             if family == "weights":
-                self.trials += mixtures([self.base, *(each for each in self.trials if _is_whole(each))], self.compared)
+                self.trials += mixtures(
+                    [self.base, *(each for each in self.trials if each.has_other_weights)], self.compared
+                )
             found = self._best()
             if found is not None and (self.is_exact(found) or self._is_clear(found)):
                 return found
@@ -159,6 +161,15 @@ class SideSearch:
         if self.mean(self.base) <= self.rounding:
             return self.base
         return self._pair() or self.base
+
+    def _little(self) -> str:
+        """Return what explains the little that is left without any cause; "" if nothing does."""
+        if self._is_within(self.base, _OTHER_PATH):
+            return "hardly more than the noise of other batches"
+        may_decode = self.side == "rollout" and self.mean(self.base) <= self.rounding
+        if may_decode and self._is_below(self.base, self._floors.decoding(), 1.0):
+            return "no more than what decoding token by token differs by"
+        return ""
 
     def _leave_forward(self, why: str) -> None:
         """Report that the forward pass is not searched, with the fields in which known configurations differ."""
@@ -186,7 +197,7 @@ class SideSearch:
         causes = [each.cause for each in found.variants]
         of_causes = [each for each in self.trials if [one.cause for one in each.variants] == causes]
         wholes = sorted((each for each in of_causes if not each.in_part), key=lambda each: each.gap)
-        choices = len(self.subject.weights) if _is_mixture(found) else 2
+        choices = len(self.subject.weights) if found.is_mixture else 2
         for whole in (each for each in wholes if self._names(each)):
             # What a choice for each rollout explains by chance is no reason to leave rollouts out.
             chosen = chosen_by_chance(whole.halves, self.compared.rows, choices, 1 - _CHANCE)
@@ -211,8 +222,10 @@ class SideSearch:
 
     def _is_within(self, trial: Trial, times: float) -> bool:
         """Whether a trial leaves no more than so many times the noise of other batches, without and with weights."""
-        plain, weighted = self._floors.noise_of(str(trial.change.get("precision")))
-        return self.mean(trial) <= times * plain and self._weighted_mean(trial) <= times * weighted
+        return self._is_below(trial, self._floors.noise_of(str(trial.change.get("precision"))), times)
+
+    def _is_below(self, trial: Trial, floor: tuple[float, float], times: float) -> bool:
+        return self.mean(trial) <= times * floor[0] and self._weighted_mean(trial) <= times * floor[1]
 
     def _is_clear(self, trial: Trial) -> bool:
         """Whether a trial explains what is beyond ordinary rounding so well that no other cause need be tried."""
@@ -290,7 +303,7 @@ class SideSearch:
         key = (trial.variants, in_part)
         if key not in self._healthy_shares:
             self._healthy_shares[key] = (0.0, 0.0)
-            if not _is_mixture(trial):
+            if not trial.is_mixture:
                 self._healthy_shares[key] = healthy_share(
                     self._replays, self._floors, trial.variants, self._whole, in_part=in_part
                 )
@@ -387,11 +400,3 @@ def _by_cause(variants: Iterable[Variant]) -> Iterator[list[Variant]]:
     """Yield the variants of each cause."""
     for _, found in itertools.groupby(variants, key=lambda each: each.cause):
         yield list(found)
-
-
-def _is_mixture(trial: Trial) -> bool:
-    return len(trial.variants) == 1 and "rollouts" in trial.variants[0].label
-
-
-def _is_whole(trial: Trial) -> bool:
-    return len(trial.variants) == 1 and trial.variants[0].cause == "other_weights" and not trial.in_part

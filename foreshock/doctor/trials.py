@@ -17,6 +17,9 @@ from foreshock.probe_kinds import DOCTOR_SECONDS
 
 __all__ = ["Budget", "Trial", "View", "mixtures", "switched"]
 
+_DECODE = 2.0
+"""Plain replays that a decode of the same tokens takes (`benchmarks/doctor/prices.py`)."""
+
 
 @dataclass(slots=True)
 class Budget:
@@ -50,7 +53,7 @@ class Budget:
         """Count a replay, unless it was made before."""
         if (change, ()) not in self.made and (change, view.rows) not in self.made:
             self.made.add((change, view.rows))
-            self.replays += view.share
+            self.replays += view.share * (_DECODE if change.get("composition") == "decode" else 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +115,16 @@ class Trial:
     def gap(self) -> float:
         """The sum of d²/2; all trials of a side have the same tokens."""
         return float(self.halves.sum())
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether rollouts have weights of several names, see `mixtures`."""
+        return len(self.variants) == 1 and "rollouts" in self.variants[0].label
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether all rollouts have one name's weights, other than the announced ones."""
+        return len(self.variants) == 1 and self.variants[0].cause == "other_weights" and not self.in_part
 
 
 def switched(mine: Float64, others: Float64, offsets: NDArray[np.int64]) -> Float64:

@@ -109,10 +109,11 @@ def logits_of(
             )
         longest = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
         most = max(1, min(_ROWS, _LOGITS_AT_ONCE // (max(longest, longest_prompt) * model.config.vocab_size)))
-        rows = _OTHER_ROWS if change.get("composition") else int(change.get("packed", (0,))[0] or most)
+        single = change.get("composition") == "other"
+        rows = _OTHER_ROWS if single else int(change.get("packed", (0,))[0] or most)
+        passes = _decoded if change.get("composition") == "decode" else _packed if change.get("packed") else _padded
         for start in range(0, batch.num_rollouts, rows):
             part = slice(start, start + rows)
-            passes = _packed if change.get("packed") else _padded
             found += passes(model, prompts[part], responses[part], change, pad, longest_prompt)
     return np.concatenate(found)
 
@@ -152,6 +153,40 @@ def _padded(
         if len(prompt)
         else _without_prompt(logits[row], len(tokens))
         for row, (tokens, pads, prompt) in enumerate(zip(rows, before, prompts, strict=True))
+    ]
+
+
+def _decoded(
+    model: Any, prompts: Rows, responses: Rows, change: Change, pad: int, longest_prompt: int
+) -> list[NDArray[np.float32]]:
+    """Return the logits of each rollout, decoded token by token with a cache as an engine does."""
+    rows = [np.concatenate(each) for each in zip(prompts, responses, strict=True)]
+    firsts = [max(len(prompt), 1) for prompt in prompts]
+    width, steps = max(firsts), max(len(row) - first for row, first in zip(rows, firsts, strict=True))
+    ids = np.full((len(rows), width + steps), pad, dtype=np.int64)
+    seen, places = np.ones_like(ids), np.zeros_like(ids)
+    for row, (tokens, first) in enumerate(zip(rows, firsts, strict=True)):
+        before = width - first
+        ids[row, before : before + len(tokens)] = tokens
+        seen[row, :before] = 0
+        places[row, before:] = np.arange(width + steps - before)
+    past, logits = None, []
+    for start, stop in [(0, width), *((step, step + 1) for step in range(width, width + steps - 1))]:
+        output = model(
+            input_ids=torch.from_numpy(ids[:, start:stop]),
+            attention_mask=torch.from_numpy(seen[:, :stop]),
+            position_ids=torch.from_numpy(places[:, start:stop]),
+            past_key_values=past,
+            use_cache=True,
+        )
+        past = output.past_key_values
+        logits.append(output.logits[:, -1].float().numpy())
+    decoded = np.stack(logits, axis=1)
+    return [
+        decoded[row, : len(tokens) - first]
+        if len(prompt)
+        else np.concatenate([np.zeros_like(decoded[row, :1]), decoded[row, : len(tokens) - first]])[: len(tokens)]
+        for row, (tokens, first, prompt) in enumerate(zip(rows, firsts, prompts, strict=True))
     ]
 
 

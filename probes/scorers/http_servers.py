@@ -176,7 +176,11 @@ def score_with_server(
     the run's log-probs are of a truncated distribution, or, without `any_temperature`, of a processed one: servers give
     those of the raw one for prompts.
     """
-    options, rollouts = parse_options(ServerOptions, request), request.rollouts
+    try:
+        options = parse_options(ServerOptions, request)
+    except UnsupportedScoreError as error:
+        raise UnsupportedScoreError(f"{error}; what a server computes with is set when it is started") from error
+    rollouts = request.rollouts
     check_tokens(rollouts, request.weights_folder)
     distribution = logged_distribution(rollouts, truncation="apply")
     if distribution.truncated.any() or (not any_temperature and (distribution.temperature != 1).any()):

@@ -29,6 +29,7 @@ class FakeExperimenter:
         )
         self.made: list[Change] = []
         self.size_of_positions = 1.0
+        self.sizes_of_compositions = {"other": 0.002, "decode": 0.002}
 
     def logits(self, change: Change, rows: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the logits of `change`, of all rollouts or of `rows`."""
@@ -43,8 +44,8 @@ class FakeExperimenter:
         found += ROUNDING.get(change.get("precision"), 0.03) * self._random(1, change.get("precision"))
         if change.get("positions"):
             found += self.size_of_positions * self._random(2, change.get("positions"))
-        if change.get("composition"):
-            found += 0.002 * self._random(3, change.get("precision"))
+        if kind := change.get("composition"):
+            found += self.sizes_of_compositions[kind] * self._random(3, change.get("precision"))
         return found.astype(np.float32)
 
     def log_probs(self, engine: str) -> NDArray[np.float32]:

@@ -47,6 +47,22 @@ def test_rounding_of_an_unknown_kernel_is_no_cause(batch: RolloutBatch, lab: Fak
     assert report.causes == ()
 
 
+@pytest.mark.parametrize("decoding", [0.008, 0.002])
+def test_forward_pass_is_searched_only_beyond_what_decoding_differs_by(batch: RolloutBatch, decoding: float) -> None:
+    """An engine that decodes logs what a decode by torch gives; what is farther away may be a fault."""
+    lab = FakeExperimenter(batch)
+    lab.sizes_of_compositions["decode"] = 0.006
+    values = logged(lab, composition="decode")
+    lab.sizes_of_compositions["decode"] = decoding
+    lab.made.clear()
+    report = examine(replace(batch, rollout_log_probs=values), lab)
+    assert report.causes == ()
+    why = {each.variant: each.why for each in report.not_tried}
+    is_left = why.get("forward") == "what is left is no more than what decoding token by token differs by"
+    assert is_left == (decoding == 0.008)
+    assert any(change.get("positions") for change in lab.made) != is_left
+
+
 def test_older_weights_of_the_engine_are_named_on_its_side(batch: RolloutBatch, lab: FakeExperimenter) -> None:
     report = _examined(batch, logged(lab, weights="step_7"), logged(lab))
 

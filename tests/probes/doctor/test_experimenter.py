@@ -69,8 +69,9 @@ def test_a_float32_replay_is_the_plain_forward_pass(folders: tuple[Path, Path]) 
     for folder in folders:
         replay = _log_probs(experimenter, batch, weights=folder.name, precision="float32")
         assert replay == pytest.approx(_plain(folder, batch), abs=2e-5)
-    other = _log_probs(experimenter, batch, weights="step_0010", precision="float32", composition="other")
-    assert other == pytest.approx(_plain(folders[0], batch), abs=2e-5)
+    for composition in ("other", "decode"):
+        other = _log_probs(experimenter, batch, weights="step_0010", precision="float32", composition=composition)
+        assert other == pytest.approx(_plain(folders[0], batch), abs=2e-5)
 
 
 def test_older_weights_are_found_from_two_folders(folders: tuple[Path, Path]) -> None:

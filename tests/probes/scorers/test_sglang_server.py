@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,11 +17,16 @@ import pytest
 from benchmarks.engines import sample
 from examples.tiny_rl.sglang_sampler import SGLANG, running_sglang
 from foreshock.digests import weights_digest
+from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.scorers import SCORERS
+from foreshock_probes.doctor.engines import EngineReplays
+from foreshock_probes.doctor.experimenter import TorchExperimenter
+from foreshock_probes.engines.process import EnginePool
+from foreshock_probes.engines.protocol import ScoreCommand
 from foreshock_probes.offers import imported, load_scorer
 from foreshock_probes.routing.recorded import RecordedRoutes, compare_routes
-from foreshock_probes.scorers.request import ScoreRequest, UnsupportedScoreError, WarmModel
+from foreshock_probes.scorers.request import Report, ScoreRequest, UnsupportedScoreError, WarmModel
 from tests.probes.scorers.test_torch_forward import score
 from tests.probes.tiny import VOCABULARY, make_rollouts, save_mixture_of_experts
 
@@ -144,3 +150,54 @@ def test_routes_are_those_of_torch_in_float32(checkpoints: Path) -> None:
         assert [each.agreement.mean for each in measures.layers] == [1.0] * LAYERS
         assert (measures.all_tokens.tokens, measures.excluded) == (rollouts.num_tokens, 0)
         assert measures.all_tokens.abs_d.mean < 1e-5
+
+
+def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that nothing explains, so that the options are tried, in three sets of rollouts.
+
+    The first are scored; the server holds other weights than those of the second; the third are longer than it takes.
+    """
+    asked = ("sglang.decode", "sglang.decode:batch_size=4", "sglang.decode:kv_cache_dtype=fp8")
+    engines = EnginePool(tmp_path)
+    made: list[str] = []
+    score_once = engines.score
+
+    def counted(command: ScoreCommand, report: Report) -> float:
+        made.append(str(command.options))
+        return score_once(command, report)
+
+    monkeypatch.setattr(engines, "score", counted)
+
+    def examined(name: str, rollouts: RolloutBatch) -> DoctorReport:
+        folder = checkpoints / name
+        log_probs = score(folder, rollouts).log_probs
+        noise = np.random.default_rng(0).normal(0, 0.3, log_probs.size).astype(np.float32)
+        batch = replace(rollouts, rollout_log_probs=np.minimum(log_probs + noise, 0))
+        made.clear()
+        replays = EngineReplays(batch, folder, tmp_path, engines)
+        experimenter = TorchExperimenter.of_folders(batch, folder, folder, [], 1, replays, asked)
+        report = examine(batch, experimenter, Budget(most_replays=7))
+        assert sorted(made) == ["{'batch_size': 4}", "{'kv_cache_dtype': 'fp8'}", "{}"]
+        assert report.causes == ()
+        return report
+
+    def reasons(report: DoctorReport) -> dict[str, str]:
+        return {each.variant: each.why for each in report.not_tried}
+
+    long = RolloutBatch.from_lists(["long", "short"], [[1] * 100] * 2, [[2] * 60, [3] * 9])
+    try:
+        scored, elsewhere, too_long = (
+            examined(*each) for each in (("first", make_rollouts(10)), ("second", make_rollouts(10)), ("first", long))
+        )
+    finally:
+        engines.close()
+    engine, working, refused = f"the engine {asked[0]}", asked[1], f"engine_option: {asked[2]}"
+    assert f"engine option {working} [rollout]" in {each.variant for each in scored.ruled_out}
+    why = reasons(scored)
+    assert engine not in why and "set when it is started" in why[refused]
+    why = reasons(elsewhere)
+    assert "cannot be seen to hold the checkpoint" in why[engine]
+    assert why[f"engine_option: {working}"] == why[engine]
+    assert "a rollout has 160 tokens, and the server takes less than 123" in reasons(too_long)[engine]
