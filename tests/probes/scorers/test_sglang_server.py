@@ -196,7 +196,8 @@ def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
     engine, working, refused = f"the engine {asked[0]}", asked[1], f"engine_option: {asked[2]}"
     assert f"engine option {working} [rollout]" in {each.variant for each in scored.ruled_out}
     why = reasons(scored)
-    assert engine not in why and "set when it is started" in why[refused]
+    assert engine not in why
+    assert "set when it is started" in why[refused]
     why = reasons(elsewhere)
     assert "cannot be seen to hold the checkpoint" in why[engine]
     assert why[f"engine_option: {working}"] == why[engine]
