@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from benchmarks.doctor import healthy, inject
+from benchmarks.doctor import foreign, healthy, inject
 from benchmarks.doctor.case import UNTRAINED, Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -165,23 +165,23 @@ FAULTS: tuple[Fault, ...] = (
 
 
 FOREIGN: tuple[Fault, ...] = (
-    Fault("noise of logits", "rollout", (), inject.noisy(0.4)),
-    Fault("weights of nobody", "rollout", (), inject.random_updates),
-    Fault("dropout", "trainer", (), inject.dropout, UNTRAINED),
-    Fault("heads in another order", "rollout", (), inject.edited(inject.heads)),
-    Fault("another prompt", "rollout", (), inject.wrong_prompt),
-    Fault("noise in the last tokens", "rollout", (), inject.changed_data(inject.tail, "rollout")),
+    Fault("noise of logits", "rollout", (), foreign.noisy(0.4)),
+    Fault("weights of nobody", "rollout", (), foreign.random_updates),
+    Fault("dropout", "trainer", (), foreign.dropout, UNTRAINED),
+    Fault("heads in another order", "rollout", (), inject.edited(foreign.heads)),
+    Fault("another prompt", "rollout", (), foreign.wrong_prompt),
+    Fault("noise in the last tokens", "rollout", (), inject.changed_data(foreign.tail, "rollout")),
     Fault(
         "temperature grows with the position",
         "rollout",
         (),
         inject.processed(lambda case, logits, ids, given, step: logits / (0.5 + 0.06 * step)),
     ),
-    Fault("a feed-forward missing", "rollout", (), inject.edited(inject.scaled("layers.1.mlp", 0.5))),
-    Fault("values scaled", "rollout", (), inject.edited(inject.scaled("v_proj", 1.4))),
-    Fault("embeddings noisy", "rollout", (), inject.edited(inject.noisy_embeddings), ("random", "moe")),
+    Fault("a feed-forward missing", "rollout", (), inject.edited(foreign.scaled("layers.1.mlp", 0.5))),
+    Fault("values scaled", "rollout", (), inject.edited(foreign.scaled("v_proj", 1.4))),
+    Fault("embeddings noisy", "rollout", (), inject.edited(foreign.noisy_embeddings), ("random", "moe")),
     Fault(
-        "rows of the head exchanged", "rollout", (), inject.edited(inject.exchanged_rows), ("random", "moe", "trained")
+        "rows of the head exchanged", "rollout", (), inject.edited(foreign.exchanged_rows), ("random", "moe", "trained")
     ),
     Fault(
         "log-probs with an offset by rollout",
@@ -191,6 +191,10 @@ FOREIGN: tuple[Fault, ...] = (
             lambda case, row, values, _: np.minimum(values + np.float32(0.5 * np.sin(row)), 0), "trainer"
         ),
     ),
+    Fault("one head lost", "rollout", (), inject.edited(foreign.head_lost), ("random", "tied", "moe")),
+    Fault("value heads exchanged", "rollout", (), inject.edited(foreign.values_exchanged), ("random", "moe")),
+    Fault("two experts alike", "rollout", (), inject.edited(foreign.experts_alike), ("moe",)),
+    Fault("means over three tokens", "trainer", (), inject.changed_data(foreign.smoothed, "trainer")),
 )
 """Faults that no row describes: the doctor must not name any cause."""
 
