@@ -28,7 +28,7 @@ from foreshock.doctor import Budget, DoctorReport, examine
 from foreshock.rollouts import BatchAttributes
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 
-LOCKED = 6_000
+LOCKED = 6_500
 PAIRS = 30
 
 
