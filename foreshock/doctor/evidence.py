@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,11 @@ class Compared:
             self.ids[tokens],
             self.tokens[tokens],
         )
+
+    def having(self, logged: Float64, *others: Float64) -> Compared:
+        """Return the tokens with other logged values; those at which these or `others` are NaN are not usable."""
+        known = np.logical_and.reduce([~np.isnan(each) for each in (logged, *others)])
+        return replace(self, logged=logged, usable=self.usable & known)
 
     def halves(self, log_probs: Float64) -> Float64:
         """Return d²/2 of each token, [T] in nats², 0 for tokens that are not usable or that a variant leaves out (NaN).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +23,10 @@ _OTHER_KERNELS = 3.0
 """How many times more than the precisions of torch other kernels may differ: those of vLLM differ 1.4 to 2.3 times."""
 _SHARE_FOR_NOISE = 0.125
 """The share of the tokens that the noise of other batches is measured on."""
+_REFERENCE = "float32"
+"""Usual on no side, and the dearest precision on a GPU: it is replayed in part, and in full only if it is nearer."""
+_SHARE_FOR_REFERENCE = 0.5
+"""Of the rollouts. With a quarter of 32 rollouts small causes are lost, as the floor is measured less well."""
 
 
 class Floors:
@@ -31,7 +34,7 @@ class Floors:
 
     `base` is the trial of the usual precision, or of one that is clearly nearer. `healthy` has the log-probs [T]
     of the others and of real engines: logs of another scorer without a fault, on which the nulls of all tests are
-    measured; `refused`: the engines that cannot be asked, and why. `rounding`:
+    measured, NaN where it was not replayed; `refused`: the engines that cannot be asked, and why. `rounding`:
     E[d²]/2 in nats² that precisions can differ by; `weighted_rounding`: the same if tokens count by `weights` [T],
     which are small at tokens at which rounding decides. `precision_shares`: the shares, without and with weights, that
     a third precision explains of the difference between two.
@@ -50,31 +53,64 @@ class Floors:
         self._engines = replays.engines if side == "rollout" else ()
         self.rounding = self.weighted_rounding = RESOLUTION
         tried: dict[str, Trial] = {}
-        for precision in PRECISIONS[:3]:
-            change = announced.plus(Change.of(precision=precision))
-            plain = [replays.plain(change, each, self._whole) for each in samplings]
-            tried[precision] = min(plain, key=lambda each: each.gap)
-            if tried[precision].gap <= RESOLUTION * max(int(compared.usable.sum()), 1):
+        for precision in (each for each in PRECISIONS[:3] if each != _REFERENCE):
+            tried[precision] = self._nearest(precision, samplings, self._whole)
+            if self._is_equal(tried[precision]):
                 self.base = tried[precision]
                 return
         usual = tried["bfloat16" if side == "rollout" else "autocast"]
+        some = self._some(_SHARE_FOR_REFERENCE)
+        reference = self._nearest(_REFERENCE, samplings, some)
+        if self._is_clearly_nearer(reference, some.restricted(usual), some.compared):
+            tried[_REFERENCE] = reference = self._nearest(_REFERENCE, samplings, self._whole)
+            some = self._whole
+            if self._is_equal(reference):
+                self.base = reference
+                return
         nearest = min(tried.values(), key=lambda each: each.gap)
-        # One rounding less is half of what two leave; what is nearer by less can be a fault that hides the precision.
-        self.base = nearest if share_range(usual.halves, nearest.halves, compared)[1] > ONE_OF_TWO_ROUNDINGS else usual
-        self._measure(tried)
+        self.base = nearest if self._is_clearly_nearer(nearest, usual, compared) else usual
+        self._measure(tried, reference.change, some)
 
-    def _measure(self, tried: dict[str, Trial]) -> None:
+    def _some(self, share: float) -> View:
+        """Return the view of this share of the rollouts, evenly spread."""
+        return self._whole.of_rows(np.arange(0, self._compared.batch.num_rollouts, int(1 / share)))
+
+    def _nearest(self, precision: str, samplings: tuple[Sampling, ...], view: View) -> Trial:
+        """Return the trial of a precision with the sampling that is nearest."""
+        change = self._announced.plus(Change.of(precision=precision))
+        parts = [each.at(view.tokens) if view.rows else each for each in samplings]
+        return min((self._replays.plain(change, each, view) for each in parts), key=lambda each: each.gap)
+
+    def _is_equal(self, trial: Trial) -> bool:
+        return trial.gap <= RESOLUTION * max(int(self._compared.usable.sum()), 1)
+
+    def _is_clearly_nearer(self, trial: Trial, usual: Trial, compared: Compared) -> bool:
+        """Return whether a precision is nearer by more than one rounding, half of what two leave.
+
+        What is nearer by less can be a fault that hides the precision.
+        """
+        return share_range(usual.halves, trial.halves, compared)[1] > ONE_OF_TWO_ROUNDINGS
+
+    def _measure(self, tried: dict[str, Trial], reference: Change, some: View) -> None:
         replays = {
             name: self._replays.log_probs(each.change, self.base.sampling, self._whole) for name, each in tried.items()
         }
+        own = str(self.base.change.get("precision"))
+        # Where the reference was not replayed, the others alone tell at which tokens rounding decides.
+        filled: dict[str, Float64] = {}
+        if some.rows:
+            found = self._replays.log_probs(reference, self.base.sampling.at(some.tokens), some)
+            replays[_REFERENCE] = np.full(self._compared.rows.size, np.nan)
+            replays[_REFERENCE][some.tokens] = found
+            filled[_REFERENCE] = replays[own].copy()
+            filled[_REFERENCE][some.tokens] = found
         for engine in self._engines:
             try:
                 replays_of = self._announced.plus(Change.of(engine=engine))
                 replays[engine] = self._replays.log_probs(replays_of, self.base.sampling, self._whole)
             except CannotTryError as error:
                 self.refused[f"the engine {engine}"] = str(error)
-        self.weights = steadiness(list(replays.values()), self._compared)
-        own = str(self.base.change.get("precision"))
+        self.weights = steadiness(list((replays | filled).values()), self._compared)
         self.healthy = tuple(each for name, each in replays.items() if name != own)
         pairs = list(itertools.combinations(replays.values(), 2))
         floor, weighted_floor = (
@@ -90,7 +126,7 @@ class Floors:
 
     def _upper(self, one: Float64, other: Float64, view: View, weights: Float64) -> float:
         """Return the upper end of the mean of d²/2 between two replays."""
-        differing = replace(view.compared, logged=one)
+        differing = view.compared.having(one, other)
         return mean_range(weights * differing.halves(other), differing)[1]
 
     def _precision_share(self, replays: dict[str, Float64], own: str, weights: Float64 | float) -> float:
@@ -100,12 +136,12 @@ class Floors:
         could be another order of rounding.
         """
 
-        def size(one: str, other: str) -> float:
-            differing = replace(self._compared, logged=replays[one])
-            return float((weights * differing.halves(replays[other])).sum())
+        def share(logged: str, third: str) -> float:
+            differing = self._compared.having(replays[logged], replays[third])
+            after, before = (float((weights * differing.halves(replays[name])).sum()) for name in (third, own))
+            return 1 - after / max(before, 1e-300)
 
-        pairs = itertools.permutations([name for name in replays if name != own], 2)
-        return max(1 - size(logged, third) / max(size(logged, own), 1e-300) for logged, third in pairs)
+        return max(share(*pair) for pair in itertools.permutations([name for name in replays if name != own], 2))
 
     def do_precisions_differ(self) -> bool:
         """Return whether two precisions give other log-probs, so that equal ones hardly come from two passes."""
@@ -138,8 +174,7 @@ class Floors:
 
     def _differing(self, precision: str, composition: str) -> tuple[float, float]:
         """Return the upper end of E[d²]/2 between a precision and another composition of it, on some rollouts."""
-        every = int(np.ceil(1 / _SHARE_FOR_NOISE))
-        view = self._whole.of_rows(np.arange(0, self._compared.batch.num_rollouts, every))
+        view = self._some(_SHARE_FOR_NOISE)
         sampling = view.restricted(self.base).sampling
         plain = self._announced.plus(Change.of(precision=precision))
         own, again = (

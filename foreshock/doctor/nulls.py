@@ -38,7 +38,7 @@ def healthy_share(
     weights = np.stack([np.ones(own.size), floors.weights[view.tokens] if view.rows else floors.weights])
     found = np.zeros(2)
     for log_probs in floors.healthy:
-        logged = replace(view.compared, logged=log_probs[view.tokens] if view.rows else log_probs)
+        logged = view.compared.having(log_probs[view.tokens] if view.rows else log_probs)
         start = replace(base, halves=logged.halves(own))
         before = np.maximum(weights @ start.halves, 1e-300)
         for each in replays.try_on(start, variants, replace(view, compared=logged), is_silent=True):

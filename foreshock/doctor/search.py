@@ -1,7 +1,7 @@
 """The search: which variants are tried for a side, in which order, when it stops, and when a cause is named.
 
-1. The announced weights are replayed in three precisions. Their differences are the **ordinary rounding** of this
-   model; the best one in other batches gives the **noise**. A side within the noise is reproduced: the search ends.
+1. The announced weights are replayed in three precisions, float32 on half of the rollouts: **ordinary rounding**. The
+   best one in other batches gives the **noise**. A side within the noise is reproduced: the search ends.
 2. Single variants, by family: data and sampling need no further replay, then weights, then the forward pass, then
    parts. Each is judged for all rollouts, and for the rollouts that it fits better than the undisturbed replay. A
    variant that needs a replay is screened first, on the worst rollout and then on a tenth of the tokens in the
@@ -149,9 +149,8 @@ class SideSearch:
                 if family not in _FREE and any(self._is_clear(each) for each in self.trials):
                     break
             if family == "weights":
-                self.trials += mixtures(
-                    [self.base, *(each for each in self.trials if each.has_other_weights)], self.compared
-                )
+                of_folders = [self.base, *(each for each in self.trials if each.has_other_weights)]
+                self.trials += mixtures(of_folders, self.compared)
             found = self._best()
             if found is not None and (self.is_exact(found) or self._is_clear(found)):
                 return found
@@ -179,8 +178,7 @@ class SideSearch:
 
     def _is_within_one_rounding(self, trial: Trial) -> bool:
         """Whether a trial leaves no more than one rounding, half of what two differ by: expensive families can wait."""
-        floors = self._floors
-        return self.mean(trial) <= floors.rounding / 2 and self._weighted_mean(trial) <= floors.weighted_rounding
+        return self.mean(trial) <= self.rounding / 2 and self._weighted_mean(trial) <= self._floors.weighted_rounding
 
     def _best(self) -> Trial | None:
         """Return the trial that may be named, refined by precision; None if there is none."""
