@@ -67,7 +67,12 @@ def run_forked(
     with tempfile.TemporaryDirectory() as name:
         output, errors, status = (Path(name, each) for each in ("output", "errors", "status"))
         with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(_forker().fork(words, environment, folder, output, errors, status)).wait(seconds)
+            process = psutil.Process(_forker().fork(words, environment, folder, output, errors, status))
+            try:
+                process.wait(seconds)
+            except psutil.TimeoutExpired:
+                process.kill()
+                raise
         # A command that was killed has no status.
         returned = int(status.read_text()) if status.exists() else -signal.SIGKILL
         return subprocess.CompletedProcess([*words], returned, output.read_text(), errors.read_text())

@@ -1,6 +1,6 @@
 """Products of bfloat16 matrices on a CPU that has no instructions for them.
 
-There torch multiplies with a plain loop that rounds partial sums, ten times as slow as float32. CPUs with the
+There torch multiplies with a plain loop, ten times as slow as float32. CPUs with the
 instructions sum in float32 and round once. `round_once` makes torch do the same on the others: a run takes a fourth of
 the CPU time. Forward pass, gradient and engine call the same products, so that it changes rounding alone.
 """
@@ -8,8 +8,9 @@ the CPU time. Forward pass, gradient and engine call the same products, so that 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +26,13 @@ def round_once() -> bool:
     # `out` is filled by torch's own kernels, which stay as they are.
     aten = torch.ops.aten
 
-    def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((left.shape[0], right.shape[1]), dtype=_summed_in(left))
-        aten.mm.out(left.to(out.dtype), right.to(out.dtype), out=out)
-        return out.to(left.dtype)
+    def product(operator: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        def kernel(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            out = torch.empty((*left.shape[:-1], right.shape[-1]), dtype=_summed_in(left))
+            operator(left.to(out.dtype), right.to(out.dtype), out=out)
+            return out.to(left.dtype)
 
-    def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((left.shape[0], left.shape[1], right.shape[2]), dtype=_summed_in(left))
-        aten.bmm.out(left.to(out.dtype), right.to(out.dtype), out=out)
-        return out.to(left.dtype)
+        return kernel
 
     def addmm(
         added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
@@ -47,7 +46,7 @@ def round_once() -> bool:
     with warnings.catch_warnings():
         # That the operators have kernels already.
         warnings.simplefilter("ignore")
-        for name, kernel in (("mm", mm), ("bmm", bmm), ("addmm", addmm)):
+        for name, kernel in (("mm", product(aten.mm.out)), ("bmm", product(aten.bmm.out)), ("addmm", addmm)):
             library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
     # The kernels go when the library does.
     _LIBRARIES.append(library)

@@ -41,8 +41,8 @@ _CHANCE = 0.01
 """The chance of a false name that each test allows; the one level that is chosen."""
 _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
-_OTHER_PATH = 2.0
-"""Times the noise of other batches that is searched for cheap causes only."""
+_LITTLE_NOISE = 2.0
+"""Times the noise of other batches: engines add one of their own. What is left below has cheap causes or none."""
 _STARTS = 4
 """How many single variants a pair may start from: those that explain most."""
 
@@ -163,7 +163,7 @@ class SideSearch:
 
     def _little(self) -> str:
         """Return what explains the little that is left without any cause; "" if nothing does."""
-        if self._is_within(self.base, _OTHER_PATH):
+        if self._is_within(self.base, _LITTLE_NOISE):
             return "hardly more than the noise of other batches"
         may_decode = self.side == "rollout" and self.mean(self.base) <= self.rounding
         if may_decode and self._is_below(self.base, self._floors.decoding(), 1.0):

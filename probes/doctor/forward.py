@@ -183,9 +183,7 @@ def _decoded(
         logits.append(output.logits[:, -1].float().numpy())
     decoded = np.stack(logits, axis=1)
     return [
-        decoded[row, : len(tokens) - first]
-        if len(prompt)
-        else np.concatenate([np.zeros_like(decoded[row, :1]), decoded[row, : len(tokens) - first]])[: len(tokens)]
+        decoded[row, : len(tokens) - first] if len(prompt) else _without_prompt(decoded[row], len(tokens))
         for row, (tokens, first, prompt) in enumerate(zip(rows, firsts, prompts, strict=True))
     ]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from benchmarks.recorded_runs import RecordedRun
@@ -16,6 +17,7 @@ from foreshock.digests import weights_digest
 from foreshock.fingerprint import Fingerprint
 from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock.scorers import NOISE_FLOOR_VARIANT, default_scorers, middle_of_chain
+from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.engines.environment import AS_IT_IS, EngineEnvironment
 from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
@@ -142,3 +144,19 @@ def rows_of(run: RecordedRun, replay: Replayer, scorers: Sequence[str] = SCORERS
             wrong[other] = Difference.between(scored, logged(others, scorer))
         for step, (difference, floor, same) in right.items():
             yield Row(run.name, step, scorer, same, difference, floor, wrong[step])
+
+
+def questions_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what the doctor asks engines from now on, as it asks.
+
+    Not the pool's commands: one that finds a kept process gone is repeated in a new one.
+    """
+    made: list[str] = []
+    score = EngineReplays._scored
+
+    def counted(replays: EngineReplays, asked: str) -> NDArray[np.float32]:
+        made.append(asked)
+        return score(replays, asked)
+
+    monkeypatch.setattr(EngineReplays, "_scored", counted)
+    return made

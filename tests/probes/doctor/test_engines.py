@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from foreshock.doctor import Budget, examine
 from foreshock_probes.doctor.engines import EngineReplays
 from foreshock_probes.doctor.experimenter import TorchExperimenter
 from foreshock_probes.engines.process import EnginePool
-from tests.probes.replaying import Replayer
+from tests.probes.replaying import Replayer, questions_of
 from tests.probes.tiny import make_rollouts
 
 pytestmark = pytest.mark.slow
@@ -28,15 +27,7 @@ def test_options_that_vllm_refuses_are_reported_in_its_words_after_one_try(
     log_probs, _ = replay.score(rollouts, folder, "torch.float32")
     noise = np.random.default_rng(0).normal(0, 0.3, log_probs.size).astype(np.float32)
     batch = replace(rollouts, rollout_log_probs=np.minimum(log_probs + noise, 0))
-    made: list[str] = []
-    score = EngineReplays._scored
-
-    # Not the pool's commands: one that finds a kept process gone is repeated in a new one.
-    def counted(replays: EngineReplays, asked: str) -> NDArray[np.float32]:
-        made.append(asked)
-        return score(replays, asked)
-
-    monkeypatch.setattr(EngineReplays, "_scored", counted)
+    made = questions_of(monkeypatch)
     asked = ("vllm.prefill", "vllm.prefill:kv_cache_dtype=fp8", "vllm.prefill:speculation=1", "sglang.http")
     of_engines = EngineReplays(batch, folder, tmp_path, engines)
     experimenter = TorchExperimenter.of_folders(batch, folder, folder, [], 1, of_engines, asked)
