@@ -46,6 +46,7 @@ from foreshock.backtest.scoring import Score, score
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState, advance
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.quantities import LAST_STEP_KEY
 from foreshock.learning_rate.remedies import favoured
 
 CONFIGURATION = WarningConfiguration.for_model("dense")
@@ -141,6 +142,7 @@ def _recorded(console: Console) -> dict[str, float]:
     for name, title, curves, share in (
         ("harm_recorded", "recorded, 1e-4, no lag", [closed_steps(results[each.name]) for each in healthy], 0.01),
         ("harm_curves", "generated: lengths, k3, lag", list(_with_mismatch()), 0.01),
+        ("harm_planned", "the same, with a planned end", list(_with_mismatch(planned=True)), 0.01),
         ("harm_logs", "labelled benign logs", logs, 0.0),
     ):
         lost = [lost_learning_rate(steps, scales_under_apply(steps, CONFIGURATION)) for steps in curves]
@@ -155,7 +157,7 @@ def _recorded(console: Console) -> dict[str, float]:
     return bars | {"hits": found.hits, "collapses": found.hits + found.misses, "false_per_1000": false}
 
 
-def _with_mismatch() -> Iterator[list[ClosedStep]]:
+def _with_mismatch(*, planned: bool = False) -> Iterator[list[ClosedStep]]:
     """Yield the 600 healthy curves of lengths with a k3 of any healthy or static size, at lag 0, 1 to 8 or unknown.
 
     k3 has noise by a quarter and drifts by up to three times. Of lagging tokens it is below the set point.
@@ -169,7 +171,8 @@ def _with_mismatch() -> Iterator[list[ClosedStep]]:
         for place, step in enumerate(steps):
             k3 = level * drift ** (place / len(steps)) * math.exp(0.25 * random.normal())
             lags = {} if lag is None else {LAG_KEY: 0.0 if place == 0 else lag}
-            found.append(ClosedStep(step.step, {**step.values, K3: k3, **lags}))
+            plan = {LAST_STEP_KEY: float(steps[-1].step)} if planned else {}
+            found.append(ClosedStep(step.step, {**step.values, K3: k3, **lags, **plan}))
         yield found
 
 
@@ -187,7 +190,8 @@ def _remedies(results: Mapping[str, Result]) -> dict[str, float]:
                 continue
             state = WarningState()
             for each in closed_steps(result):
-                state, _ = advance(state, each, CONFIGURATION)
+                planned = {**each.values, LAST_STEP_KEY: float(plans()[0].settings.steps)}
+                state, _ = advance(state, ClosedStep(each.step, planned), CONFIGURATION)
                 found = favoured(state.loop, CONFIGURATION.loop, _KEEPS_ALL)
                 if each.step >= 20 and found.favours is not None:
                     right.append(found.favours == better)

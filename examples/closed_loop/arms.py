@@ -16,7 +16,7 @@ from examples.tiny_rl.rollouts import StepRollouts
 from examples.tiny_rl.trainer import Correction
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
-from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
+from foreshock.diagnosis.quantities import LAST_STEP_KEY, LEARNING_RATE_KEY
 from foreshock.learning_rate.loop import LoopSettings
 
 
@@ -25,12 +25,12 @@ def control_of(plan: Plan, finished: Callable[[Plan], Result]) -> Control:
     steps = plan.settings.steps
     match plan.arm:
         case "advice":
-            return FollowsAdvice(WarningConfiguration.for_model("dense"))
+            return FollowsAdvice(WarningConfiguration.for_model("dense"), steps)
         case "advice-mis":
-            return FollowsAdvice(WarningConfiguration.for_model("dense"), Corrects("sequence-mis"))
+            return FollowsAdvice(WarningConfiguration.for_model("dense"), steps, Corrects("sequence-mis"))
         case "length-decay":
             alone = replace(WarningConfiguration.for_model("dense"), loop=LoopSettings(enabled=False))
-            return FollowsAdvice(alone)
+            return FollowsAdvice(alone, steps)
         case "tenth":
             return Scheduled([0.1] * steps)
         case "cosine":
@@ -56,8 +56,8 @@ def scales_of(result: Result) -> list[float]:
 class FollowsAdvice(Control):
     """The learning rate as Foreshock advises: the service's detectors, each decision from the next step on."""
 
-    def __init__(self, configuration: WarningConfiguration, corrects: Control | None = None) -> None:
-        self._advice = AppliedAdvice(configuration)
+    def __init__(self, configuration: WarningConfiguration, last_step: int, corrects: Control | None = None) -> None:
+        self._advice, self._last_step = AppliedAdvice(configuration), float(last_step)
         self._corrects = corrects or Control()
         self.measures_update = configuration.loop.enabled
 
@@ -68,7 +68,7 @@ class FollowsAdvice(Control):
         return self._corrects.correction(rollouts)
 
     def observe(self, step: int, values: Mapping[str, float]) -> None:
-        self._advice.observe(ClosedStep(step, values))
+        self._advice.observe(ClosedStep(step, {**values, LAST_STEP_KEY: self._last_step}))
 
 
 class Scheduled(Control):

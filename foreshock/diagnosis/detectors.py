@@ -18,6 +18,7 @@ from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.lags import LAG_KEY, LAG_KEYS, StepLags
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import (
+    LAST_STEP_KEY,
     LEARNING_RATE_KEY,
     LENGTH_KEY,
     LONGEST_KEY,
@@ -106,8 +107,12 @@ class WarningConfiguration:
         change = self._change_at(step)
         if change is None:
             return self.loop
-        is_usual = change.loop.set_point == DEFAULT_LOOP.set_point
-        return replace(change.loop, set_point=self.loop.set_point) if is_usual else change.loop
+        own = {
+            name: getattr(self.loop, name)
+            for name in ("set_point", "first_set_point")
+            if getattr(change.loop, name) == getattr(DEFAULT_LOOP, name)
+        }
+        return replace(change.loop, **own)
 
     def _change_at(self, step: int) -> RulesFromStep | None:
         return next((change for change in reversed(self.changed_rules) if change.first_step <= step), None)
@@ -116,10 +121,15 @@ class WarningConfiguration:
     def for_model(cls, model_kind: ModelKind | None) -> WarningConfiguration:
         """Return the configuration for a kind of model; None: unknown.
 
-        The loop's set point was tuned on dense models. That of another kind is as far from it as its range of k3.
+        The loop's set points were tuned on dense models. Those of another kind are as far from them as its range of k3.
         """
         ranges = [required_range("k3_kl", kind).warning or 1.0 for kind in (model_kind, None)]
-        loop = replace(DEFAULT_LOOP, set_point=DEFAULT_LOOP.set_point * ranges[0] / ranges[1])
+        ratio = ranges[0] / ranges[1]
+        loop = replace(
+            DEFAULT_LOOP,
+            set_point=DEFAULT_LOOP.set_point * ratio,
+            first_set_point=DEFAULT_LOOP.first_set_point * ratio,
+        )
         return cls(rules=default_rules(model_kind), loop=loop)
 
     def digest(self) -> str:
@@ -141,6 +151,7 @@ class WarningConfiguration:
             *LAG_KEYS,
             K3,
             UPDATE_KEY,
+            LAST_STEP_KEY,
             TOKENS_KEY,
         }
         return tuple(sorted(own | {key for rules in self._all_rules() for rule in rules for key in rule.keys}))
@@ -265,16 +276,17 @@ def advance(
         event_of(each, configuration.surge, configuration.schedule_at(each.surge_step), total, rate)
         for each in detections
     )
-    loop = advance_loop(state.loop, _reading(values, rules, of_step), configuration.loop_at(step))
+    loop = advance_loop(state.loop, _reading(step, values, rules, of_step), configuration.loop_at(step))
     return WarningState(step, surge, rules, reward, loop, units, refused), refusals + events + falls + found
 
 
-def _reading(values: Mapping[str, float], rules: RulesState, of_step: Sequence[ThresholdRule]) -> Reading:
-    k3, lag, update, rate, tokens = (
-        finite_or_none(values.get(key)) for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY)
+def _reading(step: int, values: Mapping[str, float], rules: RulesState, of_step: Sequence[ThresholdRule]) -> Reading:
+    k3, lag, update, rate, tokens, last_step = (
+        finite_or_none(values.get(key))
+        for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY, LAST_STEP_KEY)
     )
     lowered = any(rule.effect == "halve" and rules.firing(rule) is not None for rule in of_step)
-    return Reading(k3, lag, StepLags.of(values).numerics, update, rate, tokens, lowered)
+    return Reading(k3, lag, StepLags.of(values).numerics, update, rate, tokens, lowered, step, last_step)
 
 
 def stop(state: WarningState, step: int, error: Exception) -> tuple[WarningState, tuple[Event, ...]]:

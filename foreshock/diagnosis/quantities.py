@@ -19,6 +19,9 @@ LEARNING_RATE_KEY = "scalars:lr"
 TOKENS_KEY = f"{TRAINER_ROLLOUT}:tokens"
 UPDATE_KEY = "scalars:update_k3"
 """k3 of the policy after a step's update against the one before, on the step's rollouts, in nats per token."""
+LAST_STEP_NAME = "planned_last_step"
+LAST_STEP_KEY = f"scalars:{LAST_STEP_NAME}"
+"""The number of the last step that the trainer plans."""
 
 SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
@@ -50,6 +53,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
     LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr"),
     UPDATE_KEY: ("update_k3", "actor/update_k3"),
+    LAST_STEP_KEY: (LAST_STEP_NAME,),
     K3: ("k3", "k3_kl", "rollout_corr/k3_kl", "mismatch_kl/all/mean", "mismatch_kl/mean", "gen_kl_error"),
     f"{TRAINER_ROLLOUT}:mean_abs_d": ("sampling/sampling_logp_difference/mean", "train_rollout_logprob_abs_diff"),
     f"{TRAINER_ROLLOUT}:max_abs_d": ("sampling/sampling_logp_difference/max",),

@@ -19,6 +19,7 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
+from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.integrations.hooks import guard, is_number, observe
 from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
@@ -126,7 +127,11 @@ class SlimeRun:
             return
         if self.place.leads and self._metrics:
             # A step of several optimizer steps has a metric of each: their mean is logged.
-            self._client.log_scalars(step, {name: fmean(values) for name, values in self._metrics.items()})
+            numbers = {name: fmean(values) for name, values in self._metrics.items()}
+            rollouts = getattr(self.args, "num_rollout", None)
+            if rollouts is not None:
+                numbers[LAST_STEP_NAME] = float(rollouts) - 1.0
+            self._client.log_scalars(step, numbers)
         if self._is_last(step) and self.place.leads:
             self._client.finish()
         self._flush_if_ending(step)

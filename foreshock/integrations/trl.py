@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
+from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.fingerprint import dtype_name
 from foreshock.integrations.hooks import guard
 from foreshock.integrations.trl_generations import Generations
@@ -95,7 +96,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Log the trainer's own metrics."""
         if state.is_world_process_zero and logs:
-            self._guarded("log metrics", lambda: self._log_metrics(state.global_step, logs))
+            self._guarded("log metrics", lambda: self._log_metrics(state, logs))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Keep the advice in the checkpoint, and announce its weights."""
@@ -203,12 +204,14 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             shard = accelerator.process_index * len(taken) + number
             self._client.log_rollouts(step, rollouts.columns(step, number), shard=shard, shards=shards, copy=False)
 
-    def _log_metrics(self, step: int, logs: Mapping[str, Any]) -> None:
+    def _log_metrics(self, state: Any, logs: Mapping[str, Any]) -> None:
         if self._client is not None:
             numbers = {
                 _RENAMED.get(name, name): value for name, value in logs.items() if isinstance(value, int | float)
             }
-            self._client.log_scalars(step, numbers)
+            if state.max_steps > 0:
+                numbers[LAST_STEP_NAME] = state.max_steps
+            self._client.log_scalars(state.global_step, numbers)
 
     def _announce(self, args: Any, step: int) -> None:
         name = f"checkpoint-{step}"

@@ -20,6 +20,7 @@ from typing import Any
 
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
+from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
 from foreshock.integrations.releases import known_versions, warn_of_unknown_version
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
@@ -196,7 +197,9 @@ def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _resul
     numbers = {name: float(value) for name, value in named["data"].items() if is_number(value)}
     for run in ACTIVE:
         run.start()
-        run.client.log_scalars(int(named["step"]), numbers)
+        planned: Any = getattr(run.trainer, "total_training_steps", None)
+        plan = {LAST_STEP_NAME: float(planned)} if is_number(planned) else {}
+        run.client.log_scalars(int(named["step"]), numbers | plan)
         rate = numbers.get("actor/lr")
         if rate is not None and run.feed is not None:
             run.feed.acknowledge(int(named["step"]), rate)

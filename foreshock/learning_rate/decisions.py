@@ -351,8 +351,10 @@ def _reconcile_surge(state: AdviceState, observation: Observation) -> Decision |
     if state.schedule is not None or state.halvings:
         # Halvings of another depth would change the scale of the past, and could raise it.
         chosen = replace(chosen, factor=state.factor, floor=state.floor)
-    schedule = LengthDecaySchedule.from_surge(observation.surge_step, chosen)
     first = observation.first_open_step
+    # A floor above what the loop has lowered the scale to would raise it.
+    chosen = replace(chosen, floor=min(chosen.floor, state.scale(first)))
+    schedule = LengthDecaySchedule.from_surge(observation.surge_step, chosen)
     if state.schedule is not None:
         # A slightly different period must not halve again right after the old boundary: it is the same boundary.
         last = max(state.schedule.boundaries_until(first - 1), default=None)

@@ -14,6 +14,10 @@ the rate has fallen to the floor and the driven part has not halved, it was not 
 on. The set point of the driven part is at least `static_multiple` times the static part: numerics drift as a policy
 learns, and a smaller driven part is little of the whole.
 
+Noise of early updates is averaged out by later ones, that of the last ones by none. If the trainer logs the last step
+that it plans, the set point of the driven part is higher at first and falls over the cooldown before that step: to the
+usual one, and further if the scale is below 1.
+
 Everything is a function of the closed steps in their order; there is no clock.
 """
 
@@ -24,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from foreshock.diagnosis.wording import percent
 from foreshock.learning_rate.schedule import HORIZON, LoopPoint, loop_scale
 
 LARGEST_ERROR: Final = math.log(10.0)
@@ -68,6 +73,9 @@ LEAST_LEFT: Final = 0.5
 UPDATE_EXPONENT: Final = 1.5
 """The update grows with the rate to this power, as recorded runs have it; a single small step would give 2."""
 
+COOLDOWN_POWER: Final = 3.0
+"""The mismatch grows with the rate to the power of 1.5: at this one the rate falls with the square of what is left."""
+
 FEWEST_TOKENS: Final = 200
 """A k3 of fewer tokens is no reading: a single token can make all of it."""
 
@@ -77,8 +85,14 @@ class LoopSettings:
     """The gains of the loop, chosen on the tuning seeds of docs/closed-loop.md."""
 
     set_point: float = 6e-3
-    """Of the driven part, in nats per token."""
-    update_set_point: float = 1.5e-3
+    """Of the driven part, in nats per token, while no last step is planned."""
+    first_set_point: float = 2e-2
+    """The same before the cooldown of a run whose last step is planned."""
+    last_set_point: float = 1e-3
+    """The same at its end, if the scale is below 1."""
+    cooldown: float = 0.6
+    """Of the planned steps, the part at the end in which the set point falls, with the cube of what is left."""
+    update_set_point: float = 2e-3
     """Of the update, in nats per token."""
     gain: float = 0.1
     """Change of log s in a step, for each unit of the error."""
@@ -91,12 +105,16 @@ class LoopSettings:
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("set_point", "update_set_point", "gain", "weight", "static_multiple"):
+        for name in (
+            "set_point", "first_set_point", "last_set_point", "cooldown", "update_set_point", "gain", "weight",
+            "static_multiple",
+        ):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0.0):
                 raise ValueError(f"{name} must be above 0, got {value}")
-        if self.weight > 1.0 or self.gain > 1.0:
-            raise ValueError(f"gain and weight must be at most 1, got {self.gain} and {self.weight}")
+        for name in ("gain", "weight", "cooldown"):
+            if getattr(self, name) > 1.0:
+                raise ValueError(f"{name} must be at most 1, got {getattr(self, name)}")
         if not 0.0 < self.floor <= 1.0:
             raise ValueError(f"floor must satisfy 0 < floor <= 1, got {self.floor}")
 
@@ -110,7 +128,8 @@ class Reading:
 
     ``k3`` is of all tokens and ``k3_at_lag_0`` of those at lag 0, in nats per token. ``lag`` is the mean lag in steps;
     ``rate`` the learning rate of the step. ``update`` is k3 of the policy after the step's update against the one
-    before, on the step's rollouts. ``lowered``: a rule with the effect "halve" fires.
+    before, on the step's rollouts. ``lowered``: a rule with the effect "halve" fires. ``last_step`` is the last one
+    that the trainer plans.
     """
 
     k3: float | None = None
@@ -120,6 +139,8 @@ class Reading:
     rate: float | None = None
     tokens: float | None = None
     lowered: bool = False
+    step: int = 0
+    last_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +174,10 @@ class LoopState:
     """Moving average of the update as it would be at the highest rate so far, `highest_rate`."""
     updates: int = 0
     highest_rate: float | None = None
+    last_step: float | None = None
+    """The newest plan of the trainer."""
+    left: float | None = None
+    """The part of the planned steps that is left; None without a plan, or beyond its end."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -166,7 +191,18 @@ class LoopState:
 
     def set_point(self, settings: LoopSettings) -> float:
         """Return the set point of the driven part, in nats per token."""
-        return max(settings.set_point, settings.static_multiple * (self.static or 0.0))
+        wanted = settings.set_point
+        if self.left is not None:
+            falling = settings.first_set_point * min(self.left / settings.cooldown, 1.0) ** COOLDOWN_POWER
+            # A rate that was not lowered by then is left alone.
+            wanted = max(falling, settings.last_set_point if self.log_scale < 0.0 else settings.set_point)
+        return max(wanted, settings.static_multiple * (self.static or 0.0))
+
+    def only_cools(self, settings: LoopSettings) -> bool:
+        """Return whether the set point is low for the planned end alone, and nothing is beyond its usual one."""
+        usual = max(settings.set_point, settings.static_multiple * (self.static or 0.0))
+        within = (self.average or 0.0) <= usual and (self.update or 0.0) <= self.update_point(settings)
+        return within and self.left is not None and self.set_point(settings) < usual
 
     def update_point(self, settings: LoopSettings) -> float:
         """Return the set point of the newest update, in nats per token."""
@@ -182,7 +218,7 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if not settings.enabled:
         return state
     reading = _checked(reading)
-    state = _with_full_update(_with_driven(state, reading), reading)
+    state = _with_full_update(_with_driven(_with_plan(state, reading), reading), reading)
     errors = [math.log(2.0)] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
@@ -239,6 +275,12 @@ def _with_driven(state: LoopState, reading: Reading) -> LoopState:
     if driven is not None:
         average = driven if average is None else average + WEIGHT_OF_PARTS * (driven - average)
     return replace(state, driven=driven, update=reading.update, average=average)
+
+
+def _with_plan(state: LoopState, reading: Reading) -> LoopState:
+    last = reading.last_step if reading.last_step and reading.last_step > 0.0 else state.last_step
+    left = None if last is None or reading.step > last else min((last - reading.step) / last, 1.0)
+    return replace(state, last_step=last, left=left)
 
 
 def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
@@ -324,6 +366,8 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         if value is not None
     ]
     found = " and ".join(said) or "a rule that lowers the learning rate fires"
+    if state.left is not None and state.left < settings.cooldown:
+        found += f", with {percent(state.left)} of the planned steps left"
     return (
         f"{found[0].upper()}{found[1:]}; recent steps are at {math.exp(state.error):.2g} × the set point: "
         f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."

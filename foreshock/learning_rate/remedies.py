@@ -32,9 +32,9 @@ LEAST_ROLLOUTS: Final = 32
 LEAST_EFFECTIVE: Final = 0.5
 """Effective sample, as a fraction: a mask that leaves less costs more than half of the batch."""
 
-LARGEST_UPDATE: Final = 2.0
-"""Times its set point, at the full rate. Of tuning runs whose loss was not corrected, those that masking mends had 0.6
-to 1.4 from the 15th update on, and those that it does not 2.7 to 20."""
+LARGEST_UPDATE: Final = 1.5
+"""Times its set point, at the full rate. Of tuning runs whose loss was not corrected, those that masking mends had 0.5
+to 1.1 from the 15th update on, and those that it does not 2.0 to 15."""
 
 LEAST_UPDATES: Final = 15
 """Whether updates are too large is judged from so many on, if the trainer logs any."""
@@ -51,7 +51,8 @@ class Remedies:
 
 def is_wanted(loop: LoopState, settings: LoopSettings) -> bool:
     """Return whether anything is beyond its set point, or was and is still lowered for."""
-    return loop.error > 0.0 or loop.log_scale < 0.0 or finding(loop, settings) is not None
+    lowered = (loop.error > 0.0 or loop.log_scale < 0.0) and not loop.only_cools(settings)
+    return lowered or finding(loop, settings) is not None
 
 
 def evaluate_remedies(statistics: ComparisonStatistics, summaries: RolloutSummaries) -> tuple[RemedyRecord, ...]:

@@ -158,6 +158,7 @@ def test_run_metrics_and_checkpoints_are_logged(tools: Run) -> None:
     assert tools.get("/checkpoints")["items"][0]["path"] == "step_0/model"
     scalars = tools.get("/scalars?name=train/grad_norm")["columns"]
     assert (scalars["step"], scalars["value"]) == ([0, 1, 2, 3], [2.0, 3.0, 4.0, 5.0])
+    assert tools.get("/scalars?name=planned_last_step")["columns"]["value"] == [STEPS - 1.0] * STEPS
 
 
 def test_environment_and_precision_of_the_trainer_are_logged(tools: Run, shared_service: RunningService) -> None:

@@ -111,6 +111,8 @@ def test_advice_reaches_the_optimizer_and_trls_log(grpo: Run) -> None:
     rates = [entry["learning_rate"] for entry in grpo.log]
     assert rates[:HALVED_AT] == [1e-3] * HALVED_AT
     assert rates[-1] == pytest.approx(5e-4)
+    planned = grpo.get("/scalars?name=planned_last_step")["columns"]["value"]
+    assert planned == [float(len(grpo.log))] * len(grpo.log)
 
 
 def test_checkpoints_are_announced_for_the_step_that_they_sample(grpo: Run) -> None:

@@ -118,6 +118,8 @@ def test_run_and_metrics_are_described(decoupled: Run) -> None:
     assert run["engine"] == "vllm"
     assert run["initial_learning_rate"] == RATE
     assert run["length_cap"] == 16
+    planned = decoupled.http.get(f"/v1/runs/{decoupled.id}/scalars", params={"name": "planned_last_step"}).json()
+    assert planned["columns"]["value"] == [STEPS] * STEPS
 
 
 def test_kind_and_precision_are_those_of_verls_configuration(decoupled: Run, shared_service: RunningService) -> None:

@@ -278,6 +278,12 @@ class AdviceMachine(RuleBasedStateMachine):
     def observation(self) -> Observation:
         return Observation(self.attempt, self.observed, self.trainer, self.surge, at_us=len(self.log), loop=self.loop)
 
+    @property
+    def first_free_step(self) -> int:
+        """The first step that an answer may change; after a resume an operator's raise may lie some steps ahead."""
+        raised = [each.effective_from_step for each in self.log if each.kind == "raise"]
+        return max([self.observation().first_open_step, *raised])
+
     def append(self, *decisions: Decision) -> None:
         for decision in decisions:
             before = fold(self.log)
@@ -352,7 +358,7 @@ class AdviceMachine(RuleBasedStateMachine):
     def scales_are_within_bounds_and_fall_along_the_schedule(self) -> None:
         state = fold(self.log)
         assert state.attempt == self.attempt
-        start = self.observation().first_open_step
+        start = self.first_free_step
         ahead = [state.scale(step) for step in range(start, start + 250, 10)]
         assert all(0.1 <= scale <= 1.0 for scale in ahead)
         assert ahead == sorted(ahead, reverse=True)
@@ -364,7 +370,7 @@ class AdviceMachine(RuleBasedStateMachine):
     @invariant()
     def next_decay_step_is_where_the_scale_falls(self) -> None:
         state = fold(self.log)
-        start = self.observation().first_open_step
+        start = self.first_free_step
         following = state.next_decay_step(start)
         if following is None:
             assert state.scale(start + 5000) == state.scale(start)

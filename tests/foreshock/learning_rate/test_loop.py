@@ -42,6 +42,10 @@ def lagging(k3: float, steps: int) -> list[Reading]:
     return [START, *[Reading(k3=k3, lag=8.0)] * steps]
 
 
+def planned(k3: float, steps: range, last_step: float | None = 100.0) -> list[Reading]:
+    return [Reading(k3=k3, lag=8.0, step=step, last_step=last_step) for step in steps]
+
+
 def test_lagging_mismatch_beyond_the_set_point_lowers_to_the_floor_and_no_further() -> None:
     assert scale(after(lagging(3e-2, 10))) < 0.7
     assert scale(after(lagging(3e-2, 200))) == pytest.approx(SETTINGS.floor)
@@ -66,6 +70,48 @@ def test_static_part_is_subtracted_from_lagging_tokens() -> None:
     assert numerics.driven == pytest.approx(1e-2)
     driven = after([Reading(k3=2e-2, lag=0.0), *[Reading(k3=2e-1, lag=4.0)] * 100])
     assert scale(driven) == pytest.approx(SETTINGS.floor)
+
+
+def test_set_point_of_a_planned_run_is_higher_at_first_and_falls_to_its_end() -> None:
+    state = after(planned(1e-1, range(2, 21)), after([replace(START, step=1, last_step=100.0)]))
+    points = [state.set_point(SETTINGS)]
+    for step in range(21, 101):
+        state = after(planned(2e-2, range(step, step + 1)), state)
+        points.append(state.set_point(SETTINGS))
+    assert points[0] == points[20] == SETTINGS.first_set_point > SETTINGS.set_point
+    assert points == sorted(points, reverse=True)
+    assert points[-1] == SETTINGS.last_set_point
+    # With the cube of what is left of the cooldown: half of it is left at step 70.
+    assert points[50] == pytest.approx(SETTINGS.first_set_point / 8.0)
+    assert scale(state) == pytest.approx(SETTINGS.floor)
+
+
+def test_planned_end_lowers_a_mismatch_that_was_within_its_set_point_before() -> None:
+    k3 = 0.9 * SETTINGS.first_set_point
+    early = after([START, *planned(k3, range(2, 41))])
+    assert early.log_scale == 0.0
+    assert scale(after(planned(k3, range(41, 101)), early)) == pytest.approx(SETTINGS.floor)
+
+
+def test_planned_end_leaves_a_rate_alone_that_was_not_lowered() -> None:
+    healthy = after([START, *planned(0.9 * SETTINGS.set_point, range(2, 101))])
+    assert healthy.log_scale == 0.0
+    assert healthy.set_point(SETTINGS) == SETTINGS.set_point
+
+
+@pytest.mark.parametrize("last_step", [None, 0.0, -1.0])
+def test_without_a_plan_the_usual_set_point_holds(last_step: float | None) -> None:
+    state = after([START, *planned(1e-4, range(2, 50), last_step)])
+    assert state.left is None
+    assert state.set_point(SETTINGS) == SETTINGS.set_point
+
+
+def test_plan_goes_on_without_its_scalar_and_ends_with_its_last_step() -> None:
+    state = after([START, *planned(1e-4, range(2, 80)), *planned(1e-4, range(80, 91), None)])
+    assert state.left == pytest.approx(0.1)
+    state = after(planned(1e-4, range(91, 102)), state)
+    assert (state.left, state.set_point(SETTINGS)) == (None, SETTINGS.set_point)
+    assert after(planned(1e-4, range(102, 103), 204.0), state).left == pytest.approx(0.5)
 
 
 def test_large_updates_lower_the_rate_without_any_mismatch() -> None:
@@ -215,7 +261,8 @@ def test_state_round_trips_through_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"set_point": 0.0}, {"gain": math.nan}, {"floor": 0.0}, {"floor": 1.5}, {"weight": 2.0}]
+    "changes",
+    [{"set_point": 0.0}, {"gain": math.nan}, {"floor": 0.0}, {"floor": 1.5}, {"weight": 2.0}, {"cooldown": 1.1}],
 )
 def test_invalid_gains_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):

@@ -52,7 +52,7 @@ def test_rate_is_favoured_if_masking_leaves_too_little() -> None:
 
 
 def test_rate_is_favoured_if_updates_are_too_large_whatever_masking_keeps() -> None:
-    found = favoured(replace(DRIVEN, full_update=1.5e-2, updates=LEAST_UPDATES), SETTINGS, remedies_of(0.1))
+    found = favoured(replace(DRIVEN, full_update=2e-2, updates=LEAST_UPDATES), SETTINGS, remedies_of(0.1))
     assert found.favours == "rate"
     assert "10 × its set point, and no correction makes it smaller" in found.why
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foreshock.diagnosis.default_rules import default_rules
@@ -56,6 +56,19 @@ def replay(values: dict[int, dict[str, float]], states: dict[int, WarningState],
 
 @settings(deadline=None, max_examples=40)
 @given(LEVELS, st.integers(0, 12), st.integers(2, 30))
+# The loop is at its floor of 0.1 when a surge comes whose schedule has a floor of 0.3.
+@example(
+    [
+        (9, 4000.0, 0.5, 1e-4),
+        (18, 500.0, 0.1, 1e-4),
+        (5, 200.0, 0.1, 5e-2),
+        (18, 1200.0, 0.9, 1e-4),
+        (18, 4000.0, 0.1, 5e-2),
+        (20, 4000.0, 0.1, 5e-2),
+    ],
+    0,
+    28,
+)
 def test_scale_of_consecutive_steps_rises_slowly_at_most(
     levels: list[tuple[int, float, float, float]], delay: int, late_every: int
 ) -> None:
