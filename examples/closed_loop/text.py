@@ -29,18 +29,18 @@ make bench-closed-loop                        # this page's table, and one run m
 The policy, the task and the doses of mismatch are those of [the benchmark of collapses](collapses.md). A setting is a
 dose and a learning rate η₀. `lag8` and `lag4` were chosen there, on the tuning part: the run of seed 0 collapsed, and
 the run without mismatch did not. `none` at 3e-4 is a learning rate that is too high without any mismatch; `shift` lags
-by 8 steps from step 61 to step 105 only. The gains of the loop were chosen on runs
-of seeds 2000 and 2001, on the recorded curves of the benchmark of collapses, with k3 taken as proportional to the rate
-to the power of 1.5, and on the runs that an earlier law made on seeds 1000 to 1005. Those curves were of seeds 0 to 3,
-so seeds 1 and 2, its locked part, are not blind for the loop's early warning. Law and gains were fixed at commit
-{law}, before the first run with them; the seeds here, {first} and up, are ones on which no arm with the advice had been
-run. What the earlier law made is not among the results. For seeds 1006 to 1009 the arms of `lag8` and `lag4` that do
-not depend on the advice were run before. All 150 steps of a run are made, also after a collapse. Arms:
+by 8 steps from step 61 to step 105 only. The gains of the loop were chosen on runs of seeds 2000 to 2003, on the
+recorded curves of the benchmark of collapses, with k3 taken as proportional to the rate to the power of 1.5, and on the
+runs that earlier laws made on seeds 1000 to 1009. Those curves were of seeds 0 to 3, so seeds 1 and 2, its locked part,
+are not blind for the loop's early warning. Law and gains were fixed at commit {law}, before the first run with them; on
+the seeds here, {first} and up, nothing had been run. What earlier laws made is not among the results. All 150 steps of
+a run are made, also after a collapse. Arms:
 
 {arms}
 
 `advice` runs the service's own detectors and decisions for a dense model in the same process; a decision holds from the
-next step on. Its trainer scores the rollouts once more after each update and logs `update_k3`.
+next step on. Its trainer scores the rollouts once more after each update and logs `update_k3`, and logs its 150 steps as
+`planned_last_step`.
 `sham` and `matched` are made from the advice arm's scales: the first has the same decay at another seed's time, the
 second the same Σ η without any time. If the advice was silent, they are the constant arm.
 
