@@ -67,21 +67,22 @@ def test_every_run_comes_after_those_it_is_made_from_and_seeds_are_new() -> None
 
 
 def test_twin_has_no_mismatch_and_a_run_goes_on_after_a_collapse() -> None:
-    twin, constant = Plan(SETTING, "twin", 1006).settings, Plan(SETTING, "constant", 1006).settings
+    twin, constant = Plan(SETTING, "twin", FIRST_SEED).settings, Plan(SETTING, "constant", FIRST_SEED).settings
     assert twin.dose.exact
     assert (twin.learning_rate, twin.seed) == (constant.learning_rate, constant.seed)
     assert constant.steps_after_collapse > constant.steps
 
 
 def test_schedules_of_the_arms() -> None:
-    advice = {1006: [1.0] * 100 + [0.5] * 50, 1007: [1.0] * 50 + [0.25] * 100}
+    advice = {FIRST_SEED: [1.0] * 100 + [0.5] * 50, FIRST_SEED + 1: [1.0] * 50 + [0.25] * 100}
 
     def finished(plan: Plan) -> Result:
         assert plan.arm == "advice"
         return result(plan, HEALTHY, advice[plan.seed])
 
     scales = {
-        arm: [control_of(Plan(SETTING, arm, 1006), finished).scale(step) for step in range(1, 151)] for arm in ARMS
+        arm: [control_of(Plan(SETTING, arm, FIRST_SEED), finished).scale(step) for step in range(1, 151)]
+        for arm in ARMS
     }
     for arm in ("twin", "constant", "token-tis", "sequence-mis", "advice", "advice-mis", "length-decay"):
         assert scales[arm] == [1.0] * 150
@@ -90,16 +91,16 @@ def test_schedules_of_the_arms() -> None:
     assert scales["cosine"][75] == pytest.approx(0.5)
     assert 0.0 < scales["cosine"][-1] < 1e-3
     assert scales["matched"] == pytest.approx([125 / 150] * 150)
-    assert scales["sham"] == advice[1007]
+    assert scales["sham"] == advice[FIRST_SEED + 1]
 
 
 def test_advice_arm_lowers_the_rate_from_the_step_after_the_driven_part_rose() -> None:
     def scales(arm: Arm, update: float) -> list[float]:
-        control = control_of(Plan(SETTING, arm, 1006), lambda plan: pytest.fail("needs no other run"))
+        control = control_of(Plan(SETTING, arm, FIRST_SEED), lambda plan: pytest.fail("needs no other run"))
         for step in range(1, 41):
             values = {"rollout:lag_mean": 0.0 if step == 1 else 8.0, "rollout:reward_mean": 0.5}
             control.observe(step, values | {K3: 2e-4 if step <= 20 else 5e-2, UPDATE_KEY: update})
-        return [control.scale(step) for step in (1, 21, 24, 41)]
+        return [control.scale(step) for step in (1, 21, 28, 41)]
 
     for arm in ("advice", "advice-mis"):
         found = scales(arm, 1e-4)
@@ -115,7 +116,7 @@ def test_shifted_dose_lags_in_its_window_only() -> None:
         def load(self, weights: object) -> None:
             self.loaded = weights
 
-    settings = Plan(SETTINGS[5], "constant", 1006).settings
+    settings = Plan(SETTINGS[5], "constant", FIRST_SEED).settings
     source = EngineSource(Engine(), settings, {})  # type: ignore[arg-type]
     lags = []
     for step in range(1, 151):
@@ -148,7 +149,7 @@ def test_correction_weights_the_gradient_and_none_leaves_it_as_it_was() -> None:
 
 
 def test_outcome_is_the_reward_of_the_last_fifth_and_the_share_of_the_learning_rate() -> None:
-    plan = Plan(SETTING, "advice", 1006)
+    plan = Plan(SETTING, "advice", FIRST_SEED)
     found = outcome_of(plan, result(plan, [0.9] * 120 + [0.6] * 30, [1.0] * 75 + [0.5] * 75))
     assert found.last_reward == pytest.approx(0.6)
     assert found.learning_rate_share == pytest.approx(0.75)
@@ -160,7 +161,7 @@ def test_outcome_is_the_reward_of_the_last_fifth_and_the_share_of_the_learning_r
 
 
 def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
-    seeds = [1006, 1007]
+    seeds = [FIRST_SEED, FIRST_SEED + 1]
     survives = outcomes(results({"twin": HEALTHY}), 2)
     assert mismatch_seeds(survives, SETTING.name, seeds) == seeds
     assert mismatch_seeds(outcomes(results({}), 2), SETTING.name, seeds) == []
@@ -168,20 +169,20 @@ def test_a_collapse_is_of_mismatch_only_if_the_twin_survives() -> None:
 
 def test_saved_is_judged_against_the_best_safe_arm_and_not_the_twin() -> None:
     found = outcomes(results({"twin": [0.9] * 150, "tenth": HEALTHY, "cosine": [0.46] * 150, "sham": [0.4] * 150}), 2)
-    assert best_safe_arm(found, SETTING.name, [1006, 1007]) == "tenth"
-    saved = {each.arm: each.saved for each in compare(found, SETTING.name, [1006, 1007])}
+    assert best_safe_arm(found, SETTING.name, [FIRST_SEED, FIRST_SEED + 1]) == "tenth"
+    saved = {each.arm: each.saved for each in compare(found, SETTING.name, [FIRST_SEED, FIRST_SEED + 1])}
     assert saved == dict.fromkeys(ARMS, 0) | {"twin": 2, "tenth": 2, "cosine": 2}
 
 
 def test_arms_are_compared_over_the_seeds_of_the_advice_and_others_are_named_as_missing() -> None:
     found = results({"twin": HEALTHY, "advice": HEALTHY})
-    del found[Plan(SETTING, "sham", 1007).name]
-    assert compared_seeds(outcomes(found, 2), SETTING.name) == [1006, 1007]
-    assert "sham" not in arms_with(outcomes(found, 2), SETTING.name, [1006, 1007])
+    del found[Plan(SETTING, "sham", FIRST_SEED + 1).name]
+    assert compared_seeds(outcomes(found, 2), SETTING.name) == [FIRST_SEED, FIRST_SEED + 1]
+    assert "sham" not in arms_with(outcomes(found, 2), SETTING.name, [FIRST_SEED, FIRST_SEED + 1])
     assert "Not measured yet for all of these seeds: `sham`." in document(found, 2).replace("\n", " ")
     assert list(plots(found, 2)) == [f"closed-loop-{SETTING.name}.svg"]
     assert against(outcomes(found, 2), SETTING.name, "sham") == [pytest.approx(0.4)]
-    del found[Plan(SETTING, "advice", 1007).name]
+    del found[Plan(SETTING, "advice", FIRST_SEED + 1).name]
     assert "Not measured yet: fewer than two seeds" in document(found, 2).replace("\n", " ")
 
 
@@ -226,7 +227,7 @@ def test_interval_over_seeds_covers_the_mean() -> None:
 
 def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "lag8", "--results", str(tmp_path)]) == 2
-    assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-constant-seed1006" in capsys.readouterr().err
+    assert "no run is called 'lag8'; runs are called as lag8-lr0.0001-constant-seed1010" in capsys.readouterr().err
 
 
 def test_document_and_plots_are_those_of_the_committed_results() -> None:
