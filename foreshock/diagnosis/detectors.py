@@ -43,7 +43,14 @@ from foreshock.diagnosis.surge_state import (
 )
 from foreshock.digests import digest_of_json
 from foreshock.json_values import finite_or_none
-from foreshock.learning_rate.loop import DEFAULT_LOOP, LoopSettings, LoopState, Reading, advance_loop
+from foreshock.learning_rate.loop import (
+    DEFAULT_LOOP,
+    DRIVEN_SET_POINTS,
+    LoopSettings,
+    LoopState,
+    Reading,
+    advance_loop,
+)
 from foreshock.learning_rate.schedule import ScheduleSettings
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
@@ -109,7 +116,7 @@ class WarningConfiguration:
             return self.loop
         own = {
             name: getattr(self.loop, name)
-            for name in ("set_point", "first_set_point")
+            for name in DRIVEN_SET_POINTS
             if getattr(change.loop, name) == getattr(DEFAULT_LOOP, name)
         }
         return replace(change.loop, **own)
@@ -124,11 +131,8 @@ class WarningConfiguration:
         The loop's set points were tuned on dense models. Those of another kind are as far from them as its range of k3.
         """
         ranges = [required_range("k3_kl", kind).warning or 1.0 for kind in (model_kind, None)]
-        ratio = ranges[0] / ranges[1]
         loop = replace(
-            DEFAULT_LOOP,
-            set_point=DEFAULT_LOOP.set_point * ratio,
-            first_set_point=DEFAULT_LOOP.first_set_point * ratio,
+            DEFAULT_LOOP, **{name: getattr(DEFAULT_LOOP, name) * ranges[0] / ranges[1] for name in DRIVEN_SET_POINTS}
         )
         return cls(rules=default_rules(model_kind), loop=loop)
 

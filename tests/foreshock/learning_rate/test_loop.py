@@ -13,6 +13,7 @@ from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.learning_rate.loop import (
     FEWEST_TOKENS,
+    FIRST_STEPS,
     FIRST_UPDATES,
     FIRST_UPDATES_MULTIPLE,
     LARGEST_RISE,
@@ -91,6 +92,14 @@ def test_planned_end_lowers_a_mismatch_that_was_within_its_set_point_before() ->
     early = after([START, *planned(k3, range(2, 41))])
     assert early.log_scale == 0.0
     assert scale(after(planned(k3, range(41, 101)), early)) == pytest.approx(SETTINGS.floor)
+
+
+def test_higher_set_point_of_a_long_planned_run_ends_with_the_first_steps() -> None:
+    state = after([replace(START, step=1, last_step=1e4), *planned(1e-2, range(2, FIRST_STEPS + 1), 1e4)])
+    assert (state.log_scale, state.set_point(SETTINGS)) == (0.0, SETTINGS.first_set_point)
+    later = after(planned(1e-2, range(FIRST_STEPS + 1, 2 * FIRST_STEPS), 1e4), state)
+    assert later.set_point(SETTINGS) == SETTINGS.set_point
+    assert later.log_scale < 0.0
 
 
 def test_planned_end_leaves_a_rate_alone_that_was_not_lowered() -> None:
