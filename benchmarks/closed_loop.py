@@ -188,9 +188,9 @@ def _remedies(results: Mapping[str, Result]) -> dict[str, float]:
         for name, result in results.items():
             if not name.startswith(f"{setting}-advice-seed"):
                 continue
-            state = WarningState()
+            state, last_step = WarningState(), float(result.settings["steps"])
             for each in closed_steps(result):
-                planned = {**each.values, LAST_STEP_KEY: float(plans()[0].settings.steps)}
+                planned = {**each.values, LAST_STEP_KEY: last_step}
                 state, _ = advance(state, ClosedStep(each.step, planned), CONFIGURATION)
                 found = favoured(state.loop, CONFIGURATION.loop, _KEEPS_ALL)
                 if each.step >= 20 and found.favours is not None:

@@ -1,8 +1,8 @@
 """Products of bfloat16 matrices on a CPU that has no instructions for them.
 
-There torch multiplies with a plain loop, ten times as slow as float32. CPUs with the
-instructions sum in float32 and round once. `round_once` makes torch do the same on the others: a run takes a fourth of
-the CPU time. Forward pass, gradient and engine call the same products, so that it changes rounding alone.
+There torch multiplies with a plain loop, ten times as slow as float32. CPUs with the instructions sum in float32 and
+round once. `round_once` makes torch do the same on the others: a run takes a fourth of the CPU time. Forward pass,
+gradient and engine call the same products, so that it changes rounding alone.
 """
 
 from __future__ import annotations

@@ -128,9 +128,8 @@ class SlimeRun:
         if self.place.leads and self._metrics:
             # A step of several optimizer steps has a metric of each: their mean is logged.
             numbers = {name: fmean(values) for name, values in self._metrics.items()}
-            rollouts = getattr(self.args, "num_rollout", None)
-            if rollouts is not None:
-                numbers[LAST_STEP_NAME] = float(rollouts) - 1.0
+            if self._last_step is not None:
+                numbers[LAST_STEP_NAME] = float(self._last_step)
             self._client.log_scalars(step, numbers)
         if self._is_last(step) and self.place.leads:
             self._client.finish()
@@ -287,9 +286,13 @@ class SlimeRun:
     def _is_synchronous(self) -> bool:
         return bool(getattr(self.args, "colocate", False)) or os.environ.get("FORESHOCK_SYNCHRONOUS") == "1"
 
-    def _is_last(self, step: int) -> bool:
+    @property
+    def _last_step(self) -> int | None:
         rollouts = getattr(self.args, "num_rollout", None)
-        return rollouts is not None and step + 1 >= int(rollouts)
+        return None if rollouts is None else int(rollouts) - 1
+
+    def _is_last(self, step: int) -> bool:
+        return self._last_step is not None and step >= self._last_step
 
     def _flush_if_ending(self, step: int) -> None:
         """Deliver everything now if Ray ends this process after the step."""

@@ -125,6 +125,7 @@ class LoopSettings:
 
 DEFAULT_LOOP: Final = LoopSettings()
 DRIVEN_SET_POINTS: Final = ("set_point", "first_set_point", "last_set_point")
+"""Settings in units of k3, whose healthy range differs between kinds of models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +180,9 @@ class LoopState:
     """Moving average of the update as it would be at the highest rate so far, `highest_rate`."""
     updates: int = 0
     highest_rate: float | None = None
+    step: int = 0
     last_step: float | None = None
     """The newest plan of the trainer."""
-    left: float | None = None
-    """The part of the planned steps that is left; None without a plan, or beyond its end."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -194,22 +194,33 @@ class LoopState:
             **{**value, "baseline": tuple(value["baseline"]), "response": response and Response(**response)},
         )
 
+    @property
+    def left(self) -> float | None:
+        """The part of the planned steps that is left; None without a plan, or beyond its end."""
+        if self.last_step is None or self.step > self.last_step:
+            return None
+        return min((self.last_step - self.step) / self.last_step, 1.0)
+
     def set_point(self, settings: LoopSettings) -> float:
         """Return the set point of the driven part, in nats per token."""
-        wanted = settings.set_point
-        if self.left is not None and self.last_step is not None:
-            falling = settings.first_set_point * min(self.left / settings.cooldown, 1.0) ** COOLDOWN_POWER
-            if round(self.last_step * (1.0 - self.left)) > FIRST_STEPS:
-                falling = min(falling, settings.set_point)
-            # A rate that was not lowered by then is left alone.
-            wanted = max(falling, settings.last_set_point if self.log_scale < 0.0 else settings.set_point)
-        return max(wanted, settings.static_multiple * (self.static or 0.0))
+        left = self.left
+        if left is None:
+            return self._above_static(settings.set_point, settings)
+        falling = settings.first_set_point * min(left / settings.cooldown, 1.0) ** COOLDOWN_POWER
+        if self.step > FIRST_STEPS:
+            falling = min(falling, settings.set_point)
+        # A rate that was not lowered by then is left alone.
+        least = settings.last_set_point if self.log_scale < 0.0 else settings.set_point
+        return self._above_static(max(falling, least), settings)
 
     def only_cools(self, settings: LoopSettings) -> bool:
         """Return whether the set point is low for the planned end alone, and nothing is beyond its usual one."""
-        usual = max(settings.set_point, settings.static_multiple * (self.static or 0.0))
+        usual = self._above_static(settings.set_point, settings)
         within = (self.average or 0.0) <= usual and (self.update or 0.0) <= self.update_point(settings)
-        return within and self.left is not None and self.set_point(settings) < usual
+        return within and self.set_point(settings) < usual
+
+    def _above_static(self, point: float, settings: LoopSettings) -> float:
+        return max(point, settings.static_multiple * (self.static or 0.0))
 
     def update_point(self, settings: LoopSettings) -> float:
         """Return the set point of the newest update, in nats per token."""
@@ -285,9 +296,8 @@ def _with_driven(state: LoopState, reading: Reading) -> LoopState:
 
 
 def _with_plan(state: LoopState, reading: Reading) -> LoopState:
-    last = reading.last_step if reading.last_step and reading.last_step > 0.0 else state.last_step
-    left = None if last is None or reading.step > last else min((last - reading.step) / last, 1.0)
-    return replace(state, last_step=last, left=left)
+    is_plan = reading.last_step is not None and reading.last_step > 0.0
+    return replace(state, step=reading.step, last_step=reading.last_step if is_plan else state.last_step)
 
 
 def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
@@ -373,8 +383,9 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
         if value is not None
     ]
     found = " and ".join(said) or "a rule that lowers the learning rate fires"
-    if state.left is not None and state.left < settings.cooldown:
-        found += f", with {percent(state.left)} of the planned steps left"
+    left = state.left
+    if left is not None and left < settings.cooldown:
+        found += f", with {percent(left)} of the planned steps left"
     return (
         f"{found[0].upper()}{found[1:]}; recent steps are at {math.exp(state.error):.2g} × the set point: "
         f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."
