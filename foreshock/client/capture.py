@@ -58,11 +58,19 @@ _pass_failed = False
 
 
 def size_of(rollouts: Rollouts) -> int:
-    """Return an estimate of the memory of `rollouts` in bytes, without iterating over tokens."""
+    """Return an estimate of the memory of `rollouts` in bytes, without iterating over tokens.
+
+    Raises InvalidRolloutsError if they are no columns.
+    """
     if isinstance(rollouts, RolloutBatch):
         return sum(_size(getattr(rollouts, name)) for name in RolloutBatch.__slots__)
     if isinstance(rollouts, pa.Table | pa.RecordBatch):
         return int(rollouts.nbytes)
+    if not isinstance(rollouts, Mapping):
+        raise InvalidRolloutsError(
+            f"rollouts must be a RolloutBatch, an Arrow table or a mapping of columns, got {type(rollouts).__name__}; "
+            "make columns of a list of rows: {name: [row[name] for row in rows] for name in rows[0]}"
+        )
     return sum(_size(value) for value in rollouts.values())
 
 

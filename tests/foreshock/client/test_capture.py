@@ -93,6 +93,12 @@ def test_every_shape_gives_the_same_batch(shape: str) -> None:
     assert size_of(rollouts) > 0
 
 
+@pytest.mark.parametrize("rows", [[{"sample_id": "a"}], None, "rollouts.parquet"])
+def test_rollouts_that_are_no_columns_are_refused_with_what_to_do(rows: object) -> None:
+    with pytest.raises(InvalidRolloutsError, match=rf"got {type(rows).__name__}; make columns of a list of rows"):
+        size_of(rows)
+
+
 MUTABLE = ("lists of arrays", "flat arrays with offsets", "torch tensors", "padded arrays", "a RolloutBatch")
 
 
