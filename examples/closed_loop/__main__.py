@@ -5,7 +5,7 @@
     python -m examples.closed_loop --only lag8-lr0.0001-advice-seed1003 --results FOLDER    # one again
 
 The results are one Parquet file, `examples/closed_loop/results/runs.parquet`. One process makes all runs, with one
-thread: it starts Python and the engines once (12 CPU seconds). A run takes 20 to 45 CPU seconds: 55 % are sampling,
+thread: it starts Python and the engines once (12 CPU seconds). A run takes 20 to 60 CPU seconds: 55 % are sampling,
 mostly vLLM's Python code between its decoding steps, 30 % training, 8 % giving the engine its weights, 3 % measures.
 Detectors and decisions are below 3 %, and the garbage collector makes no difference.
 """

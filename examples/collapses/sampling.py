@@ -95,10 +95,10 @@ class ExactSource:
     """The trainer's own forward pass as the sampler, so that log μ and log π are the same numbers, bit for bit.
 
     With Gumbel noise fixed in advance (Gumbel-max), the response is the fixed point of "the argmax at every position,
-    given the tokens before it": all positions of a batch are computed at once by the pass that the trainer makes, and
-    again until no token changes, at most once for each token of the cap. A last pass over the responses as the trainer
-    pads them must sample every token again. Sampling by vLLM and logging the trainer's numbers as μ would show d = 0
-    too, but the tokens would still come from vLLM's distribution.
+    given the tokens before it". Decoding with a KV cache finds it but for rounding. The pass that the trainer makes,
+    over the responses as the trainer pads them, must then sample every token again; where it does not, its tokens are
+    the next guess, at most once for each token of the cap. Sampling by vLLM and logging the trainer's numbers as μ
+    would show d = 0 too, but the tokens would still come from vLLM's distribution.
     """
 
     def __init__(self, model: Qwen3ForCausalLM, settings: RunSettings) -> None:
@@ -111,17 +111,14 @@ class ExactSource:
         """Return `responses_per_prompt` independent responses to each prompt."""
         rows = [list(prompt) for prompt in prompts for _ in range(responses_per_prompt)]
         noise = -torch.empty(len(rows), self._max_tokens, VOCABULARY_SIZE).exponential_().log()
-        guesses = [[PAD] * self._max_tokens for _ in rows]
+        guesses = self._decode(rows, noise)
         for _ in range(self._max_tokens + 1):
-            sampled = (self._distributions(rows, guesses) + noise).argmax(-1).tolist()
-            settled = [_ended(row) for row in sampled] == [_ended(row) for row in guesses]
-            guesses = sampled
-            if settled:
+            responses = [_ended(row) for row in guesses]
+            final = self._distributions(rows, responses)
+            guesses = (final + noise).argmax(-1).tolist()
+            if all(new[: len(row)] == row for new, row in zip(guesses, responses, strict=True)):
                 break
-        responses = [_ended(row) for row in guesses]
-        final = self._distributions(rows, responses)
-        chosen = (final + noise).argmax(-1).tolist()
-        if any(new[: len(row)] != row for new, row in zip(chosen, responses, strict=True)):
+        else:
             raise RuntimeError("the trainer's pass over the sampled responses must sample them again, and does not")
         found = [
             Response(
@@ -136,6 +133,25 @@ class ExactSource:
     def sync(self, version: int, weights: Weights) -> None:
         """Nothing to do: the trainer's model is the sampler."""
         self.version = version
+
+    def _decode(self, prompts: list[list[int]], noise: torch.Tensor) -> list[list[int]]:
+        """Return responses sampled token by token, with a KV cache over prompts padded to the left."""
+        longest = max(map(len, prompts))
+        new = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        tokens, cache = list[torch.Tensor](), None
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            for place in range(self._max_tokens):
+                positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -new.shape[1] :]
+                found = self._model(
+                    input_ids=new, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                )
+                cache = found.past_key_values
+                new = (found.logits[:, -1].float() + noise[:, place]).argmax(-1, keepdim=True)
+                mask = torch.cat([mask, torch.ones_like(new)], dim=1)
+                tokens.append(new)
+        sampled: list[list[int]] = torch.cat(tokens, dim=1).tolist()
+        return sampled
 
     def _distributions(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
         """Return the log-probabilities at the positions of responses, [B, cap, vocabulary]."""
