@@ -55,6 +55,8 @@ WARNING_FACTOR, IN_A_ROW = 16.0, 5
 """Of the warning: the set points that the driven part is beyond, and the steps in a row. Chosen on the tuning part, as
 the most hits at no more than one false alarm per 1,000."""
 MOST_LOST = 0.05
+NO_RIVALS: Sequence[Arm] = ("twin", "cosine", "advice", "advice-mis")
+"""Arms that the advice's reward is not compared with: without mismatch, with the end planned, or with the advice."""
 BETTER_REMEDY: Mapping[str, Favoured] = {"lag8-lr0.0001": "correction", "lag4-lr0.0002": "rate"}
 """By the last rewards: in `lag8` that of masking is above that of the advice, in `lag4` below (docs/closed-loop.md)."""
 
@@ -106,7 +108,7 @@ def _bars(found: Sequence[Outcome]) -> dict[str, float]:
         safe = bool(arms) and any(arms[arm].collapsed <= 1 for arm in arms if arm not in ("twin", "advice"))
         is_full = len(seeds) >= SEEDS
         bars[f"{name}_collapses"] = float(arms["advice"].collapsed <= 1 or not safe) if is_full else math.nan
-        best = max((arms[arm].last_reward for arm in arms if arm not in ("twin", "cosine", "advice")), default=0.0)
+        best = max((arms[arm].last_reward for arm in arms if arm not in NO_RIVALS), default=0.0)
         bars[f"{name}_reward"] = float(arms["advice"].last_reward >= 0.97 * best) if is_full else math.nan
     for rival in ("cosine", "sham"):
         bars[f"above_{rival}"] = _settings_above(found, [rival], "advice", 3)
