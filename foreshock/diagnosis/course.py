@@ -5,7 +5,7 @@ weights; one that starts at the floor and grows with every update looks like wei
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,18 @@ from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number
 
-__all__ = ["causes_of_course"]
+__all__ = ["FIRST_STEPS", "causes_of_course"]
+
+FIRST_STEPS = 16
+"""Measured steps, from the run's first one on, that tell whether k3 grew from its start."""
 
 # A jump is this large, between levels of this many steps, and so many deviations of a step. A smaller k3 is ignored.
 _LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
 # A side may drift by this part of the jump.
 _MOST_DRIFT = 0.35
-_FIRST_STEP, _LEAST_STEPS, _MOST_GROWTH_STEPS = 1, 4, 16
+_FIRST_STEP, _LEAST_STEPS = 1, 4
+# What grew since the first step is there as long as the newest values are not below this part of it.
+_STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
 # These say nothing against numerics.
 _OPEN = ("mismatch_everywhere", "no_reward_spread", "sampling_not_declared", "k3_per_entropy")
@@ -32,18 +37,26 @@ def causes_of_course(
     named: Collection[str],
     healthy_end: float = _HEALTHY_START,
     quantity: str = "k3",
+    first: Mapping[int, float] | None = None,
 ) -> tuple[DiagnosisCause, ...]:
     """Return what the values of k3 at ascending steps tell; `named` are the causes that are known from elsewhere.
 
-    A k3 up to `healthy_end` needs no cause; `quantity` is what the sentences call the values.
+    A k3 up to `healthy_end` needs no cause; `quantity` is what the sentences call the values. `first` has the values
+    of the run's first steps, if they are before `steps`.
     """
-    known = [(step, value) for step, value in zip(steps, k3, strict=True) if value > 0 and math.isfinite(value)]
-    if len(known) < _LEAST_STEPS:
+    at, logs = _known(zip(steps, k3, strict=True))
+    if len(at) < _LEAST_STEPS:
         return ()
-    at, logs = [step for step, _ in known], np.log([value for _, value in known])
-    explained = any(name not in _OPEN for name in named)
-    found = (_jump(at, logs, quantity), None if explained else _since_start(at, logs, healthy_end, quantity))
-    return tuple(each for each in found if each is not None)
+    since_start = None
+    if all(name in _OPEN for name in named):
+        since_start = _since_start(*_known((first or {}).items()), at, logs, healthy_end, quantity)
+    return tuple(each for each in (_jump(at, logs, quantity), since_start) if each is not None)
+
+
+def _known(values: Iterable[tuple[int, float]]) -> tuple[list[int], NDArray[np.float64]]:
+    """Return the steps, and the logs, of values that have one."""
+    known = [(step, value) for step, value in values if value > 0 and math.isfinite(value)]
+    return [step for step, _ in known], np.log([value for _, value in known])
 
 
 def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> DiagnosisCause | None:
@@ -73,18 +86,19 @@ def _jump(steps: Sequence[int], logs: NDArray[np.float64], quantity: str) -> Dia
     # Both neighbours of the border are at their own level.
     if abs(logs[split - 1] - before) > 0.4 * abs(size) or abs(logs[split] - after) > 0.4 * abs(size):
         return None
-    step, times = steps[split], math.exp(abs(size))
+    last, step, times = steps[split - 1], steps[split], math.exp(abs(size))
+    when = f"at step {step}" if step == last + 1 else f"between steps {last} and {step}"
     sentence = (
         f"{quantity} {'rose' if size > 0 else 'fell'} from {number(math.exp(before))} to {number(math.exp(after))} "
-        f"({'×' if size > 0 else '÷'} {number(times)}) in one step, at step {step}, "
+        f"({'×' if size > 0 else '÷'} {number(times)}) in one step, {when}, "
         f"{_since_jump(logs[:split], logs[split:])}."
     )
     return DiagnosisCause(
         name="mismatch_jump",
         sentence=sentence,
         source="detector",
-        title=f"{quantity} {'rose' if size > 0 else 'fell'} {'×' if size > 0 else '÷'} {number(times)} at step {step}",
-        what_to_do=f"Look at what changed at step {step}: code, configuration, precision, hardware, a restart.",
+        title=f"{quantity} {'rose' if size > 0 else 'fell'} {'×' if size > 0 else '÷'} {number(times)} {when}",
+        what_to_do=f"Look at what changed {when}: code, configuration, precision, hardware, a restart.",
         evidence={"step": step, "before": math.exp(before), "after": math.exp(after)},
     )
 
@@ -114,30 +128,40 @@ def _drift(side: NDArray[np.float64]) -> float:
 
 
 def _since_start(
-    steps: Sequence[int], logs: NDArray[np.float64], healthy_end: float, quantity: str
+    first_steps: Sequence[int],
+    first_logs: NDArray[np.float64],
+    newest_steps: Sequence[int],
+    newest_logs: NDArray[np.float64],
+    healthy_end: float,
+    quantity: str,
 ) -> DiagnosisCause | None:
-    """Return that k3 is there since the first step, or that it grows since then; None if the first step is unknown."""
+    """Return that k3 is there since the first step, or that it grew since then; None if the first step is unknown."""
+    steps = [*first_steps, *newest_steps]
     if steps[0] > _FIRST_STEP:
         return None
-    first, values = math.exp(logs[0]), np.exp(logs)
+    values = np.exp(np.concatenate([first_logs, newest_logs]))
+    first, which = float(values[0]), f"all steps from {steps[0]} to {steps[-1]}"
+    if first_steps:
+        which = f"the steps {steps[0]} to {first_steps[-1]} and {newest_steps[0]} to {steps[-1]}"
     spread = float(values.max() / values.min())
     evidence = {"first": first, "least": float(values.min()), "largest": float(values.max())}
     if spread <= _STATIC and float(np.median(values)) > healthy_end:
         sentence = (
-            f"{quantity} is about the same in all steps from {steps[0]} to {steps[-1]} ({number(values.min())} to "
-            f"{number(values.max())}): it was there before the first update and does not follow the learning rate. It "
-            "looks like numerics of one side (a quantised engine, dropout in the scoring pass), not like stale weights."
+            f"{quantity} is about the same in {which} ({number(values.min())} to {number(values.max())}): it was there "
+            "before the first update and does not follow the learning rate. It looks like numerics of one side (a "
+            "quantised engine, dropout in the scoring pass), not like stale weights."
         )
         advice = (
             "Let the trainer score one batch twice: with dropout the two passes differ. Else compare the precisions: "
             "`foreshock doctor` with the step's weights tries quantised weights and caches."
         )
         return _possible("static_mismatch", sentence, advice, evidence)
-    early = values[:_MOST_GROWTH_STEPS]
-    if first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all()):
+    early = values[: len(first_steps) or FIRST_STEPS]
+    has_grown = first <= _HEALTHY_START and early[-1] >= _GROWTH * first and bool((np.diff(early) > 0).all())
+    if has_grown and float(np.median(values[-_NEWEST:])) >= _STILL_THERE * early[-1]:
         last = steps[early.size - 1]
         sentence = (
-            f"{quantity} was {number(first)} at step {steps[0]} and has grown with every step since, to "
+            f"{quantity} was {number(first)} at step {steps[0]} and grew with every step, to "
             f"{number(early[-1])} at step {last}. It looks as if the engine, or a part of it (an adapter, the head, a "
             f"cache), still held the weights of step {steps[0]}: an update that does not arrive."
         )

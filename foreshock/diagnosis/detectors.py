@@ -256,14 +256,14 @@ def advance(
         raise ValueError(f"steps must ascend, got {step} after {state.step}; replay from a state before step {step}")
     if state.stopped_step is not None:
         return replace(state, step=step), ()
+    of_step = configuration.rules_at(step)
     if closed_step.rebaseline:
         state = replace(
             state,
             surge=forget_lengths(state.surge),
-            rules=forget_baselines(state.rules),
+            rules=forget_baselines(state.rules, of_step),
             reward=state.reward.forgotten(),
         )
-    of_step = configuration.rules_at(step)
     refused, values, refusals = refuse_values(state.refused, step, closed_step.values)
     reward, falls = advance_reward(state.reward, step, values.get(REWARD_KEY), configuration.reward, values.get(K3))
     learning = cache(partial(is_rising, reward, configuration.reward))

@@ -26,7 +26,7 @@ from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.severity import Severity, severity_rank
 
-JUDGE_VERSION: Final = "5"
+JUDGE_VERSION: Final = "6"
 """Grows with each change of what is said, so that stored diagnoses are computed again."""
 
 LEAST_MEASURED_STEPS: Final = 5
@@ -43,6 +43,9 @@ WINDOW_STEPS: Final = 64
 
 LEAST_REWARDS: Final = 15
 """With fewer values of the reward it is not said that it has not fallen: no fall could have been found."""
+
+LITTLE_RECOVERY: Final = 0.25
+"""Of a fall, this part of which is made up for, the level that was found is told beside the present one."""
 
 LITTLE_FALL: Final = 0.1
 """A reward this part of the way from its best to the floor "has not fallen"."""
@@ -76,6 +79,7 @@ _SAID_BY: Final[Mapping[str, Collection[str]]] = {
 }
 
 _SOURCES: Final[Sequence[CauseSource]] = ("notary", "doctor", "probe", "lint", "detector")
+_PROBES: Final[Collection[CauseSource]] = ("doctor", "probe")
 _MOST_EVENTS = 50
 
 
@@ -131,9 +135,10 @@ class History:
     """What is known of a run: plain data, of its newest steps.
 
     `k3` is that of trainer/rollout, with `tokens` and `lags` at the same steps; `reported_k3` is the newest one that
-    the trainer reports, if no step has both log-probs. `reward` and `length` are means of a step. `newest_step` is the
-    newest one with rollouts. `causes` are what the lint and the probes name, the lint's in the order of its catalogue,
-    `undeclared` what must be declared before the lint can tell more.
+    the trainer reports, if no step has both log-probs. `first_k3`, with `first_lags`, is that of the run's first steps,
+    if they are not among the newest. `reward` and `length` are means of a step. `newest_step` is the newest one with
+    rollouts. `causes` are what the lint and the probes name, the lint's in the order of its catalogue; the evidence of
+    a probe's has its `step`. `undeclared` is what must be declared before the lint can tell more.
     """
 
     alerts: tuple[PastAlert, ...] = ()
@@ -142,6 +147,8 @@ class History:
     k3: SteppedValues = SteppedValues()
     tokens: Sequence[int] = ()
     lags: Sequence[StepLags] = ()
+    first_k3: SteppedValues = SteppedValues()
+    first_lags: Sequence[StepLags] = ()
     reported_k3: float | None = None
     reward: SteppedValues = SteppedValues()
     length: SteppedValues = SteppedValues()
@@ -169,7 +176,8 @@ def diagnose(history: History) -> Diagnosis:
         # One fall, one story.
         grave = [each for each in grave if each.rule != FALL_RULE]
     named = {each.name for each in history.causes}
-    causes = _causes((*history.causes, *_of_course(history, named)))
+    causes = _causes((*history.causes, *_of_course(history, named)), history)
+    told = [each for each in causes if _is_current(each, history)]
     blocking, lesser = _missing(history, alerts, causes, is_judged=bool(grave))
     verdict: Verdict
     since = None
@@ -178,20 +186,20 @@ def diagnose(history: History) -> Diagnosis:
         verdict = "critical" if worst == "critical" else "warning"
         of_worst = sorted((each for each in grave if each.severity == worst), key=_told_first)
         since = of_worst[0].step
-        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, causes)}."
+        headline = f"{verdict.capitalize()} since step {since}: {_of_alerts(of_worst[0], grave, history, told)}."
     elif blocking:
         verdict = "unknown"
         clauses = (
             blocking[0].sentence,
             _reward_clause(history, alerts),
-            *_told(causes, {*NOT_MEASURED, "identical_log_probs"}),
+            *_told(told, {*NOT_MEASURED, "identical_log_probs"}),
         )
         headline = f"Unknown: {'; '.join(filter(None, clauses))}."
     else:
         verdict = "healthy"
         reward = _reward_clause(history, alerts) or "no reward is logged"
         # Where a healthy mismatch comes from, as a probe says, is no objection.
-        objections = _told([each for each in causes if each.source != "probe"])
+        objections = _told([each for each in told if each.source != "probe"])
         headline = f"Healthy: {'; '.join((_k3_clause(history), reward, *(f'but {each}' for each in objections)))}."
     return Diagnosis(
         verdict=verdict,
@@ -233,17 +241,24 @@ def _of_alerts(first: PastAlert, grave: Sequence[PastAlert], history: History, c
 def _clause(alert: PastAlert, history: History) -> str:
     """Return the first sentence of an alert's reason as a part of another one, with where it began.
 
-    Of a fall the newest reward is told, which may be lower than when it was found.
+    Of a fall the newest reward is told.
     """
     if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
-        now = history.reward.newest(TRAILING_VALUES)
-        fell = f"the reward fell from {reward_number(alert.evidence['before'])} to {reward_number(now)}"
+        fell = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
         began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
         order = order_in_words(alert.evidence)
         return fell + began + (f"; {order}" if order else "")
     clause = as_clause(_first_sentence(alert.why))
     began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
     return clause + began
+
+
+def _fall_in_words(evidence: Mapping[str, Any], now: float) -> str:
+    """Return a fall up to now; if a part of it is made up for, up to where it was found, and the reward now."""
+    before, found = float(evidence["before"]), float(evidence.get("now", now))
+    if now - found > LITTLE_RECOVERY * (before - found):
+        return f"the reward fell from {reward_number(before)} to {reward_number(found)} and is {reward_number(now)} now"
+    return f"the reward fell from {reward_number(before)} to {reward_number(now)}"
 
 
 def _first_sentence(text: str) -> str:
@@ -286,7 +301,7 @@ def _missing(
         sentence = f"no step since {history.k3.steps[-1]} has both log-probs"
         blocking.append(MissingData(sentence=sentence, what_to_do=log_both))
     elif copied is not None:
-        sentence = "the trainer's log-probs are copies of the engine's, so nothing is measured"
+        sentence = "the trainer's log-probs equal the engine's bit for bit, as copies do, so nothing is measured"
         blocking.append(MissingData(sentence=sentence, what_to_do=copied.what_to_do))
     elif is_judged:
         pass
@@ -365,13 +380,19 @@ def _of_course(history: History, named: Collection[str]) -> tuple[DiagnosisCause
     lags = {lag for each in history.lags for lag in each.tokens}
     end = history.healthy_end
     if not lags or lags == {AT_LAG_ZERO}:
-        return causes_of_course(history.k3.steps, history.k3.values, named, end)
+        fresh = all(each.tokens.keys() <= {AT_LAG_ZERO} for each in history.first_lags)
+        first = dict(zip(history.first_k3.steps, history.first_k3.values, strict=True)) if fresh else {}
+        return causes_of_course(history.k3.steps, history.k3.values, named, end, first=first)
     if len(lags) == 1:
         return causes_of_course(history.k3.steps, history.k3.values, {*named, "staleness"}, end)
-    pairs = zip(history.k3.steps, history.lags, strict=True)
-    known = {step: each.numerics for step, each in pairs}
-    fresh = {step: k3 for step, k3 in known.items() if k3 is not None}
-    return causes_of_course(list(fresh), list(fresh.values()), named, end, "k3 at lag 0")
+    at_zero = _at_lag_zero(history.k3.steps, history.lags)
+    first = _at_lag_zero(history.first_k3.steps, history.first_lags)
+    return causes_of_course(list(at_zero), list(at_zero.values()), named, end, "k3 at lag 0", first)
+
+
+def _at_lag_zero(steps: Sequence[int], lags: Sequence[StepLags]) -> dict[int, float]:
+    known = {step: each.numerics for step, each in zip(steps, lags, strict=True)}
+    return {step: k3 for step, k3 in known.items() if k3 is not None}
 
 
 def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
@@ -390,10 +411,16 @@ def _reward_clause(history: History, alerts: Sequence[PastAlert]) -> str:
     return f"the reward, {text}, has not fallen{when}"
 
 
-def _causes(found: Sequence[DiagnosisCause]) -> tuple[DiagnosisCause, ...]:
+def _is_current(cause: DiagnosisCause, history: History) -> bool:
+    """Return whether a cause is of the history's steps: not what a probe said of a step before them."""
+    step = cause.evidence.get("step") if cause.source in _PROBES else None
+    return step is None or not history.k3.steps or step >= history.k3.steps[0]
+
+
+def _causes(found: Sequence[DiagnosisCause], history: History) -> tuple[DiagnosisCause, ...]:
     """Return the causes, those that are shown first, the lint's in their order; a probe's replaces what only looks
     like one."""
-    probed = any(each.source in ("doctor", "probe") and each.certainty == "shown" for each in found)
+    probed = any(each.source in _PROBES and each.certainty == "shown" and _is_current(each, history) for each in found)
     names = {each.name for each in found}
     kept = [
         each

@@ -23,13 +23,16 @@ def mismatch_at_fall(
 
     The baseline is the median of the first half of the values before the onset (at least ten), the range that of
     medians of three of them. k3 rises at the first such median that is twice the baseline and above the range, and
-    whose successors stay so. ``first`` is "mismatch", "reward", "together", "no rise" or "unknown".
+    whose successors stay so. ``first`` is "mismatch", "reward", "together", "no rise", "zero" or "unknown"; "zero": k3
+    is exactly 0 in all steps, as of log-probs that are copies.
     """
     known = [(place, each) for place, each in enumerate(mismatch) if each is not None]
     before = [value for place, value in known if place < onset]
     after = [value for place, value in known if place >= onset]
     if len(before) < LEAST_REFERENCE or not after:
         return {"first": "unknown"}
+    if not any(value for _, value in known):
+        return {"first": "zero"}
     reference = before[: max(LEAST_REFERENCE, len(before) // 2)]
     levels = _levels(reference)
     baseline, low, high = median(reference), min(levels), max(levels)
@@ -40,6 +43,7 @@ def mismatch_at_fall(
         "k3_before": median(before[-LEAST_REFERENCE:]),
         "k3_at": median([value for place, value in known if abs(place - onset) <= 1] or after[:1]),
         "k3_after": median(after[-LEAST_REFERENCE:]),
+        "k3_newest_step": steps[known[-1][0]],
     }
     above = max(2.0 * baseline, high)
     values = [value for _, value in known]
@@ -72,7 +76,10 @@ def order_in_words(evidence: Mapping[str, Any]) -> str:
     if first == "together":
         return "the mismatch rose at the same steps, so that it cannot be told which came first"
     if first == "no rise":
-        return "the mismatch has not risen"
+        until = f"by step {evidence['k3_newest_step']}" if "k3_newest_step" in evidence else "then"
+        return f"the mismatch had not risen {until}"
+    if first == "zero":
+        return "k3 is exactly 0 in all steps, so that it tells nothing of the mismatch"
     return "it cannot be told whether the mismatch rose first, as too few steps measured it" if first else ""
 
 

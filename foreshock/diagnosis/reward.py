@@ -109,8 +109,13 @@ class RewardState:
         return self.fall_step is not None or self.collapse_step is not None
 
     def forgotten(self) -> RewardState:
-        """Return the state without any reward; open alerts stay open until the reward is back."""
-        return RewardState(fall_step=self.fall_step, collapse_step=self.collapse_step)
+        """Return the state without any reward.
+
+        An open alert stays open until the reward is back, so that the levels it is judged by are kept with it.
+        """
+        if not self.is_low:
+            return RewardState()
+        return replace(self, steps=(), values=(), mismatch=(), first=(), held=0, fall_back=0, collapse_back=0)
 
     def to_json(self) -> dict[str, Any]:
         value = {name: getattr(self, name) for name in self.__slots__}
@@ -342,7 +347,7 @@ _FALLING = (
 _WHERE_TO_LOOK: Mapping[str, str] = {
     "mismatch": "The mismatch rose first: look at the engine and at stale weights.",
     "reward": "The mismatch rose later: look at the learning rate and the data.",
-    "no rise": "The mismatch did not rise: look at the learning rate and the data.",
+    "no rise": "The mismatch had not risen: look at the learning rate and the data.",
 }
 """Of a collapse, by what `mismatch_at_fall` found first."""
 
@@ -366,13 +371,14 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
     if fall is not None:
         before = max(fall.before, median(state.values[max(fall.onset - TRAILING_VALUES, 0) : fall.onset]))
     share = "a quarter" if kind == "fall" else "half"
+    share_fallen = (state.best - now) / reach if reach > 0.0 else 0.0
     evidence: dict[str, float | int | str] = {
         "key": "rollout:reward_mean",
         "cause": "reward",
         "source": "the definition of a collapse" if kind == "collapse" else "half of the fall that is a collapse",
         "best": state.best,
         "floor": state.best - reach,
-        "fall": (state.best - now) / reach if reach > 0.0 else 0.0,
+        "fall": share_fallen,
         "before": before,
         "now": now,
     }
@@ -384,14 +390,16 @@ def _event(state: RewardState, fall: Fall | None, kind: Kind, settings: RewardSe
     order, mismatch = order_in_words(evidence), mismatch_in_words(evidence)
     headline = f"The reward fell from {reward_number(before)} to {reward_number(now)}" + (order and f"; {order}")
     fallen = settings.fall if kind == "fall" else settings.collapse
+    # A ramp is found `ahead` of the threshold.
+    is_past = "That is more than" if share_fallen > fallen else "If it goes on, it is within two steps more than"
     return Event(
         rule=FALL_RULE if kind == "fall" else COLLAPSE_RULE,
         step=state.steps[-1],
         value=now,
         threshold=_at(state, settings, fallen),
         severity=_SEVERITY[kind],
-        why=f"{headline}. That is more than {share} of the way from its best, {reward_number(state.best)}, to the "
-        f"floor, {reward_number(state.best - reach)}.{mismatch and ' '}{mismatch}",
+        why=f"{headline}. {is_past} {share} of the way from its best, {reward_number(state.best)}, to the floor, "
+        f"{reward_number(state.best - reach)}.{mismatch and ' '}{mismatch}",
         what_to_do=_what_to_do(kind, evidence),
         evidence=evidence,
     )

@@ -182,12 +182,16 @@ class ThresholdRule:
         """Return True if what `measure` returned is back within the hysteresis band."""
         if self.direction == "below":
             # Towards the ideal if there is one: 0.9 / 0.7 is beyond any value of a measure that is at most 1.
-            wanted = threshold / HYSTERESIS if self.ideal == 0.0 else self._between(self.ideal, threshold)
-            return measured >= wanted
-        return measured <= self._between(self.ideal if self.direction == "above" else 0.0, threshold)
+            if self.ideal == 0.0 < threshold:
+                return measured >= threshold / HYSTERESIS
+            return measured >= self._towards(self.ideal, threshold, 1.0)
+        return measured <= self._towards(self.ideal if self.direction == "above" else 0.0, threshold, -1.0)
 
-    def _between(self, ideal: float, threshold: float) -> float:
-        return ideal + HYSTERESIS * (threshold - ideal)
+    def _towards(self, ideal: float, threshold: float, sign: float) -> float:
+        """Return the end of the band: between threshold and ideal, if the ideal is on the healthy side of it."""
+        if (ideal - threshold) * sign > 0.0:
+            return ideal + HYSTERESIS * (threshold - ideal)
+        return threshold + sign * (1.0 - HYSTERESIS) * abs(threshold)
 
 
 @dataclass(frozen=True, slots=True)

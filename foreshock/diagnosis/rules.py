@@ -88,11 +88,15 @@ class RulesState:
         )
 
 
-def forget_baselines(state: RulesState) -> RulesState:
-    """Return the state without baselines, counted steps and evidence. A firing rule stays so until its values are
-    back."""
-    rules = {name: replace(rule, beyond=0, back=0, evidence=()) for name, rule in state.rules.items()}
-    return RulesState(rules, {}, state.episodes)
+def forget_baselines(state: RulesState, rules: Sequence[ThresholdRule]) -> RulesState:
+    """Return the state without baselines, counted steps and evidence.
+
+    A firing rule stays so until its values are back, so that the baselines it is judged by are kept with it.
+    """
+    states = {name: replace(each, beyond=0, back=0, evidence=()) for name, each in state.rules.items()}
+    held = {rule.baseline_name for rule in rules if rule.relative is not None and state.firing(rule) is not None}
+    baselines = {name: each for name, each in state.baselines.items() if name.rpartition("@")[0] in held}
+    return RulesState(states, baselines, state.episodes)
 
 
 def advance_rules(

@@ -294,7 +294,7 @@ def event_of(
     }
     if detection.kind != "ramp":
         evidence |= {
-            "onset": detection.onset,
+            "onset_step": detection.onset,
             "onset_first": detection.onset_first,
             "onset_last": detection.onset_last,
             "confirmation_step": detection.step,

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import clock, comparisons, severity
 from foreshock.api.diagnosis import CauseSource, Diagnosis, DiagnosisCause, MissingData
+from foreshock.diagnosis.course import FIRST_STEPS
 from foreshock.diagnosis.diagnose import (
     NEWEST_STEPS,
     WINDOW_STEPS,
@@ -126,6 +127,7 @@ def history_of(session: Session, run_id: str) -> History:
     run, observed = runs.find_run(session, run_id), _observed_step(session, run_id)
     rows = measurements.newest_rows(session, run_id, attempts, (*_OF_STEP, *_OF_MISMATCH), WINDOW_STEPS)
     first = 2 + len(_OF_STEP)
+    of_start = _of_start(session, run_id, attempts, rows)
     of_steps = [(row[0], *row[2:first]) for row in rows if row[1] == comparisons.STEP_ROW]
     measured = [(row[0], row[first:]) for row in rows if row[1] != comparisons.STEP_ROW and row[first] is not None]
     reward, reported_k3 = _stepped((step, value) for step, value, _ in of_steps), SteppedValues()
@@ -141,6 +143,8 @@ def history_of(session: Session, run_id: str) -> History:
         k3=_stepped((step, values[0]) for step, values in measured),
         tokens=[int(values[1] or 0) for _, values in measured],
         lags=[_lags(values[2:]) for _, values in measured],
+        first_k3=_stepped((step, values[0]) for step, values in of_start),
+        first_lags=[_lags(values[2:]) for _, values in of_start],
         reported_k3=reported_k3.values[-1] if reported_k3.values else None,
         reward=reward,
         length=_stepped((step, value) for step, _, value in of_steps),
@@ -149,6 +153,16 @@ def history_of(session: Session, run_id: str) -> History:
         awaited=_awaited(session, run_id, attempts, observed),
         model_kind=None if run is None else run.model_kind,
     )
+
+
+def _of_start(
+    session: Session, run_id: str, attempts: Sequence[AttemptStart], newest: Sequence[Sequence[Any]]
+) -> list[tuple[int, Sequence[Any]]]:
+    """Return (step, columns of the mismatch) of the first measured steps, if they are before the newest ones."""
+    if len(newest) < WINDOW_STEPS:
+        return []
+    rows = measurements.first_rows(session, run_id, attempts, _OF_MISMATCH, FIRST_STEPS)
+    return [(row[0], row[1:]) for row in rows if row[0] < newest[0][0] and row[1] is not None]
 
 
 def _lags(values: Sequence[float | None]) -> StepLags:
@@ -206,7 +220,12 @@ def _causes(
             by: CauseSource = "doctor" if row.source == "doctor" else "probe"
             causes.append(
                 DiagnosisCause(
-                    name=name, sentence=f"{title}: {sentence}", source=by, title=title, what_to_do=remedy or ""
+                    name=name,
+                    sentence=f"{title}, at step {newest}: {sentence}",
+                    source=by,
+                    title=f"{title} at step {newest}",
+                    what_to_do=remedy or "",
+                    evidence={"step": newest},
                 )
             )
             continue
@@ -221,7 +240,10 @@ def _causes(
             undeclared.append(MissingData(sentence=f"{title}: {sentence.rstrip('.')}", what_to_do=remedy or ""))
             continue
         of_all = steps == newest - first + 1 and steps > 1
-        when = f"in every step since {first}" if of_all else f"in {plural(steps, 'step')}, {first} to {newest}"
+        when = f"in {plural(steps, 'step')}, {first} to {newest}"
+        if of_all:
+            is_there = not newest_steps or newest >= newest_steps[-1]
+            when = f"in every step since {first}" if is_there else f"in every step from {first} to {newest}"
         causes.append(
             DiagnosisCause(
                 name=name,

@@ -58,3 +58,24 @@ def test_mismatch_since_the_first_step_is_static() -> None:
     assert "looks like numerics" in names(static)["static_mismatch"]
     assert names(static / 1000) == {}
     assert names(static, named=("processed_log_probs",)) == {}
+
+
+def test_a_jump_between_steps_that_are_apart_is_dated_between_them() -> None:
+    values = noisy(np.where(np.arange(40) < 20, 2e-4, 2e-3))
+    (jump,) = causes_of_course(range(10, 410, 10), values.tolist(), ())
+    assert "between steps 200 and 210" in jump.sentence
+    assert "between steps 200 and 210" in jump.what_to_do
+
+
+def test_growth_of_the_first_steps_is_told_as_long_as_it_is_there() -> None:
+    first = dict(enumerate((3e-4 * 1.5 ** np.arange(16)).tolist(), start=1))
+    steps, top = range(100, 164), first[16]
+    (found,) = causes_of_course(steps, [top] * 64, (), first=first)
+    assert found.name == "weights_not_delivered"
+    assert "at step 16" in found.sentence
+    assert causes_of_course(steps, [3e-4] * 64, (), first=first) == ()
+
+
+def test_a_static_mismatch_names_the_steps_it_was_read_from() -> None:
+    (found,) = causes_of_course(range(100, 164), [2e-2] * 64, (), first=dict.fromkeys(range(1, 17), 2.1e-2))
+    assert "in the steps 1 to 16 and 100 to 163" in found.sentence

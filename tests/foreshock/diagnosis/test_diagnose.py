@@ -130,7 +130,7 @@ def test_waiting_for_shards_is_said_once_and_is_all_that_is_missing_before_the_f
 def test_copied_log_probs_are_not_healthy() -> None:
     copied = PastAlert("scores_identical", "info", 3, True, "Log-probs are equal.", "Probe a step.")
     assert diagnose(replace(HEALTHY, alerts=(copied,))).headline.startswith(
-        "Unknown: the trainer's log-probs are copie"
+        "Unknown: the trainer's log-probs equal the engine's bit for bit"
     )
 
 
@@ -197,3 +197,66 @@ def test_the_record_survives_json() -> None:
     found = diagnose(replace(HEALTHY, alerts=(COLLAPSE,)))
     assert diagnosis_of(to_json(found)) == found
     assert isinstance(found, Diagnosis)
+
+
+FELL = replace(COLLAPSE, evidence={"onset_step": 25, "before": 0.82, "now": 0.1, "first": "no rise"})
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (0.05, "the reward fell from 0.82 to 0.05"),
+        (0.20, "the reward fell from 0.82 to 0.20"),
+        (0.45, "the reward fell from 0.82 to 0.10 and is 0.45 now"),
+        (0.88, "the reward fell from 0.82 to 0.10 and is 0.88 now"),
+    ],
+)
+def test_a_fall_that_is_made_up_for_in_part_is_told_with_both_levels(now: float, said: str) -> None:
+    reward = SteppedValues(list(STEPS), [0.82] * 30 + [now] * 10)
+    headline = diagnose(replace(HEALTHY, reward=reward, alerts=(FELL,))).headline
+    assert headline.startswith(f"Critical since step 30: {said} (from step 25 on, found at 30);")
+
+
+def test_what_the_mismatch_had_done_is_said_as_of_the_step_of_the_alert() -> None:
+    dated = replace(FELL, evidence={**FELL.evidence, "k3_newest_step": 30})
+    assert "the mismatch had not risen by step 30" in diagnose(replace(HEALTHY, alerts=(dated, RISE))).headline
+    assert "the mismatch had not risen then" in diagnose(replace(HEALTHY, alerts=(FELL, RISE))).headline
+
+
+def probed(step: int) -> DiagnosisCause:
+    return DiagnosisCause(
+        name="numerics", sentence="…", source="probe", title=f"numerics at step {step}", evidence={"step": step}
+    )
+
+
+def test_what_a_probe_said_of_a_step_before_the_newest_ones_is_no_part_of_the_headline() -> None:
+    steps = list(range(437, 501))
+    looks = DiagnosisCause(name="looks", sentence="…", source="lint", certainty="possible")
+    old = replace(
+        HEALTHY,
+        observed_step=500,
+        k3=SteppedValues(steps, [2e-5] * 64),
+        tokens=[5000] * 64,
+        alerts=(replace(RISE, step=480),),
+        causes=(probed(10), looks),
+    )
+    found = diagnose(old)
+    assert "numerics" not in found.headline
+    assert {each.name for each in found.causes} == {"numerics", "looks"}
+    newer = diagnose(replace(old, causes=(probed(490), looks)))
+    assert "the data show: numerics at step 490" in newer.headline
+    assert {each.name for each in newer.causes} == {"numerics"}
+
+
+@pytest.mark.parametrize("last", [64, 65, 500])
+def test_what_is_there_since_the_first_step_is_told_however_long_the_run(last: int) -> None:
+    newest, first = list(range(max(1, last - 63), last + 1)), list(range(1, 17))
+    early = SteppedValues(first, [2e-2] * 16) if newest[0] > 1 else SteppedValues()
+    static = replace(
+        HEALTHY,
+        observed_step=last,
+        k3=SteppedValues(newest, [2e-2] * 64),
+        tokens=[5000] * 64,
+        first_k3=SteppedValues([each for each in early.steps if each < newest[0]], early.values[: newest[0] - 1]),
+    )
+    assert [each.name for each in diagnose(static).causes] == ["static_mismatch"]

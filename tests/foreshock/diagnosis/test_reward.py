@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -134,3 +135,40 @@ def test_order_is_unknown_without_a_mismatch_before_the_fall() -> None:
     collapse = next(event for event in events if event.rule == "reward_collapse")
     assert collapse.evidence["first"] == "unknown"
     assert "cannot be told" in collapse.why
+
+
+def test_a_mismatch_of_exactly_zero_tells_nothing_of_which_came_first() -> None:
+    level = np.r_[np.full(60, 0.7), np.full(10, 0.05)]
+    _, events = watch(closed_steps({REWARD: rollouts(level, 256), K3: np.zeros(70)}))
+    collapse = next(event for event in events if event.rule == "reward_collapse")
+    assert collapse.evidence["first"] == "zero"
+    assert "k3 is exactly 0 in all steps" in collapse.why
+    assert "risen" not in collapse.why + collapse.what_to_do
+
+
+def test_the_order_is_said_as_of_the_step_of_the_alert() -> None:
+    level = np.r_[np.full(60, 0.7), np.full(10, 0.05)]
+    k3 = 1e-4 * np.exp(noisy(np.zeros(70), 0.1, 1))
+    _, events = watch(closed_steps({REWARD: rollouts(level, 256), K3: k3}))
+    collapse = next(event for event in events if event.rule == "reward_collapse")
+    assert f"the mismatch had not risen by step {collapse.step}" in collapse.why
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_share_of_the_fall_is_claimed_only_if_the_reward_is_there(seed: int) -> None:
+    level = np.r_[np.full(60, 0.8), np.linspace(0.8, 0.02, 10), np.full(10, 0.02)]
+    _, events = watch(closed_steps({REWARD: rollouts(level, 64, seed)}))
+    for event in events:
+        if event.change == "fired":
+            is_there = event.value < event.threshold
+            assert ("That is more than" in event.why) == is_there
+            assert ("it is within two steps more than" in event.why) == (not is_there)
+
+
+def test_an_announced_change_does_not_end_a_collapse_that_goes_on() -> None:
+    curve = noisy(np.r_[np.full(60, 0.8), np.full(60, 0.1), np.full(10, 0.8)], 0.02)
+    steps = [replace(each, rebaseline=each.step == 90) for each in closed_steps({REWARD: curve})]
+    _, events = watch(steps)
+    ends = [event.step for event in events if event.rule == "reward_collapse" and event.change == "cleared"]
+    assert len(ends) == 1
+    assert 121 <= ends[0] <= 125

@@ -12,7 +12,7 @@ import pytest
 from foreshock.diagnosis.default_rules import default_rules
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
 from foreshock.diagnosis.mismatch_rules import K3, LOW_PROBABILITY_ABS_D, NOISE_FLOOR
-from foreshock.diagnosis.rule import Baseline, Event, ThresholdRule
+from foreshock.diagnosis.rule import Baseline, Direction, Event, ThresholdRule
 from foreshock.measures.registry import MEASURES
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, fired, noisy, watch
 
@@ -285,3 +285,23 @@ def test_every_quantity_of_the_rules_is_a_registered_measure_or_a_scalar() -> No
         comparison, _, measure = key.partition(":")
         assert comparison in ("rollout", "trainer/rollout", "scalars", NOISE_FLOOR.partition(":")[0])
         assert comparison == "scalars" or measure in columns, key
+
+
+@pytest.mark.parametrize("direction", ["below", "above"])
+@pytest.mark.parametrize("ideal", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("absolute", [-2.0, -0.5, 0.0, 0.5, 2.0])
+def test_a_value_beyond_the_threshold_is_never_back(direction: Direction, ideal: float, absolute: float) -> None:
+    rule = replace(RULE, direction=direction, ideal=ideal, absolute=absolute)
+    for value in np.linspace(-4.0, 4.0, 161).tolist():
+        assert not (rule.is_beyond(value, absolute) and rule.is_back(value, absolute))
+    beyond, healthy = (absolute - 0.1, absolute + 10) if direction == "below" else (absolute + 0.1, absolute - 10)
+    assert watched(rule, [beyond] * 40) == [("fired", 3, 3)]
+    assert watched(rule, [beyond] * 3 + [healthy] * 3) == [("fired", 3, 3), ("cleared", 6, 3)]
+
+
+def test_an_announced_change_does_not_end_a_rise_that_goes_on() -> None:
+    curve = np.concatenate([rise(2e-4, 6e-3, 60, 150), flat(2e-4, 30)])
+    steps = [replace(each, rebaseline=each.step == 90) for each in closed_steps({K3: curve})]
+    found = [(event.change, event.step) for event in watch(steps)[1] if event.rule == "mismatch_rise"]
+    assert [change for change, _ in found] == ["fired", "cleared"]
+    assert found[1][1] > 150

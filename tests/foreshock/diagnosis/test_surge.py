@@ -166,8 +166,8 @@ def test_surge_reports_onset_interval_confirmation_and_confidence() -> None:
     curve = noisy(np.r_[np.full(100, 1000.0), np.full(20, 3000.0)], 0.1)
     _, events = watch(closed_steps({LENGTH: curve, "scalars:lr": np.full(120, 1e-6)}))
     evidence = events[0].evidence
-    assert evidence["onset_first"] <= evidence["onset"] <= evidence["onset_last"]  # type: ignore[operator]
-    assert evidence["onset"] == evidence["surge_step"] == 101
+    assert evidence["onset_first"] <= evidence["onset_step"] <= evidence["onset_last"]  # type: ignore[operator]
+    assert evidence["onset_step"] == evidence["surge_step"] == 101
     assert evidence["confirmation_step"] == events[0].step == 104
     assert 0.999 < float(evidence["confidence"]) <= 1.0
     assert evidence["learning_rate_sum_at_surge"] == pytest.approx(101e-6)
