@@ -243,22 +243,20 @@ def _clause(alert: PastAlert, history: History) -> str:
 
     Of a fall the newest reward is told.
     """
-    if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
-        fell = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
-        began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
-        order = order_in_words(alert.evidence)
-        return fell + began + (f"; {order}" if order else "")
-    clause = as_clause(_first_sentence(alert.why))
     began = f" (from step {alert.onset} on, found at {alert.step})" if alert.onset < alert.step else ""
-    return clause + began
+    if alert.rule in REWARD_RULES and history.reward.values and "before" in alert.evidence:
+        fell, now = _fall_in_words(alert.evidence, history.reward.newest(TRAILING_VALUES))
+        order = order_in_words(alert.evidence)
+        return fell + began + now + (f"; {order}" if order else "")
+    return as_clause(_first_sentence(alert.why)) + began
 
 
-def _fall_in_words(evidence: Mapping[str, Any], now: float) -> str:
-    """Return a fall up to now; if a part of it is made up for, up to where it was found, and the reward now."""
+def _fall_in_words(evidence: Mapping[str, Any], now: float) -> tuple[str, str]:
+    """Return a fall up to now; if a part of it is made up for, up to where it was found, and what the reward is now."""
     before, found = float(evidence["before"]), float(evidence.get("now", now))
-    if now - found > LITTLE_RECOVERY * (before - found):
-        return f"the reward fell from {reward_number(before)} to {reward_number(found)} and is {reward_number(now)} now"
-    return f"the reward fell from {reward_number(before)} to {reward_number(now)}"
+    is_recovering = now - found > LITTLE_RECOVERY * (before - found)
+    fell = f"the reward fell from {reward_number(before)} to {reward_number(found if is_recovering else now)}"
+    return fell, f" and is {reward_number(now)} now" if is_recovering else ""
 
 
 def _first_sentence(text: str) -> str:
