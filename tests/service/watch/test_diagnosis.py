@@ -207,6 +207,24 @@ def test_gaps_late_shards_and_a_resume_give_the_same_in_any_order_of_arrival(
     assert found[1] == found[0]
 
 
+def test_the_first_steps_are_read_beside_the_newest_ones(
+    http: httpx.Client, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "WINDOW_STEPS", 4)
+    monkeypatch.setattr(diagnosis, "FIRST_STEPS", 3)
+    run = start_run(http)
+    for step in range(1, 6):
+        run.put_shard(step, make_batch(24, seed=step)).raise_for_status()
+    again = run.new_attempt("again", resume_step=3)
+    for step in range(3, 11):
+        again.put_shard(step, make_batch(24, seed=10 + step)).raise_for_status()
+    with context_of(app).database.read() as session:
+        history = diagnosis.history_of(session, run.run)
+    assert history.k3.steps == [7, 8, 9, 10]
+    assert history.first_k3.steps == [1, 2, 3]
+    assert len(history.first_lags) == 3
+
+
 CHANGES: dict[str, Callable[[Sender], httpx.Response | None]] = {
     "late shard": lambda run: run.put_shard(2, shifted(2), shard=1, shards=2),
     "statistics": lambda run: run.put_statistics(9, make_batch(24, seed=9)),
