@@ -54,6 +54,7 @@ def make_engine(text: str | URL, *, connections: int = DEFAULT_CONNECTIONS) -> E
     if url.get_backend_name() == "sqlite":
         engine = _make_sqlite_engine(url, connections)
         event.listen(engine, "begin", _begin_immediate)
+        event.listen(engine, "commit", check_transaction)
         return engine
     engine = create_engine(url, pool_pre_ping=True, **_pool_options(connections))
     event.listen(engine, "connect", _prepare_postgresql_connection)
@@ -137,6 +138,19 @@ def _begin_immediate(connection: Connection) -> None:
 
 def _begin_deferred(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
+
+
+class TransactionEnded(OperationalError):
+    """SQLite has rolled a transaction back by itself, as it does at an error of a full or failing disk."""
+
+    def __init__(self) -> None:
+        super().__init__("COMMIT", {}, sqlite3.OperationalError("SQLite has rolled the transaction back at an error"))
+
+
+def check_transaction(connection: Connection) -> None:
+    """Raise TransactionEnded if a transaction of SQLite is over: to commit it would store nothing and raise nothing."""
+    if not cast("sqlite3.Connection", connection.connection.driver_connection).in_transaction:
+        raise TransactionEnded
 
 
 Row = Mapping[str, Any]

@@ -24,6 +24,8 @@ from sqlalchemy.orm import Session
 from foreshock.retry import Backoff, retry
 from foreshock_service.platform.database.engine import (
     DEFAULT_CONNECTIONS,
+    TransactionEnded,
+    check_transaction,
     is_retryable,
     make_engine,
     make_reading_engine,
@@ -110,7 +112,8 @@ class Database:
     def write(self, work: Callable[[Session], Result]) -> Result:
         """Run `work(session)` in a transaction and return its result after the commit.
 
-        `work` runs again if PostgreSQL aborts it for a deadlock, so it changes nothing but the session.
+        `work` runs again if PostgreSQL aborts it for a deadlock, or SQLite the transaction that it shares: it changes
+        nothing but the session.
         Raises what `work` raises, after rolling back.
         """
         begin = time.perf_counter()
@@ -205,7 +208,8 @@ class _Unit:
 class GroupCommitWriter:
     """The one writer of SQLite; `run` may be called from any thread but the writer's own.
 
-    A unit that raises is rolled back alone: each unit of a transaction has a savepoint of its own.
+    A unit that raises is rolled back alone: each unit of a transaction has a savepoint of its own. If SQLite ends the
+    transaction at an error, such as that of a full disk, the savepoints are gone: the units run again, one at a time.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -256,27 +260,38 @@ class GroupCommitWriter:
                 return
 
     def _commit(self, batch: list[_Unit]) -> None:
-        try:
-            if len(batch) == 1:
-                self._run_alone(batch[0])
-            else:
-                with self._engine.begin() as connection:
-                    for unit in batch:
-                        self._run_in_savepoint(connection, unit)
-        except Exception as error:
+        if len(batch) == 1 or not self._run_together(batch):
             for unit in batch:
-                unit.error = unit.error or error
+                self._run_alone(unit)
         for unit in batch:
             if unit.error is not None:
                 unit.future.set_exception(unit.error)
             else:
                 unit.future.set_result(None)
 
+    def _run_together(self, batch: list[_Unit]) -> bool:
+        """Run units in one transaction; False if SQLite ended it at an error of one, so that none is stored."""
+        try:
+            with self._engine.begin() as connection:
+                for unit in batch:
+                    self._run_in_savepoint(connection, unit)
+                    check_transaction(connection)
+        except TransactionEnded:
+            return False
+        except Exception as error:
+            for unit in batch:
+                unit.error = unit.error or error
+        return True
+
     def _run_alone(self, unit: _Unit) -> None:
         # Without a savepoint: the transaction is the unit's own.
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            unit.result = unit.work(session)
-        unit.session = session
+        unit.error = None
+        try:
+            with Session(self._engine, expire_on_commit=False) as session, session.begin():
+                unit.result = unit.work(session)
+            unit.session = session
+        except Exception as error:
+            unit.error = error
 
     def _run_in_savepoint(self, connection: Connection, unit: _Unit) -> None:
         session = Session(connection, join_transaction_mode="create_savepoint", expire_on_commit=False)

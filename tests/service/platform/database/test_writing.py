@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +10,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event, func, select
+from sqlalchemy import event, func, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock_service.platform import audit
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent, upsert
 from foreshock_service.platform.database.session import Database, after_commit
 from foreshock_service.platform.database.tables import ApiKey
@@ -194,3 +197,50 @@ def test_upsert_overwrites_rows_with_the_same_key(database: Database) -> None:
 def test_database_time_equals_local_time(database: Database) -> None:
     with database.read() as session:
         assert abs(database_now_us(session) - now_us()) < 5_000_000
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_units_that_share_a_transaction_with_one_that_fills_the_disk_keep_their_rows(database: Database) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(session: Session) -> None:
+        # SQLite ends the whole transaction of the statement that finds no room.
+        pages = session.execute(text("PRAGMA page_count")).scalar_one()
+        session.execute(text(f"PRAGMA max_page_count = {pages + 50}"))
+        entered.set()
+        leave.wait(timeout=30)
+
+    def add(session: Session, name: str, size: int) -> str:
+        after_commit(session, lambda: after.append(name))
+        add_key(session, name)
+        audit.record(session, audit.BY_SERVICE, "key.create", name, after={"note": "a" * size})
+        return name
+
+    after: list[str] = []
+    units = [("small", 10), ("large", 2_000_000), ("next", 10), ("larger", 3_000_000), ("last", 10)]
+    with ThreadPoolExecutor(6) as threads:
+        threads.submit(database.write, hold)
+        assert entered.wait(timeout=30)
+        futures = []
+        for number, (name, size) in enumerate(units):
+            futures.append(threads.submit(database.write, partial(add, name=name, size=size)))
+            wait_for_queue(database, number + 1)
+        leave.set()
+        errors = [future.exception(timeout=30) for future in futures]
+    stored = {name for (name, _), error in zip(units, errors, strict=True) if error is None}
+    assert stored == names(database) == set(after) == {"small", "next", "last"}
+    assert all("database or disk is full" in str(error) for error in errors if error is not None)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_unit_that_goes_on_after_sqlite_ended_its_transaction_is_not_acknowledged(database: Database) -> None:
+    def go_on(session: Session) -> None:
+        add_key(session, "lost")
+        pages = session.execute(text("PRAGMA page_count")).scalar_one()
+        session.execute(text(f"PRAGMA max_page_count = {pages + 10}"))
+        with contextlib.suppress(OperationalError):
+            audit.record(session, audit.BY_SERVICE, "key.create", "lost", after={"note": "a" * 1_000_000})
+
+    with pytest.raises(OperationalError, match="rolled the transaction back"):
+        database.write(go_on)
+    assert names(database) == set()
