@@ -424,9 +424,7 @@ class Client:
 
     def _register(self, registration: Registration) -> None:
         self._registration = registration
-        if not self._shard:
-            self._pipeline.print_address_of(registration)
-        self._pipeline.heartbeats.start(registration, self._shard)
+        self._pipeline.begin(registration, self._shard)
         self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 
     def _log_delivery(self, what: str, delivery: Delivery, *, needed: bool = False) -> None:

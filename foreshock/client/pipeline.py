@@ -47,7 +47,8 @@ class Pipeline:
         self._disabled_by_fork = False
         self._address_of: Registration | None = None
         self._feed_attached = False
-        self._begun: Registration | None = None
+        self._own: Registration | None = None
+        self._own_has_begun = False
         self._next_advice_poll = 0.0
         self._queue = BoundedQueue(max_items=settings.max_queue_items, max_bytes=settings.max_queue_bytes)
         self._spool = Spool(
@@ -122,9 +123,16 @@ class Pipeline:
         """
         threading.Thread(target=self._make_and_put, args=(what, make), name="foreshock-digest", daemon=True).start()
 
-    def print_address_of(self, registration: Registration) -> None:
-        """Print the address of the run's page once, to stderr, when the run is registered."""
-        self._address_of = registration
+    def begin(self, registration: Registration, shard: int | None) -> None:
+        """Take the attempt that this client logs; `shard` names the rank, if it is known.
+
+        Heartbeats are sent for it. The first rank prints the address of the run's page once, to stderr, when the run
+        is registered.
+        """
+        self._own, self._own_has_begun = registration, False
+        if not shard:
+            self._address_of = registration
+        self.heartbeats.start(registration, shard)
 
     def set_checkpoint_request(self, step: int | None) -> None:
         """Take the requested step from an AdviceFeed, and stop polling."""
@@ -215,8 +223,8 @@ class Pipeline:
             with contextlib.suppress(OSError, ValueError):
                 address = self._settings.url.rstrip("/") + run_page_path(wanted.run["project"], wanted.run["key"])
                 print(f"foreshock: {address}", file=sys.stderr, flush=True)
-        if delivery.is_shard and delivery.registration is not self._begun:
-            self._begun = delivery.registration
+        if delivery.is_shard and self._is_first_of_own(delivery):
+            self._own_has_begun = True
             self._warn_of_a_start_at_0(delivery)
         if self._feed_attached or not delivery.is_shard or time.monotonic() < self._next_advice_poll:
             return
@@ -226,6 +234,14 @@ class Pipeline:
             answer = self._connection.get_json(f"/v1/runs/{run}/lr-advice")
             step = answer.get("want_weights_at_step") if isinstance(answer, dict) else None
             self.want_weights_at_step = step if isinstance(step, int) else None
+
+    def _is_first_of_own(self, delivery: Delivery) -> bool:
+        """Return whether no shard of this client's attempt was delivered before; those left by others do not count.
+
+        By identity: each item that is read from disk has a registration of its own.
+        """
+        own = None if self._own is None else self._own.attempt_identity
+        return not self._own_has_begun and delivery.registration.attempt_identity == own
 
     def _warn_of_a_start_at_0(self, delivery: Delivery) -> None:
         """Warn if a restart did not pass `resume_step`: what earlier attempts logged is superseded then."""

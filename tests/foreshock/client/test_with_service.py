@@ -129,15 +129,16 @@ def test_same_bytes_are_a_duplicate_and_other_bytes_a_conflict(
 def test_restart_without_a_resume_step_is_warned_of(
     make: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for attempt, resume_step, first in (("a", 0, 1), ("b", 6, 6), ("c", 0, 8)):
+    # The third logs from its first step on, in order: what follows step 1 is no first step.
+    for attempt, resume_step, first in (("a", 0, 1), ("b", 6, 6), ("c", 0, 0), ("d", 0, 8)):
         client = make("restarted-without-step", attempt_key=attempt)
         client.start_run(resume_step=resume_step)
-        for step in (first, first + 1):
+        for step in range(first, first + 4):
             client.log_rollouts(step, random_batch(step))
         assert client.flush(300)
         client.close()
     (warning,) = [each.getMessage() for each in caplog.records if "supersedes" in each.getMessage()]
-    assert warning.startswith("attempt 3 of the run began at step 0")
+    assert warning.startswith("attempt 4 of the run began at step 0")
     assert warning.endswith("pass resume_step=8 to start_run")
 
 
