@@ -229,17 +229,18 @@ class Outbox:
             return None
 
     def done(self, item: Item) -> None:
-        """Remove a delivered item."""
+        """Remove an item that was delivered, or that is kept as rejected."""
         self._remove(item, self._spool.remove)
 
-    def reject(self, item: Item, delivery: Delivery, problem: Mapping[str, object]) -> None:
-        """Remove a rejected item, keeping its bytes in the spool's folder `rejected`."""
+    def keep_rejected(self, delivery: Delivery, problem: Mapping[str, object]) -> bool:
+        """Keep the bytes of a rejected item in the spool's folder `rejected`; False if the disk does not take them."""
         try:
             path = self._spool.rejected.keep(delivery, problem)
-            self._warn(f"kept {path.name}", f"the rejected bytes are kept in {path}")
         except SpoolError as error:
-            self._warn("spool", str(error))
-        self.done(item)
+            self._warn("rejected", f"{error}; the rejected item stays undelivered, and is sent again later")
+            return False
+        self._warn(f"kept {path.name}", f"the rejected bytes are kept in {path}")
+        return True
 
     def _remove(self, item: Item, from_disk: Callable[[Item], None]) -> None:
         with self._lock:

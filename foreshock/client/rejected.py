@@ -92,7 +92,12 @@ class RejectedItems:
             kept = sum(file.stat().st_size for file in folder.glob("*.body"))
             if kept + len(delivery.body) <= self._max_bytes:
                 write_whole(path, delivery.body, durable=True)
-            self._write_record(path.with_suffix(".json"), problem, metadata)
+            try:
+                self._write_record(path.with_suffix(".json"), problem, metadata)
+            except OSError:
+                # Nothing names it: it would take the room that the next try needs.
+                path.unlink(missing_ok=True)
+                raise
         return path
 
     def items(self) -> list[RejectedItem]:

@@ -5,7 +5,7 @@ The answer to a delivery decides what follows (`registrar.scope_of`):
     2xx             delivered
     service         everything waits and is sent again, with backoff
     run, item       the run's items, or this item, wait longer and longer; the others are sent meanwhile
-    final           the bytes are kept in the spool's folder `rejected`
+    final           the bytes are kept in the spool's folder `rejected`; the item waits while that takes none
 """
 
 import os
@@ -242,10 +242,14 @@ class Sender:
         self.reason = str(error)
         if scope == "final":
             self._backoff.reset()
-            self._counters.add(rejected=1)
             key = f"rejected {delivery.kind} {error.status}"
             self._log.warning(key, f"the service refused {delivery.describe()}: {error}")
-            self._outbox.reject(item, delivery, {"status": error.status, **error.problem})
+            if self._outbox.keep_rejected(delivery, {"status": error.status, **error.problem}):
+                self._counters.add(rejected=1)
+                self._outbox.done(item)
+            else:
+                # The spool has its only bytes. They are sent once more, and refused once more, when there may be room.
+                self._set_back(item, "item")
             return scope
         self._counters.add(failed_requests=1)
         if self._stopping:
@@ -254,10 +258,13 @@ class Sender:
         if scope == "service" or (error.status is not None and error.status >= 500):
             self._schedule_retry(error)
         if scope != "service":
-            backoff = Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
-            self._outbox.set_back(item, time.monotonic(), backoff, whole_run=scope == "run")
+            self._set_back(item, scope)
         self._outbox.sync()
         return scope
+
+    def _set_back(self, item: Item, scope: Scope) -> None:
+        backoff = Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
+        self._outbox.set_back(item, time.monotonic(), backoff, whole_run=scope == "run")
 
     def _warn(self, error: ServiceError) -> None:
         if isinstance(error, Unauthorized):

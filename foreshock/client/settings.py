@@ -34,7 +34,8 @@ class ClientSettings:
     max_outbox_bytes: int = 256 * _MEBIBYTE
     """Bound on undelivered items in memory, which are those that the disk does not take; others are dropped."""
     max_spool_bytes: int = 16 * _GIBIBYTE
-    """Bound on undelivered items on disk; further ones are dropped and counted."""
+    """Bound on the undelivered items on disk that this client wrote or adopted; further ones are dropped and counted.
+    Each rank has a client: eight on one disk may need eight times as much."""
     max_rejected_bytes: int = _GIBIBYTE
     """Bound on items kept on disk because the service rejected them."""
     timeout_seconds: float = 60.0

@@ -217,6 +217,28 @@ def test_rejected_delivery_is_counted_and_kept_with_its_reason(
     assert f"injected {status}" in refusals[0].message
 
 
+def test_rejected_bytes_that_cannot_be_kept_stay_in_the_spool(
+    make: Any, service: FaultyService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spool").mkdir(mode=0o700)
+    (tmp_path / "spool/rejected").write_text("not a folder")
+    service.always = lambda received: 422 if "/rollouts/" in received.path else None
+    client = make()
+    client.log_rollouts(1, rollouts(1))
+    client.log_scalars(2, {"x": 1})
+    wait_until(lambda: client.counters.delivered == 2, 60)
+    status = client.flush(0.5)
+    assert (status.undelivered, status.rejected) == (1, 0)
+    client.close(1)
+    (item,) = (tmp_path / "spool").glob("*/*.item")
+    assert "1 undelivered items are kept" in capsys.readouterr().err
+    (tmp_path / "spool/rejected").unlink()
+    again = make()
+    assert again.flush(60).rejected == 1
+    assert not item.exists()
+    assert len(list((tmp_path / "spool/rejected").glob("*.body"))) == 1
+
+
 def test_unknown_run_is_registered_again(make: Any, service: FaultyService) -> None:
     client = make()
     client.log_scalars(1, {"x": 1})
