@@ -169,8 +169,9 @@ class Heartbeats:
             self._connection.request("PUT", path, json_body=body, timeout_seconds=_HEARTBEAT_SECONDS)
             self._reported = status
         except Rejected as error:
-            if error.status in (404, 405, 410):
-                # An older service, or a run that was deleted.
+            # A service that does not know the attempt (404) may have got another database: the next delivery registers
+            # the attempt there, and the heartbeats go on. An older service has none (405), a deleted run wants none.
+            if error.status in (405, 410):
                 self._registration = None
         except ServiceError:
             pass

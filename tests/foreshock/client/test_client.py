@@ -239,6 +239,20 @@ def test_rejected_bytes_that_cannot_be_kept_stay_in_the_spool(
     assert len(list((tmp_path / "spool/rejected").glob("*.body"))) == 1
 
 
+def test_heartbeats_go_on_when_the_run_is_registered_again(make: Any, service: FaultyService) -> None:
+    """A database was restored: the service knows neither run nor attempt until the next delivery registers them."""
+    client = make(heartbeat_seconds=0.05)
+    client.log_scalars(1, {"x": 1})
+    wait_until(lambda: bool(service.bodies("/clients/")), 60)
+    service.always = lambda received: 404 if "/clients/" in received.path else None
+    before = service.requests
+    wait_until(lambda: service.requests > before, 60)
+    service.always = None
+    before = len(service.bodies("/clients/"))
+    client.log_scalars(2, {"x": 1})
+    wait_until(lambda: len(service.bodies("/clients/")) > before, 20)
+
+
 def test_unknown_run_is_registered_again(make: Any, service: FaultyService) -> None:
     client = make()
     client.log_scalars(1, {"x": 1})
