@@ -55,9 +55,37 @@ Query = Mapping[str, QueryValue] | list[tuple[str, QueryValue]] | None
 
 
 def configured(url: str | None, api_key: str | None) -> tuple[str, str | None]:
-    """Return address and key: those given, else `FORESHOCK_URL` and `FORESHOCK_API_KEY`, else the defaults."""
+    """Return address and key: those given, else `FORESHOCK_URL` and `FORESHOCK_API_KEY`, else the defaults.
+
+    Raises ConfigurationError for a key that no header can carry.
+    """
     address = url or os.environ.get("FORESHOCK_URL") or DEFAULT_URL
-    return address, api_key or os.environ.get("FORESHOCK_API_KEY") or None
+    return address.strip(), usable_key(api_key or os.environ.get("FORESHOCK_API_KEY"))
+
+
+def usable_key(api_key: str | None) -> str | None:
+    """Return the key without the white space around it, such as the newline of a file; None if nothing is left.
+
+    Raises ConfigurationError, without the key, if it has other characters than printable ASCII: the HTTP library's
+    error would show it.
+    """
+    key = (api_key or "").strip()
+    wrong = [place for place, character in enumerate(key, 1) if not " " <= character <= "~"]
+    if wrong:
+        raise ConfigurationError(
+            f"an API key must be printable ASCII, got another character at place {wrong[0]} of {len(key)}; check "
+            "FORESHOCK_API_KEY"
+        )
+    return key or None
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        httpx.URL(url.strip())
+    except (ValueError, httpx.InvalidURL):
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
 def wrong_service(url: str) -> WrongService:
@@ -69,17 +97,16 @@ class _Connection:
     """The address of a service, and what requests and answers are to threads and event loops alike."""
 
     def __init__(self, url: str, api_key: str | None, timeout_seconds: float, max_answer_bytes: int) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not _is_address(url):
             raise ConfigurationError(
                 f"the service's address must look like {DEFAULT_URL}, got {url!r}; check FORESHOCK_URL"
             )
-        self.url = url.rstrip("/")
+        self.url = url.strip().rstrip("/")
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
         headers = {"User-Agent": "foreshock-client", "Accept-Encoding": "identity"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
+        if key := usable_key(api_key):
+            headers["Authorization"] = f"Bearer {key}"
         self._options: dict[str, Any] = {
             "base_url": self.url,
             "headers": headers,
@@ -150,7 +177,7 @@ class ServiceConnection(_Connection):
         timeout_seconds: float = 30.0,
         max_answer_bytes: int = LONGEST_ANSWER_BYTES,
     ) -> None:
-        """Prepare the connection; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
+        """Prepare the connection; nothing is sent yet. Raises ConfigurationError for an unusable address or key."""
         super().__init__(url, api_key, timeout_seconds, max_answer_bytes)
         self._socket: socket.socket | None = None
         self._http = httpx.Client(**self._options)
@@ -241,7 +268,7 @@ class AsyncServiceConnection(_Connection):
     """The async twin of ServiceConnection. One connection serves many tasks of one event loop."""
 
     def __init__(self, url: str, api_key: str | None = None, *, timeout_seconds: float = 30.0) -> None:
-        """Prepare the connection; nothing is sent yet. Raises ConfigurationError if `url` is not an http(s) address."""
+        """Prepare the connection; nothing is sent yet. Raises ConfigurationError for an unusable address or key."""
         super().__init__(url, api_key, timeout_seconds, LONGEST_ANSWER_BYTES)
         self._http = httpx.AsyncClient(**self._options)
 

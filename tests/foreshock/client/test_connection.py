@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -13,8 +13,11 @@ import pytest
 
 from benchmarks.broken_service import serve
 from foreshock import Client
-from foreshock.client.connection import ServiceConnection
-from foreshock.errors import ServiceUnavailable, WrongService
+from foreshock.client.connection import AsyncServiceConnection, ServiceConnection, configured
+from foreshock.commands.main import main
+from foreshock.errors import ConfigurationError, ServiceUnavailable, WrongService
+from foreshock.operating.operator import Operator
+from foreshock.reading.reader import Reader
 from tests.foreshock.client.faulty_service import FaultyService
 
 
@@ -45,6 +48,53 @@ def test_key_does_not_follow_a_redirect(redirecting: str, service: FaultyService
     with ServiceConnection(redirecting, "fsk_secret") as connection, pytest.raises(WrongService, match="redirects to"):
         connection.get_json("/v1/runs")
     assert service.requests == 0
+
+
+@pytest.mark.parametrize("padded", ["fsk_secret\n", " fsk_secret", "\tfsk_secret\r\n"])
+def test_key_is_sent_without_the_white_space_around_it(
+    padded: str, service: FaultyService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORESHOCK_API_KEY", padded)
+    for key in (padded, configured(service.url, None)[1]):
+        with ServiceConnection(service.url, key) as connection:
+            connection.request("GET", "/livez")
+    assert [each.headers["Authorization"] for each in service.received] == ["Bearer fsk_secret"] * 2
+    assert configured(None, " ")[1] is None
+
+
+@pytest.mark.parametrize("wrong", ["\u201cfsk_secret\u201d", "fsk_se\ncret", "fsk_se\x7fcret", "fsk_secrét"])
+def test_key_that_no_header_can_carry_is_refused_without_showing_it(
+    wrong: str, service: FaultyService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORESHOCK_API_KEY", wrong)
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: ServiceConnection(service.url, wrong),
+        lambda: AsyncServiceConnection(service.url, wrong),
+        lambda: Client(service.url, run_key="run"),
+        lambda: Reader(service.url),
+        lambda: Operator(service.url),
+    )
+    for make in makers:
+        with pytest.raises(ConfigurationError, match="an API key must be printable ASCII") as refused:
+            make()
+        assert "cret" not in str(refused.value)
+    assert main(["runs", "--url", service.url]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("foreshock: error: an API key must be printable ASCII")
+    assert "cret" not in shown.err + shown.out
+    assert service.requests == 0
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h\x01st:1", "localhost:8765", "http://"])
+def test_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="address must look like"):
+        ServiceConnection(url)
+
+
+def test_address_is_used_without_the_white_space_around_it(service: FaultyService) -> None:
+    with ServiceConnection(f" {service.url}/\n") as connection:
+        connection.request("GET", "/livez")
+        assert connection.url == service.url
 
 
 def answering(kind: str) -> Iterator[str]:
