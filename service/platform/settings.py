@@ -237,6 +237,12 @@ class Settings(BaseSettings):
         default=(), description="JSON list of targets that are told about alerts"
     )
 
+    @field_validator("bootstrap_key", mode="before")
+    @classmethod
+    def _without_white_space(cls, value: object) -> object:
+        # Clients send a key without the newline that a file of it ends with.
+        return value.strip() if isinstance(value, str) else value
+
     @field_validator("store_endpoint")
     @classmethod
     def _is_endpoint(cls, value: str) -> str:
@@ -328,11 +334,25 @@ def load_settings() -> Settings:
         # Its cause has the value, which may be a secret.
         raise ConfigurationError(f"{error}: it must be JSON") from None
     except ValidationError as error:
-        faults = [
-            f"FORESHOCK_{'_'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"
-            for fault in error.errors(include_input=False)
-        ]
+        faults = [_in_words(fault["loc"], fault["type"], fault["msg"]) for fault in error.errors(include_input=False)]
         raise ConfigurationError("; ".join(faults)) from None
+
+
+def _in_words(place: tuple[int | str, ...], kind: str, message: str) -> str:
+    """Return a fault with the name of its variable; `place` is that of a value in it, such as a target's field."""
+    message = message.removeprefix("Value error, ")
+    if not place:
+        return message
+    variable, *inside = place
+    parts = [f"FORESHOCK_{variable}".upper(), *(f"target {part + 1}" for part in inside[:1] if isinstance(part, int))]
+    field = ".".join(str(part) for part in inside[1:])
+    if kind == "missing":
+        parts.append(f"{field} is required")
+    elif kind == "extra_forbidden":
+        parts.append(f"{field} is unknown; a target has {', '.join(NotificationTarget.model_fields)}")
+    else:
+        parts += [*([field] if field else []), message]
+    return ": ".join(parts)
 
 
 def is_loopback(host: str) -> bool:

@@ -174,6 +174,13 @@ def test_bootstrap_key_is_created_once_with_admin_scope(settings: Settings, http
     assert wide.printable()["FORESHOCK_BOOTSTRAP_KEY"] == "********"
 
 
+def test_bootstrap_key_is_used_without_the_newline_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORESHOCK_BOOTSTRAP_KEY", "a bootstrap key of a container\n")
+    key = load_settings().bootstrap_key
+    assert key is not None
+    assert key.get_secret_value() == "a bootstrap key of a container"
+
+
 def test_several_processes_require_postgresql() -> None:
     check_processes(Settings(processes=4, database_url="postgresql://user:pass@host/name"))
     with pytest.raises(ConfigurationError, match="PostgreSQL"):

@@ -240,17 +240,26 @@ def test_settings_show_the_name_and_never_the_address(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"url": "ftp://xyz"}, "must be an http:// or https:// address"),
+        ({"url": "ftp://xyz"}, "FORESHOCK_NOTIFICATIONS: target 2: url: must be an http:// or https:// address"),
         ({"url": "https://user:xyz@host/"}, "must not hold a user or password"),
-        ({"kind": "email"}, "Input should be 'json', 'slack' or 'alertmanager'"),
+        (
+            {"kind": "email"},
+            "FORESHOCK_NOTIFICATIONS: target 2: kind: Input should be 'json', 'slack' or 'alertmanager'",
+        ),
         ({"severity": "high"}, "Input should be 'info', 'warning' or 'critical'"),
-        ({"adress": "xyz"}, "ADRESS: Extra inputs are not permitted"),
+        (
+            {"adress": "xyz"},
+            "FORESHOCK_NOTIFICATIONS: target 2: adress is unknown; a target has name, kind, url, token,",
+        ),
+        ({"kind": None}, "FORESHOCK_NOTIFICATIONS: target 2: kind is required"),
+        ({"projects": ["xyz", 1]}, "FORESHOCK_NOTIFICATIONS: target 2: projects.1: Input should be a valid string"),
     ],
 )
 def test_an_invalid_target_is_an_error_without_its_secret(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], message: str
 ) -> None:
-    configure(monkeypatch, SLACK | fields)
+    given = {name: value for name, value in (SLACK | {"name": "second"} | fields).items() if value is not None}
+    configure(monkeypatch, SLACK, given)
     with pytest.raises(ConfigurationError) as raised:
         load_settings()
     assert message in str(raised.value)
