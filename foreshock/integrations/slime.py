@@ -10,7 +10,6 @@ log-probs in the loss, save Hugging Face weights, and end a step. Step N is `rol
 import math
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from statistics import fmean
@@ -20,6 +19,7 @@ from foreshock.client.client import Client
 from foreshock.client.launch import find_launch
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
+from foreshock.integrations.first_advice import await_first_advice
 from foreshock.integrations.hooks import guard, is_number, observe
 from foreshock.integrations.releases import warn_of_unknown_version
 from foreshock.integrations.slime_columns import (
@@ -46,8 +46,6 @@ from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.process_fingerprint import process_fingerprint
 
-# How long the first step of a resumed run waits for the advice: its scale may be below 1.
-_FIRST_ADVICE_SECONDS = 10.0
 # How long the last step waits until everything is delivered: Ray then ends the process without notice.
 _LAST_FLUSH_SECONDS = 60.0
 
@@ -174,18 +172,13 @@ class SlimeRun:
             assert self._feed is not None
             resumed = (getattr(self.args, "start_rollout_id", None) or step) > 0
             if resumed and not self._advised:
-                self._await_advice()
+                await_first_advice(self._feed, self._log)
             self._advised = True
             return self._feed.scale(step)
         except Exception as error:
             # The others are waiting for a number.
             self._log.exception("scale", "the advice could not be read, the last scale stays in use", error)
             return self._scale
-
-    def _await_advice(self) -> None:
-        deadline = time.monotonic() + _FIRST_ADVICE_SECONDS
-        while self._feed is not None and self._feed.advice is None and time.monotonic() < deadline:
-            time.sleep(0.05)
 
     def _start(self, step: int) -> None:
         """Start the run before its first data."""
