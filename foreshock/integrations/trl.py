@@ -22,7 +22,8 @@ from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
 from foreshock.fingerprint import dtype_name
-from foreshock.integrations.hooks import guard
+from foreshock.integrations.first_advice import await_first_advice
+from foreshock.integrations.hooks import guard, observe
 from foreshock.integrations.trl_generations import Generations
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
@@ -30,7 +31,7 @@ from foreshock.model_kind import model_kind_of_configuration
 
 __all__ = ["ADVICE_FILE", "ForeshockCallback"]
 
-# The newest advice, in each checkpoint: a resumed trainer has its scale before the service answers.
+# The newest advice, in each checkpoint: a trainer that resumes from it has its scale before the service answers.
 ADVICE_FILE = "foreshock_advice.json"
 
 # TRL's name of a quantity that is not what Foreshock calls so: its `kl` is the one to the reference model.
@@ -50,7 +51,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             announced, and a checkpoint that the service asks for is saved; so that steps can be replayed.
         notary: compare the weights of each process's vLLM (`vllm_mode="colocate"`, no tensor parallelism) with the
             trainer's after each sync. The parameters are gathered once more for it if they are sharded.
-        client: a Client; None: one with `FORESHOCK_URL` and `FORESHOCK_API_KEY`.
+        client: a Client, which the caller closes; None: one of each `train()`, with `FORESHOCK_URL` and
+            `FORESHOCK_API_KEY`.
         description: further arguments of `Client.start_run`, such as `hardware`.
     """
 
@@ -69,8 +71,10 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._trainer = trainer
         self._description = {"advice_mode": advice_mode, **description}
         self._weights_root = weights_root
+        self._given_client = client
         self._client = client
         self._run_key = run_key
+        self._resumed_from: Path | None = None
         self._feed: AdviceFeed | None = None
         self._applied: float | None = None
         self._generations = Generations(trainer, self._log)
@@ -89,9 +93,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Log the rollouts that the step was the first to use; save a checkpoint if the service asks for it."""
         self._guarded("log rollouts", lambda: self._log_rollouts(state.global_step))
-        if self._client is not None and self._weights_root is not None:
-            # The weights that are saved now sample the next step.
-            control.should_save |= self._client.want_weights_at_step == state.global_step + 1
+        self._guarded("save a wanted checkpoint", lambda: self._save_wanted(control, state.global_step + 1))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         """Log the trainer's own metrics."""
@@ -120,6 +122,11 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             return own_rate() if self._applied is None else self._applied
 
         trainer._get_learning_rate = learning_rate
+        observe(trainer, "_inner_training_loop", self._log, before=self._note_resume)
+
+    def _note_resume(self, _arguments: Any, keywords: Mapping[str, Any]) -> None:
+        folder = keywords.get("resume_from_checkpoint")
+        self._resumed_from = None if folder is None else Path(folder)
 
     def _observe_sync(self) -> None:
         generation = self._trainer.vllm_generation
@@ -153,6 +160,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         if self._client is None:
             name = self._run_key or os.environ.get("FORESHOCK_RUN_KEY") or getattr(args, "run_name", None)
             self._client = Client(run_key=name)
+            # Another `train()` is another attempt of the same run.
+            self._run_key = self._client.run_key
         configuration = self._trainer.model.config
         description = {
             "model": configuration.name_or_path or None,
@@ -174,25 +183,41 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         )
         if state.is_world_process_zero:
             self._feed = AdviceFeed(self._client)
-            self._load_advice(args, state.global_step)
+            if state.global_step > 0:
+                self._guarded("load the saved advice", self._load_advice)
+                await_first_advice(self._feed, self._log)
 
-    def _load_advice(self, args: Any, step: int) -> None:
-        path = Path(args.output_dir) / f"checkpoint-{step}" / ADVICE_FILE
-        if self._feed is not None and step > 0 and path.is_file():
-            self._feed.load_state_dict(json.loads(path.read_text()))
+    def _load_advice(self) -> None:
+        path = None if self._resumed_from is None else self._resumed_from / ADVICE_FILE
+        saved = json.loads(path.read_text())["advice"] if path is not None and path.is_file() else None
+        if self._feed is not None and saved is not None:
+            # The folder may be another run's: any answer to this attempt is newer.
+            self._feed.load_state_dict({"advice": {**saved, "attempt": 0, "revision": 0}})
+
+    def _of_first_process(self, value: Any) -> Any:
+        """Return process 0's `value` in all processes; each of them calls this in the same hook of the same step."""
+        if self._trainer.accelerator.num_processes == 1:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        return broadcast_object_list([value])[0]
 
     def _apply(self, step: int) -> None:
-        scale = self._feed.scale(step) if self._feed is not None else 1.0
-        if self._trainer.accelerator.num_processes > 1:
-            from accelerate.utils import broadcast_object_list
-
-            # Every process calls this hook at the same step, so the collective cannot wait for one that never comes.
-            scale = float(broadcast_object_list([scale])[0])
+        scale = float(self._of_first_process(self._feed.scale(step) if self._feed is not None else 1.0))
         optimizer = self._trainer.optimizer
         apply_scale(optimizer, scale)
         self._applied = applied_learning_rates(optimizer)[0]
         if self._feed is not None:
             self._feed.acknowledge(step, self._applied, scale)
+
+    def _save_wanted(self, control: Any, next_step: int) -> None:
+        """Let all processes save if the service asks for the weights that sample the next step, which are these."""
+        # Saving is a collective, and only process 0 follows the requests. They are read at the end of the step: if
+        # every step is asked for, a request arrives during the step before.
+        wanted = None
+        if self._feed is not None and self._client is not None and self._weights_root is not None:
+            wanted = self._client.want_weights_at_step
+        control.should_save |= self._of_first_process(wanted) == next_step
 
     def _log_rollouts(self, step: int) -> None:
         accelerator = self._trainer.accelerator
@@ -224,12 +249,18 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             )
 
     def _end(self, *, finished: bool) -> None:
-        if self._feed is not None:
-            self._feed.close()
-        if self._client is not None:
-            if self._feed is not None and finished:
-                self._client.finish()
-            self._client.close()
+        feed, client = self._feed, self._client
+        # The next `train()` of this trainer starts another attempt, with the rate that TRL has.
+        self._feed, self._client, self._applied = None, self._given_client, None
+        if feed is not None:
+            feed.close()
+        if client is not None:
+            if feed is not None and finished:
+                client.finish()
+            if client is self._given_client:
+                client.flush()
+            else:
+                client.close()
 
 
 def _precision(trainer: Any) -> dict[str, str | None]:

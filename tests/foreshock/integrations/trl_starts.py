@@ -1,0 +1,110 @@
+"""Starts of a real TRL trainer without vLLM: ranks, resumes, a second `train()`. Prints each rank's results as JSON.
+
+python -m tests.foreshock.integrations.trl_starts FOLDER SCENARIO
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from examples.trl.train import new_trainer, reward_of_ones
+from foreshock.client.client import Client
+from foreshock.integrations.trl import ADVICE_FILE, ForeshockCallback
+from foreshock.learning_rate.advice import Advice
+from tests.foreshock.integrations.operators import halve_learning_rate
+
+CHECKPOINT_AFTER = 2
+WANTED_STEP = 3
+HANGS_AFTER_SECONDS = 300.0
+
+folder, scenario = Path(sys.argv[1]), sys.argv[2]
+rank = int(os.environ.get("RANK", "0"))
+
+
+def trainer_of(steps: int, **arguments: Any) -> Any:
+    """Return a trainer with tiny batches and a constant learning rate."""
+    small = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 4,
+             "lr_scheduler_type": "constant"}  # fmt: skip
+    return new_trainer(folder, steps=steps, use_vllm=False, **{**small, **arguments})
+
+
+def connected(trainer: Any, **arguments: Any) -> Any:
+    """Connect a trainer in mode apply and train with it."""
+    trainer.add_callback(ForeshockCallback(trainer, advice_mode="apply", **arguments))
+    return trainer
+
+
+def rates(trainer: Any) -> dict[int, float]:
+    """Return the learning rate that TRL logged at each step."""
+    return {entry["step"]: entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry}
+
+
+def halving_reward(completions: list[str], trainer_state: Any = None, **_: Any) -> list[float]:
+    """Halve the learning rate as an operator in the first step, and wait until the feed has the answer."""
+    if trainer_state.global_step == 0:
+        halve_learning_rate("a test of TRL")
+    return reward_of_ones(completions)
+
+
+def first_part(*, connects: bool) -> Path:
+    """Train up to the checkpoint, halving the learning rate if connected, and return its folder, moved elsewhere."""
+    saving = {"save_strategy": "steps", "save_steps": CHECKPOINT_AFTER}
+    reward = halving_reward if connects else reward_of_ones
+    trainer = trainer_of(CHECKPOINT_AFTER, reward=reward, **saving)
+    (connected(trainer) if connects else trainer).train()
+    moved = folder / "elsewhere" / f"checkpoint-{CHECKPOINT_AFTER}"
+    shutil.move(folder / "checkpoints" / moved.name, moved)
+    return moved
+
+
+def wanted() -> Any:
+    """Two ranks, of which only the first has the service's request for the weights of a step."""
+    # Ranks that wait for each other end with their stacks.
+    faulthandler.dump_traceback_later(HANGS_AFTER_SECONDS, exit=True)
+    Client.want_weights_at_step = WANTED_STEP if rank == 0 else None  # type: ignore[assignment,method-assign]
+    connected(trainer_of(4), weights_root="trl").train()
+    return sorted(path.name for path in (folder / "checkpoints").glob("checkpoint-*"))
+
+
+def elsewhere() -> Any:
+    """Resume from a folder with advice that is not below `output_dir`, while the service is away."""
+    checkpoint = first_part(connects=False)
+    advice = Advice(attempt=1, revision=1, mode="apply", halvings=(1, 2))
+    (checkpoint / ADVICE_FILE).write_text(json.dumps({"advice": advice.to_json()}))
+    trainer = connected(trainer_of(CHECKPOINT_AFTER + 1))
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    return rates(trainer)
+
+
+def unsaved() -> Any:
+    """Resume from a folder without advice."""
+    checkpoint = first_part(connects=True)
+    (checkpoint / ADVICE_FILE).unlink()
+    trainer = connected(trainer_of(CHECKPOINT_AFTER + 1))
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    return rates(trainer)
+
+
+def twice() -> Any:
+    """Train twice with one trainer, and as often with a client of the caller's."""
+    trainer = connected(trainer_of(1))
+    trainer.train()
+    trainer.train()
+    with Client(run_key=os.environ["FORESHOCK_RUN_KEY"] + "-given") as client:
+        trainer = connected(trainer_of(1), client=client)
+        trainer.train()
+        trainer.train()
+        client.log_scalars(1, {"after": 1.0})
+        return str(client.flush())
+
+
+if __name__ == "__main__":
+    print(
+        "LOG " + json.dumps({"wanted": wanted, "elsewhere": elsewhere, "unsaved": unsaved, "twice": twice}[scenario]())
+    )
