@@ -21,6 +21,7 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.reporting import LogOnce
 from foreshock.diagnosis.quantities import LAST_STEP_NAME
+from foreshock.integrations.first_advice import await_first_advice
 from foreshock.integrations.hooks import guard, is_number, is_observed, mark_observed, observe
 from foreshock.integrations.releases import known_versions, warn_of_unknown_version
 from foreshock.integrations.verl_columns import attributes_of, columns_of, precision_of
@@ -46,6 +47,7 @@ class VerlRun:
         self.client = Client(run_key=os.environ.get("FORESHOCK_RUN_KEY") or name)
         self.feed: AdviceFeed | None = None
         self._started = False
+        self._advised = False
 
     def start(self, resume_step: int | None = None) -> None:
         """Describe the run before its first data; the trainer has loaded its checkpoint by then.
@@ -72,6 +74,16 @@ class VerlRun:
             attributes=attributes_of(configuration),
         )
         self.feed = AdviceFeed(self.client)
+
+    def scale(self) -> float | None:
+        """Return the scale of the trainer's step; None before the start. A resumed run's first step waits for it."""
+        if self.feed is None:
+            return None
+        step = int(self.trainer.global_steps)
+        if step > 1 and not self._advised:
+            await_first_advice(self.feed, log)
+        self._advised = True
+        return self.feed.scale(step)
 
     def warn_of_missing_log_probs(self, columns: dict[str, Any]) -> None:
         """Say which option turns the engine's log-probs on, if they are missing."""
@@ -206,10 +218,11 @@ def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _resul
 
 
 def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
-    trainer, batch = arguments
+    batch = arguments[1]
     for run in ACTIVE:
-        if run.feed is not None:
-            batch.meta_info[SCALE_KEY] = run.feed.scale(int(trainer.global_steps))
+        scale = run.scale()
+        if scale is not None:
+            batch.meta_info[SCALE_KEY] = scale
 
 
 def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:

@@ -134,10 +134,11 @@ def _versions(batch: Any) -> list[int] | None:
 
 
 def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
-    trainer, batch = arguments[:2]
+    batch = arguments[1]
     for run in ACTIVE:
-        if run.feed is not None:
-            batch.extra_info[SCALE_KEY] = run.feed.scale(int(trainer.global_steps))
+        scale = run.scale()
+        if scale is not None:
+            batch.extra_info[SCALE_KEY] = scale
 
 
 def _announce(arguments: tuple[Any, ...], keywords: Any, result: Any) -> None:

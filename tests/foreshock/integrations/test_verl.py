@@ -67,7 +67,7 @@ def train(
     """Train in a process of its own; nothing but environment variables connects it."""
 
     def run(scenario: str, module: str = "verl_runs", **settings: str) -> Run:
-        key = "-".join([module, scenario, *settings.values()])
+        key = settings.get("FORESHOCK_RUN_KEY") or "-".join([module, scenario, *settings.values()])
         settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_RUN_KEY": key,
                     "FORESHOCK_SPOOL_DIRECTORY": str(tmp_path_factory.mktemp("spool")), **settings}  # fmt: skip
         folder = tmp_path_factory.mktemp("verl")
@@ -152,11 +152,26 @@ def test_bypass_is_declared(train: Callable[..., Run]) -> None:
     assert "bypass" in json.dumps(findings)
 
 
-def test_advice_reaches_the_optimizer_of_the_workers(train: Callable[..., Run]) -> None:
-    run = train("decoupled", FORESHOCK_ADVICE_MODE="apply")
-    assert run.rates[0] == pytest.approx(RATE, rel=1e-4)
-    assert run.rates[-1] == pytest.approx(RATE / 2, rel=1e-4)
-    assert [metrics["actor/lr"] for metrics in run.metrics][-1] == pytest.approx(RATE / 2)
+@pytest.fixture(scope="module")
+def halved(train: Callable[..., Run]) -> Run:
+    """A run under advice in mode apply, whose rate is halved."""
+    return train("decoupled", FORESHOCK_ADVICE_MODE="apply", FORESHOCK_RUN_KEY="verl-halved")
+
+
+def test_advice_reaches_the_optimizer_of_the_workers(halved: Run) -> None:
+    assert halved.rates[0] == pytest.approx(RATE, rel=1e-4)
+    assert halved.rates[-1] == pytest.approx(RATE / 2, rel=1e-4)
+    assert [metrics["actor/lr"] for metrics in halved.metrics][-1] == pytest.approx(RATE / 2)
+
+
+@pytest.mark.parametrize(("module", "base"), [("verl_runs", RATE), ("verl_v1_runs", 1.0)])
+def test_first_update_after_a_resume_is_scaled(
+    train: Callable[..., Run], halved: Run, module: str, base: float
+) -> None:
+    settings = {"FORESHOCK_ADVICE_MODE": "apply", "FORESHOCK_RUN_KEY": "verl-halved"}
+    resumed = train("decoupled", module, VERL_RUNS_RESUMED_FROM=str(STEPS), **settings)
+    assert resumed.id == halved.id
+    assert resumed.rates == pytest.approx([base / 2] * STEPS, rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +197,7 @@ def test_mismatch_of_a_v1_trainer_equals_verls_own(v1: Run) -> None:
 
 
 def test_scale_and_lag_of_a_v1_trainer(v1: Run, shared_service: RunningService) -> None:
-    assert v1.rates == [1.0]
+    assert v1.rates == [1.0] * STEPS
     versions = shared_service.folder / "data" / "tokens"
     files = sorted(path for path in versions.rglob("*.parquet") if v1.id in str(path))
     batches = [decode_rollouts(path.read_bytes()) for path in files]

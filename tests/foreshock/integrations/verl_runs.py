@@ -33,6 +33,8 @@ from tests.foreshock.integrations.operators import halve_learning_rate
 PROMPTS, ROLLOUTS_PER_PROMPT, PROMPT_LENGTH, RESPONSE_LENGTH = 4, 4, 6, 16
 RATE = 1e-3
 HALVED_AT = 2
+# The step of the checkpoint that is resumed from.
+RESUMED_FROM = int(os.environ.get("VERL_RUNS_RESUMED_FROM", "0"))
 
 random = torch.Generator().manual_seed(7)
 logged: list[dict[str, float]] = []
@@ -171,7 +173,7 @@ def new_configuration(scenario: str) -> Any:
     OmegaConf.set_struct(configuration, False)
     changes = {
         "trainer.logger": ["console"], "trainer.val_before_train": False, "trainer.test_freq": -1,
-        "trainer.save_freq": -1, "trainer.total_epochs": 1, "trainer.balance_batch": False,
+        "trainer.save_freq": -1, "trainer.total_epochs": 1 + RESUMED_FROM, "trainer.balance_batch": False,
         "trainer.project_name": "verl", "trainer.experiment_name": scenario,
         "algorithm.adv_estimator": "grpo", "algorithm.use_kl_in_reward": False,
         "algorithm.rollout_correction": correction,
@@ -194,12 +196,12 @@ def new_trainer(scenario: str, steps: int) -> Any:
     trainer.use_rm = trainer.use_critic = trainer.use_reference_policy = False
     trainer.train_dataset = SimpleNamespace()
     trainer.train_dataloader = [{"index": torch.arange(PROMPTS)} for _ in range(steps)]
-    trainer.total_training_steps = steps
+    trainer.total_training_steps = RESUMED_FROM + steps
     trainer.checkpoint_manager = nothing
     trainer.async_rollout_manager = Generation()
     trainer.actor_rollout_wg = WorkerGroup()
     trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
-    trainer._load_checkpoint = lambda: None
+    trainer._load_checkpoint = lambda: setattr(trainer, "global_steps", RESUMED_FROM)
     trainer._init_dump_executor()
     return trainer
 
@@ -232,7 +234,7 @@ def main() -> None:
 
     tracking.Tracking.log = note
     trainer = new_trainer(scenario, steps)
-    if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply":
+    if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" and not RESUMED_FROM:
         halve(trainer)
     trainer.fit()
     torch.distributed.destroy_process_group()

@@ -23,7 +23,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils, tracking
 
 from tests.foreshock.integrations import verl_runs
-from tests.foreshock.integrations.verl_runs import PROMPTS, ROLLOUTS_PER_PROMPT, WorkerGroup, new_configuration
+from tests.foreshock.integrations.verl_runs import (
+    PROMPTS,
+    RESUMED_FROM,
+    ROLLOUTS_PER_PROMPT,
+    WorkerGroup,
+    new_configuration,
+)
 
 logged: list[dict[str, float]] = []
 random = torch.Generator().manual_seed(7)
@@ -103,6 +109,7 @@ class QueueWorkers(WorkerGroup):
     def __init__(self) -> None:
         super().__init__()
         self._dispatch_info = {"actor": [0]}
+        self.scales: list[float | None] = []
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Put log-probs and entropies of whole sequences: the engine's and noise."""
@@ -120,7 +127,7 @@ class QueueWorkers(WorkerGroup):
         data = TensorDict({}, batch_size=(len(batch),))
         for name, value in batch.extra_info.items():
             tensordict_utils.assign_non_tensor_data(data, name, value)
-        self.seen_scale = tensordict_utils.get(data, key="foreshock_learning_rate_scale", default=None)
+        self.scales.append(tensordict_utils.get(data, key="foreshock_learning_rate_scale", default=None))
         return {"metrics": {"grad_norm": [1.0], "mfu": [0.0], "lr": [verl_runs.RATE]}}
 
 
@@ -135,7 +142,8 @@ def new_trainer(scenario: str, steps: int) -> Any:
     trainer.config = configuration
     trainer.trainer_mode, trainer.parameter_sync_step, trainer.local_trigger_step = "sync", 1, 0
     trainer.use_critic = trainer.use_reference_policy = trainer.use_teacher_policy = False
-    trainer.global_steps, trainer.total_training_steps, trainer.steps_per_epoch = 0, steps, steps
+    trainer.global_steps, trainer.total_training_steps = RESUMED_FROM, RESUMED_FROM + steps
+    trainer.steps_per_epoch = steps
     trainer.checkpoint_manager = nothing
     trainer.replay_buffer = Replay()
     trainer.actor_rollout_wg = QueueWorkers()
@@ -164,8 +172,7 @@ def main() -> None:
     tracking.Tracking.log = note
     trainer = new_trainer(sys.argv[1], int(sys.argv[2]))
     trainer.fit(None)
-    scale = trainer.actor_rollout_wg.seen_scale
-    print("LOG " + json.dumps({"metrics": logged, "rates": [] if scale is None else [scale]}))
+    print("LOG " + json.dumps({"metrics": logged, "rates": trainer.actor_rollout_wg.scales}))
 
 
 if __name__ == "__main__":
