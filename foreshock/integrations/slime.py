@@ -159,8 +159,8 @@ class SlimeRun:
         """Scale the learning rate of an optimizer step, in all training processes alike."""
         if self.place.problem is None:
             self._scale = smallest(self._own_scale(step), self.framework.name)
-        apply_scale(optimizer, self._scale)
-        if self._feed is not None and optimizer_step == 0:
+        applied = apply_scale(optimizer, self._scale)
+        if applied and self._feed is not None and optimizer_step == 0:
             self._feed.acknowledge(step, applied_learning_rates(optimizer)[0], self._scale)
 
     def _own_scale(self, step: int) -> float:

@@ -205,9 +205,9 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def _apply(self, step: int) -> None:
         scale = float(self._of_first_process(self._feed.scale(step) if self._feed is not None else 1.0))
         optimizer = self._trainer.optimizer
-        apply_scale(optimizer, scale)
+        applied = apply_scale(optimizer, scale)
         self._applied = applied_learning_rates(optimizer)[0]
-        if self._feed is not None:
+        if applied and self._feed is not None:
             self._feed.acknowledge(step, self._applied, scale)
 
     def _save_wanted(self, control: Any, next_step: int) -> None:

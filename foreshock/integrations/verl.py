@@ -231,9 +231,8 @@ def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
     worker, data = arguments
     scale = tensordict_utils.get(data, key=SCALE_KEY, default=None)
     optimizer = getattr(worker.engine, "optimizer", None)
-    if scale is None or optimizer is None:
+    if scale is None or optimizer is None or not apply_scale(optimizer, float(scale)):
         return
-    apply_scale(optimizer, float(scale))
     engine = worker.engine
     own_step = type(engine).lr_scheduler_step
 

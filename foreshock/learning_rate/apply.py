@@ -15,6 +15,9 @@ scaler skips the step. `applied_learning_rates` returns what the next step uses.
 which a captured or compiled step may read without running hooks. In case 2 call `restore_base` before the scheduler's
 step, or use `ForeshockLR`, which does that.
 
+A container of optimizers may have param groups of its own that no step reads, as torchtitan's OptimizersContainer has:
+the functions here then work on the optimizers in it.
+
 Param groups are any mapping with an "lr" that is a float or a tensor of one number; torch is never imported.
 """
 
@@ -24,6 +27,8 @@ import weakref
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Protocol
 
+from foreshock.client.reporting import LogOnce
+
 __all__ = ["applied_learning_rates", "applied_scales", "apply_scale", "base_learning_rates", "restore_base"]
 
 BASE_KEY = "foreshock_base_lr"
@@ -31,6 +36,10 @@ WRITTEN_KEY = "foreshock_written_lr"
 SCALE_KEY = "foreshock_scale"
 
 _NOT_WRITTEN = math.nan
+# Of wrappers and containers of optimizers.
+_DEEPEST = 4
+
+_log = LogOnce("foreshock.learning_rate")
 
 ParamGroup = MutableMapping[str, Any]
 
@@ -43,7 +52,7 @@ class HasParamGroups(Protocol):
         """The param groups, each with an "lr"."""
 
 
-def apply_scale(optimizer: HasParamGroups, scale: float) -> None:
+def apply_scale(optimizer: HasParamGroups, scale: float) -> bool:
     """Set the learning rate of every param group to its base rate times `scale`, until the next call.
 
     Call it after the scheduler's step, or before the optimizer's, at least once per training step: the same scale again
@@ -53,22 +62,42 @@ def apply_scale(optimizer: HasParamGroups, scale: float) -> None:
     After loading an optimizer's state dict, call it again before the next step. Checkpoint formats that keep only the
     keys of the fresh optimizer (torch's distributed checkpoints) need `apply_scale(optimizer, 1.0)` before loading.
 
+    Returns True. Returns False, changes nothing and warns once if the optimizer has `optimizers` without param groups:
+    its step may read others than its own, so do not report the scale as applied.
+
     Raises ValueError if `scale` is not a finite number >= 0.
     """
     if not math.isfinite(scale) or scale < 0:
         raise ValueError(f"scale must be a finite number >= 0, got {scale!r}")
-    write_scale(optimizer, scale)
-    if _register_step_hooks(optimizer):
-        for index, group in enumerate(optimizer.param_groups):
-            if isinstance(group["lr"], float):
-                _restore(optimizer, index, group)
+    if not write_scale(optimizer, scale):
+        return False
+    for part in _stepped(optimizer):
+        if _register_step_hooks(part):
+            for index, group in enumerate(part.param_groups):
+                if isinstance(group["lr"], float):
+                    _restore(part, index, group)
+    return True
 
 
-def write_scale(optimizer: HasParamGroups, scale: float) -> None:
-    """Apply a scale without hooks: the scaled rate stays in the param groups until `restore_base`."""
-    for index, group in enumerate(optimizer.param_groups):
-        group[SCALE_KEY] = float(scale)
-        _write_scaled(optimizer, index, group)
+def write_scale(optimizer: HasParamGroups, scale: float) -> bool:
+    """Apply a scale without hooks: the scaled rate stays in the param groups until `restore_base`.
+
+    Returns False as `apply_scale` does.
+    """
+    parts = _stepped(optimizer)
+    if not parts:
+        kind = type(optimizer)
+        _log.warning(
+            f"container {kind}",
+            f"{kind.__module__}.{kind.__qualname__} has `optimizers` without param groups, so its learning rate is not "
+            "scaled: call apply_scale with the optimizers in it.",
+        )
+        return False
+    for part in parts:
+        for index, group in enumerate(part.param_groups):
+            group[SCALE_KEY] = float(scale)
+            _write_scaled(part, index, group)
+    return True
 
 
 def restore_base(optimizer: HasParamGroups) -> None:
@@ -76,24 +105,58 @@ def restore_base(optimizer: HasParamGroups) -> None:
 
     A rate that a scheduler wrote over the scaled one is kept: it is the new base rate.
     """
-    for index, group in enumerate(optimizer.param_groups):
-        _restore(optimizer, index, group)
+    for part in _stepped(optimizer):
+        for index, group in enumerate(part.param_groups):
+            _restore(part, index, group)
 
 
 def base_learning_rates(optimizer: HasParamGroups) -> list[float]:
-    """Return the unscaled learning rate of each param group."""
-    return [_base(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
+    """Return the unscaled learning rate of each param group; of a container, of each optimizer in it in turn."""
+    parts = _stepped(optimizer) or [optimizer]
+    return [_base(part, index, group) for part in parts for index, group in enumerate(part.param_groups)]
 
 
 def applied_learning_rates(optimizer: HasParamGroups) -> list[float]:
     """Return the learning rate of each param group in the next `optimizer.step()`: base times scale; for logging."""
-    bases = base_learning_rates(optimizer)
-    return [base * group.get(SCALE_KEY, 1.0) for base, group in zip(bases, optimizer.param_groups, strict=True)]
+    pairs = zip(base_learning_rates(optimizer), applied_scales(optimizer), strict=True)
+    return [base * scale for base, scale in pairs]
 
 
 def applied_scales(optimizer: HasParamGroups) -> list[float]:
     """Return the scale in the next `optimizer.step()` of each param group, as this rank has it."""
-    return [float(group.get(SCALE_KEY, 1.0)) for group in optimizer.param_groups]
+    parts = _stepped(optimizer) or [optimizer]
+    return [float(group.get(SCALE_KEY, 1.0)) for part in parts for group in part.param_groups]
+
+
+def _stepped(optimizer: Any, deepest: int = _DEEPEST) -> list[Any]:
+    """Return the optimizers whose param groups the steps read: the optimizer itself, or those in it.
+
+    Those in it if the groups are not the same objects. That is right too if its step copies its own rates into theirs,
+    because their hooks run later. Empty: it is a container of things without param groups.
+    """
+    contained = getattr(optimizer, "optimizers", None)
+    if contained is None or deepest == 0:
+        inner = _wrapped(optimizer) if deepest else None
+        contained = [inner] if hasattr(inner, "param_groups") else []
+    elif not isinstance(contained, Sequence) or not all(hasattr(each, "param_groups") for each in contained):
+        return []
+    if not contained:
+        return [optimizer]
+    nested = [_stepped(each, deepest - 1) for each in contained]
+    if not all(nested):
+        return []
+    parts = [part for each in nested for part in each]
+    groups = [group for part in parts for group in part.param_groups]
+    own = list(optimizer.param_groups)
+    same = len(groups) == len(own) and all(map(operator.is_, groups, own))
+    return [optimizer] if same else parts
+
+
+def _wrapped(optimizer: Any) -> Any:
+    try:
+        return getattr(optimizer, "optimizer", None)
+    except AssertionError:  # Megatron's chain of several optimizers, as a mixture of experts has.
+        return None
 
 
 _written_objects: weakref.WeakKeyDictionary[Any, dict[int, float]] = weakref.WeakKeyDictionary()
@@ -163,7 +226,7 @@ def _register_step_hooks(optimizer: HasParamGroups) -> bool:
     Return True if its steps are sure to run them on the same param groups.
     """
     candidate: Any = optimizer
-    for _ in range(4):
+    for _ in range(_DEEPEST):
         if candidate is None:
             return False
         try:
@@ -175,10 +238,7 @@ def _register_step_hooks(optimizer: HasParamGroups) -> bool:
             is_sure = getattr(type(candidate).step, "hooked", False)
             return is_sure and all(map(operator.is_, optimizer.param_groups, candidate.param_groups))
         except (AttributeError, TypeError):
-            try:
-                candidate = getattr(candidate, "optimizer", None)
-            except AssertionError:  # Megatron's chain of several optimizers, as a mixture of experts has.
-                return False
+            candidate = _wrapped(candidate)
     return False
 
 

@@ -105,8 +105,8 @@ class ForeshockLR(LRScheduler):
         step = self.training_step()
         scale_of: Any = getattr(self.advice, "scale", self.advice)
         scale = float(scale_of(step))
-        write_scale(self.optimizer, scale)
+        written = write_scale(self.optimizer, scale)
         self._last_lr: list[Any] = self.get_lr()
         acknowledge = getattr(self.advice, "acknowledge", None)
-        if acknowledge is not None and self._last_lr:
+        if written and acknowledge is not None and self._last_lr:
             acknowledge(step, max(self._last_lr), scale)

@@ -294,14 +294,6 @@ def test_copied_optimizer_gets_its_own_hooks() -> None:
 
 
 def test_wrapped_torch_optimizer_is_scaled() -> None:
-    class Wrapper:
-        def __init__(self, inner: torch.optim.Optimizer) -> None:
-            self.optimizer = inner
-
-        @property
-        def param_groups(self) -> list[dict[str, Any]]:
-            return self.optimizer.param_groups
-
     inner = sgd(1.0)
     scheduler: LRScheduler = ExponentialLR(inner, 0.5)
     wrapper = Wrapper(inner)
@@ -309,6 +301,63 @@ def test_wrapped_torch_optimizer_is_scaled() -> None:
         apply_scale(wrapper, 0.5)
         assert rates_in_step(inner) == [0.5**step * 0.5]
         scheduler.step()
+
+
+class Container(torch.optim.Optimizer):
+    """Optimizers whose container has param groups of its own, as torchtitan's OptimizersContainer has."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = list(optimizers)
+        groups = (group for each in optimizers for group in each.param_groups)
+        super().__init__([parameter for group in groups for parameter in group["params"]], {"lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:
+        for each in self.optimizers:
+            each.step()
+
+
+class Wrapper:
+    """An optimizer around another, with the same param groups."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+
+@pytest.mark.parametrize("wrap", [lambda container: container, Wrapper], ids=["bare", "wrapped"])
+def test_optimizers_in_a_container_are_scaled(wrap: Any) -> None:
+    inner = [sgd(1.0), sgd(0.5)]
+    schedulers = [ExponentialLR(each, 0.5) for each in inner]
+    container = Container(*inner)
+    optimizer = wrap(container)
+    for step in range(4):
+        bases = [0.5**step, 0.5 * 0.5**step]
+        assert apply_scale(optimizer, 0.1)
+        assert base_learning_rates(optimizer) == bases
+        assert applied_learning_rates(optimizer) == pytest.approx([base * 0.1 for base in bases])
+        assert applied_scales(optimizer) == [0.1, 0.1]
+        parameters = [each.param_groups[0]["params"][0] for each in inner]
+        before = [parameter.tolist()[0] for parameter in parameters]
+        container.step()
+        moved = [start - parameter.tolist()[0] for start, parameter in zip(before, parameters, strict=True)]
+        assert moved == pytest.approx([base * 0.1 for base in bases], rel=1e-5)
+        for scheduler in schedulers:
+            scheduler.step()
+    restore_base(optimizer)
+    assert rates(inner[0]) == [0.5**4]
+
+
+def test_container_that_cannot_be_read_is_left_alone_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    container: Any = PlainOptimizer(1.0)
+    container.optimizers = {"actor": sgd(1.0)}
+    assert [apply_scale(container, 0.1) for _ in range(2)] == [False, False]
+    assert container.param_groups == [{"lr": 1.0}]
+    assert applied_scales(container) == [1.0]
+    assert len(caplog.records) == 1
+    assert "PlainOptimizer has `optimizers` without param groups" in caplog.text
 
 
 @pytest.mark.parametrize("scale", [-0.1, math.nan, math.inf])
