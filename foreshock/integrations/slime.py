@@ -94,7 +94,8 @@ class SlimeRun:
         self._metrics = {}
         if not self.place.has_rollouts:
             return
-        self._start(step)
+        # A rank without a client takes part in the collectives of its context-parallel group all the same.
+        guard(lambda: self._start(step), self._log, "the start of the run")
         if data.get("log_probs") is None:
             self._data, self._forward = data, _Forward(data)
         else:
@@ -346,10 +347,12 @@ def _connected(args: Any) -> SlimeRun | None:
             return None
         warn_of_unknown_version(framework.name, _log)
         _run = SlimeRun(args, framework, place_of(framework), _log)
-        _observe(framework)
+        # A rank that cannot observe joins the others' collectives all the same, and takes their scale.
+        guard(lambda: _observe(framework), _log, framework.name)
         if os.environ.get("FORESHOCK_NOTARY") == "1":
             log_weights = _run.log_weights if _run.place.leads else None
-            WeightSync(log_weights, group_of(framework.name)).observe(sys.modules[f"{framework.name}.{ACTOR}"], _log)
+            sync = WeightSync(log_weights, group_of(framework.name))
+            guard(lambda: sync.observe(sys.modules[f"{framework.name}.{ACTOR}"], _log), _log, "the weight sync")
     return _run
 
 

@@ -11,6 +11,7 @@ calls of a training step, the keys of `rollout_data`, and slime's formulas of k3
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import json
 import os
@@ -27,6 +28,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer.optimizer import ChainedOptimizer, FP32Optimizer, MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from foreshock.integrations import slime
 from foreshock.notary.engines import _packed
 from tests.foreshock.integrations.operators import halve_learning_rate
 from tests.foreshock.notary.faults import held, weights_of
@@ -34,6 +36,7 @@ from tests.foreshock.notary.faults import held, weights_of
 PROMPTS, SAMPLES_PER_PROMPT = 3, 4
 RATE = 1e-3
 HALVED_AT = 2
+HANGS_AFTER_SECONDS = float(os.environ.get("SLIME_RUNS_HANG_AFTER_SECONDS", "300"))
 TOP = {"miles": "miles"}
 
 scenario, steps = sys.argv[1], int(sys.argv[2])
@@ -236,6 +239,11 @@ def new_optimizer() -> tuple[Any, Any, list[torch.nn.Parameter]]:
     return optimizer, scheduler, parameters
 
 
+def fail(_framework: Any) -> None:
+    """Take the place of what observes the framework."""
+    raise RuntimeError("this rank cannot observe the framework")
+
+
 def load_function(path: str) -> Any:
     """Return the function of an import path, as slime does."""
     module, _, name = path.rpartition(".")
@@ -252,6 +260,8 @@ def train(folder: Path) -> dict[str, Any]:
         partial_rollout=False, dynamic_sampling_filter_path="filters.keep" if scenario == "tools" else None,
     )  # fmt: skip
     postprocess = load_function("foreshock.integrations.slime.log_rollouts")
+    if scenario == "unobserved" and torch.distributed.get_rank() == 1:
+        slime._observe = fail
     optimizer, scheduler, parameters = new_optimizer()
     updater = UpdateWeightFromTensor([SglangEngine(0), SglangEngine(1)])
     critic_rates, rates, figures = [], [], []
@@ -267,7 +277,7 @@ def train(folder: Path) -> dict[str, Any]:
                               for row, values in enumerate(trainer)]  # fmt: skip
         if scenario == "miles":
             postprocess(args)
-        else:
+        elif scenario != "unobserved":
             postprocess(args, rollout_id, data)
         modules["metrics"].log_rollout_data(rollout_id, args, data)
         for micro_batch in data["micro_batch_indices"]:
@@ -306,6 +316,8 @@ def train(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Train as one of WORLD_SIZE ranks, split over data or, in the scenario "context", over contexts."""
+    # Ranks that wait for each other end with their stacks.
+    faulthandler.dump_traceback_later(HANGS_AFTER_SECONDS, exit=True)
     # Ray's answers are those of this process.
     sys.modules["ray"] = types.ModuleType("ray")
     sys.modules["ray"].get = lambda found: found  # type: ignore[attr-defined]

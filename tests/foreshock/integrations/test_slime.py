@@ -71,15 +71,14 @@ def megatron() -> Iterator[Preloaded]:
 
 
 @pytest.fixture(scope="module")
-def train(
-    shared_service: RunningService, http: httpx.Client, tmp_path_factory: pytest.TempPathFactory, megatron: Preloaded
-) -> Callable[..., Run]:
-    """Train with `ranks` processes: `train(scenario, ranks)`."""
+def launch(
+    shared_service: RunningService, tmp_path_factory: pytest.TempPathFactory, megatron: Preloaded
+) -> Callable[..., tuple[list[Any], str]]:
+    """Train with `ranks` processes: returns what each printed, and the output of all."""
 
-    def run(scenario: str, ranks: int = 1, **settings: str) -> Run:
-        key = f"slime-{scenario}-{ranks}"
+    def run(scenario: str, ranks: int, **settings: str) -> tuple[list[Any], str]:
         folder = tmp_path_factory.mktemp("slime")
-        settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_RUN_KEY": key, "FORESHOCK_WEIGHTS_ROOT": "weights",
+        settings = {"FORESHOCK_URL": shared_service.url, "FORESHOCK_WEIGHTS_ROOT": "weights",
                     "FORESHOCK_SPOOL_DIRECTORY": str(folder / "spool"), "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), **settings}  # fmt: skip
         ended = megatron.run(
@@ -92,9 +91,20 @@ def train(
             assert each.returncode == 0, each.stderr[-4000:]
         logs = [json.loads(next(line for line in each.stdout.splitlines() if line.startswith("LOG "))[4:])
                 for each in ended]  # fmt: skip
+        return logs, "".join(each.stderr for each in ended)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def train(http: httpx.Client, launch: Callable[..., tuple[list[Any], str]]) -> Callable[..., Run]:
+    """Train with `ranks` processes and find the run: `train(scenario, ranks)`."""
+
+    def run(scenario: str, ranks: int = 1, **settings: str) -> Run:
+        key = f"slime-{scenario}-{ranks}"
+        logs, output = launch(scenario, ranks, FORESHOCK_RUN_KEY=key, **settings)
         runs = http.get("/v1/runs").raise_for_status().json()["items"]
         found = next(each["id"] for each in runs if each["key"] == key)
-        output = "".join(each.stderr for each in ended)
         return Run(logs[0]["figures"], [log["rates"] for log in logs], logs[0]["critic_rates"], output, http, found)
 
     return run
@@ -218,6 +228,22 @@ def test_other_release_warns_once_and_names_the_known_one(train: Callable[..., R
     assert "Known versions: 0.2, 0.3" in run.output
     assert run.output.count("--get-mismatch-metrics computes them") == 1
     assert run.measures(STEP_ROW, "num_rollouts")["num_rollouts"] == [ROLLOUTS] * STEPS
+
+
+def test_rank_without_a_client_joins_its_context_group(launch: Callable[..., tuple[list[Any], str]]) -> None:
+    """One rank of the group has a client, which refuses its configuration; the other does not ask for one."""
+    logs, output = launch("context", 2, FORESHOCK_MODE="nonsense")
+    assert [len(log["rates"]) for log in logs] == [STEPS] * 2
+    assert "could not be observed, training continues" in output
+
+
+def test_rank_that_observes_nothing_takes_the_scale_of_the_others(
+    launch: Callable[..., tuple[list[Any], str]],
+) -> None:
+    logs, output = launch("unobserved", 2, FORESHOCK_RUN_KEY="slime-unobserved")
+    assert [len(log["rates"]) for log in logs] == [STEPS] * 2
+    assert logs[0]["rates"] == logs[1]["rates"]
+    assert output.count("RuntimeError: this rank cannot observe the framework") == 1
 
 
 def test_dynamic_sampling_is_told(tools: Run) -> None:
