@@ -239,7 +239,7 @@ def new_optimizer() -> tuple[Any, Any, list[torch.nn.Parameter]]:
     return optimizer, scheduler, parameters
 
 
-def fail(_framework: Any) -> None:
+def fail(framework: Any) -> None:
     """Take the place of what observes the framework."""
     raise RuntimeError("this rank cannot observe the framework")
 

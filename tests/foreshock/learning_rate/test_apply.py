@@ -311,7 +311,7 @@ class Container(torch.optim.Optimizer):
         groups = (group for each in optimizers for group in each.param_groups)
         super().__init__([parameter for group in groups for parameter in group["params"]], {"lr": 1.0})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for each in self.optimizers:
             each.step()
 
