@@ -35,6 +35,7 @@ from foreshock.learning_rate.schedule import (
     ScheduleSettings,
     loop_scale,
     lowering,
+    points_before,
     scale_at,
 )
 
@@ -192,8 +193,8 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             )
         case "loop":
             assert decision.loop is not None
-            kept = tuple(point for point in state.loop if point.step < first)
-            return replace(state, loop=(*kept, decision.loop), loop_reference=decision.loop_reference)
+            loop = (*points_before(state.loop, first), decision.loop)
+            return replace(state, loop=loop, loop_reference=decision.loop_reference)
         case "hold":
             paused = state.schedule.paused_from(first) if state.schedule is not None else None
             # A rewind may have moved the hold back before a halving.
@@ -224,7 +225,7 @@ def _scaled_loop(state: AdviceState, first: int, factor: float) -> tuple[LoopPoi
     """Return the loop's points with one at ``first`` that multiplies it and falls no further; none before the first."""
     if not state.loop:
         return ()
-    kept = tuple(point for point in state.loop if point.step < first)
+    kept = points_before(state.loop, first)
     scale = max(loop_scale(state.loop, first), state.floor) * factor
     return (*kept, LoopPoint(first, min(max(scale, state.floor), 1.0)))
 

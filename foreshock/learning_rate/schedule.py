@@ -8,8 +8,10 @@ The schedule is a factor on η₀ and an absolute function of the step, so repea
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 DECAY_MULTIPLIER = 1.8
@@ -161,16 +163,25 @@ class LoopPoint:
         return cls(int(value["step"]), float(value["scale"]), float(value.get("fall", 0.0)))
 
 
+_STEP_OF = attrgetter("step")
+
+
 def loop_scale(points: Sequence[LoopPoint], step: int) -> float:
     """Return the loop's scale of a step by its points, in ascending order; 1 before the first."""
-    for point in reversed(points):
-        if point.step <= step:
-            return point.at(step)
-    return 1.0
+    after = bisect_right(points, step, key=_STEP_OF)
+    return points[after - 1].at(step) if after else 1.0
+
+
+def points_before(points: Sequence[LoopPoint], step: int) -> tuple[LoopPoint, ...]:
+    """Return the points before ``step``, of points in ascending order."""
+    return tuple(points[: bisect_left(points, step, key=_STEP_OF)])
 
 
 def newest_points(points: Sequence[LoopPoint]) -> tuple[LoopPoint, ...]:
-    """Return the points for an answer; if some are left out, the first one stands for them too."""
+    """Return the points for an answer to a trainer; if some are left out, the first one stands for them too.
+
+    Earlier steps then have no scale of their own: what was advised in the past is in the log of decisions.
+    """
     if len(points) <= POINTS_SENT:
         return tuple(points)
     return (replace(points[-POINTS_SENT], step=0), *points[1 - POINTS_SENT :])

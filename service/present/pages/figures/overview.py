@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
@@ -9,6 +11,7 @@ from foreshock_service.present.pages.figures import drawing
 
 MOST_COLUMNS = 280
 """Pixel columns of a panel: a longer curve shows of each column the mean and the range."""
+MOST_STAIRS = 1000
 FEW_STEPS = 6
 MOST_CHANGES = 50
 _TONES = {"critical": drawing.CRITICAL, "warning": drawing.WARNING}
@@ -202,7 +205,7 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
     plan.append((curve.end, plan[-1][1]))
     advised = "advised (shadow mode: the trainer gets 1.0)" if curve.shadow else "advised"
     traces = [
-        _stairs(past, advised, drawing.SERIES[0], "solid"),
+        _stairs(_thinned(past), advised, drawing.SERIES[0], "solid"),
         _stairs(plan, "as planned", drawing.SERIES[0], "dot"),
     ]
     if curve.acknowledged:
@@ -229,6 +232,19 @@ def learning_rate_figure(curve: ScaleCurve | None) -> drawing.Figure | drawing.M
 
 def _scale_at(stairs: Sequence[tuple[int, float]], step: int) -> float:
     return [scale for at, scale in stairs if at <= step][-1] if stairs and stairs[0][0] <= step else 1.0
+
+
+def _thinned(stairs: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """Return the stairs, of many the first, lowest, highest and last one of each pixel column."""
+    if len(stairs) <= MOST_STAIRS:
+        return stairs
+    first, span = stairs[0][0], stairs[-1][0] - stairs[0][0] + 1
+    kept: list[tuple[int, float]] = []
+    for _, each in groupby(stairs, key=lambda stair: (stair[0] - first) * MOST_COLUMNS // span):
+        column = list(each)
+        ends = (min(column, key=itemgetter(1)), max(column, key=itemgetter(1)))
+        kept += sorted({column[0], *ends, column[-1]})
+    return kept
 
 
 def _stairs(points: Sequence[tuple[int, float]], name: str, colour: str, dash: str) -> drawing.Json:

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final, get_args
 
 from foreshock import severity
 from foreshock.diagnosis.reward import COLLAPSE_RULE, FALL_RULE
 from foreshock.diagnosis.rule import Cause, Effect, ThresholdRule
 from foreshock.diagnosis.surge_state import RULES as SURGE_RULES
-from foreshock.learning_rate.advice import Advice, Applied, effect_in_words
+from foreshock.learning_rate.advice import Applied, effect_in_words
+from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.schedule import HORIZON
 from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.present.pages import rendering, view_models
@@ -16,7 +18,7 @@ from foreshock_service.present.pages.figures.overview import ScaleCurve
 from foreshock_service.present.pages.presenters.viewing import Viewing
 from foreshock_service.runs import listing
 from foreshock_service.watch.advice.schemas import AdviceRead
-from foreshock_service.watch.advice.service import read_advice
+from foreshock_service.watch.advice.service import read_advice, read_snapshot
 from foreshock_service.watch.rules.service import DELIVERY_RULES, RuleOfRun, rules_of_run
 
 
@@ -54,28 +56,28 @@ SHORTEST_OUTLOOK = 20
 BOUNDARIES_AHEAD = 4
 
 
-def stairs_of(plan: Advice, end: int) -> list[tuple[int, float]]:
-    """Return (step, scale from this step on) up to `end`, beginning at step 0, by the same rule as in a client."""
-    boundaries = plan.schedule.boundaries_until(end) if plan.schedule is not None else ()
-    loop = {step for point in plan.loop for step in range(point.step, point.step + HORIZON + 1) if step <= end}
+def stairs_of(state: AdviceState, end: int) -> list[tuple[int, float]]:
+    """Return (step, scale from this step on) up to `end`, beginning at step 0.
+
+    They are of the whole log: an answer to a trainer has only the newest points of the loop.
+    """
+    changes = {0, *state.halvings, *(state.schedule.boundaries_until(end) if state.schedule is not None else ())}
+    for point, following in zip_longest(state.loop, state.loop[1:]):
+        last = point.step + HORIZON if following is None else min(point.step + HORIZON, following.step - 1)
+        changes.update(range(point.step, min(last, end) + 1))
     stairs: list[tuple[int, float]] = []
-    for step in sorted({0, *plan.halvings, *boundaries, *loop}):
-        scale = plan.advised_scale(step)
+    for step in sorted(changes):
+        scale = state.scale(step)
         if not stairs or stairs[-1][1] != scale:
             stairs.append((step, scale))
     return stairs
 
 
-def outlook_of(plan: Advice, now: int) -> int:
+def outlook_of(state: AdviceState, now: int) -> int:
     """Return the step up to which a plan is drawn."""
-    if plan.schedule is None or plan.advised_scale(now) <= plan.schedule.floor:
+    if state.schedule is None or state.scale(now) <= state.schedule.floor:
         return now + max(SHORTEST_OUTLOOK, now // 10)
-    return now + BOUNDARIES_AHEAD * plan.schedule.decay_period
-
-
-def plan_of(advice: AdviceRead) -> Advice:
-    """Return the advice as a trainer's client has it."""
-    return Advice.from_json(advice.model_dump())
+    return now + BOUNDARIES_AHEAD * state.schedule.decay_period
 
 
 def advice_of(viewing: Viewing, run_id: str) -> AdviceRead:
@@ -115,17 +117,18 @@ def _beside(viewing: Viewing, run: Run, baseline: Run) -> str | None:
 
 def scale_curve(viewing: Viewing, run: Run) -> ScaleCurve | None:
     """Return the staircase of the scale; None before the first closed step."""
-    advice = advice_of(viewing, run.id)
+    snapshot = read_snapshot(viewing.session, viewing.principal, run.id)
+    state, advice = snapshot.state, snapshot.advice(None)
     if advice.observed_step is None:
         return None
-    plan, now = plan_of(advice), advice.observed_step
-    end = outlook_of(plan, now)
+    now = advice.observed_step
+    end = outlook_of(state, now)
     applied, acknowledged = advice.applied, []
     if applied is not None and applied.scale is not None:
         acknowledged.append((applied.step, applied.scale))
     elif applied is not None and run.initial_learning_rate:
         acknowledged.append((applied.step, applied.learning_rate / run.initial_learning_rate))
-    return ScaleCurve(stairs_of(plan, end), now, end, advice.mode == "shadow", acknowledged)
+    return ScaleCurve(stairs_of(state, end), now, end, advice.mode == "shadow", acknowledged)
 
 
 def surge_step(viewing: Viewing, run_id: str) -> int | None:

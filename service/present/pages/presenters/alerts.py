@@ -12,10 +12,11 @@ from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.pages.figures.overview import Mark
-from foreshock_service.present.pages.presenters.advice import advice_of, plan_of, stairs_of
+from foreshock_service.present.pages.presenters.advice import stairs_of
 from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
 from foreshock_service.runs import attempts, changes, steps
 from foreshock_service.runs.runs import get_run
+from foreshock_service.watch.advice.service import read_snapshot
 from foreshock_service.watch.alerts import AlertFilter, alerts_of_run, alerts_of_runs
 
 RUN_DASHBOARD = "foreshock-run"
@@ -163,12 +164,10 @@ def named_marks(viewing: Viewing, run: Run) -> list[Mark]:
         Mark(each.resume_step, f"attempt {each.attempt}")
         for each in attempts.attempts_of_run(viewing.session, run.id)[1:]
     ]
-    advice = advice_of(viewing, run.id)
-    if advice.schedule is not None:
-        marks.append(Mark(advice.schedule.surge_step, "surge"))
-    if advice.observed_step is not None:
-        stairs = stairs_of(plan_of(advice), advice.observed_step)
-        marks += [Mark(step, f"× {scale:g}") for step, scale in stairs if 0 < step <= advice.observed_step][
-            -MOST_DECAYS:
-        ]
+    snapshot = read_snapshot(viewing.session, viewing.principal, run.id)
+    state, now = snapshot.state, snapshot.detectors.step
+    if state.schedule is not None:
+        marks.append(Mark(state.schedule.surge_step, "surge"))
+    if now is not None:
+        marks += [Mark(step, f"× {scale:g}") for step, scale in stairs_of(state, now) if 0 < step <= now][-MOST_DECAYS:]
     return marks

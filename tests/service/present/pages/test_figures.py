@@ -25,6 +25,7 @@ from foreshock_service.present.pages.figures.mismatch import mismatch_figure
 from foreshock_service.present.pages.figures.overview import (
     MOST_CHANGES,
     MOST_COLUMNS,
+    MOST_STAIRS,
     Mark,
     Panel,
     ScaleCurve,
@@ -134,6 +135,25 @@ class TestLearningRate:
     def test_shadow_mode_is_in_the_caption(self) -> None:
         figure = drawn(learning_rate_figure(ScaleCurve(self.STAIRS, now=240, end=900, shadow=True)))
         assert "the trainer gets 1.0" in figure.caption
+
+    def test_many_stairs_are_thinned_and_keep_the_lowest_and_the_highest_of_each_column(self) -> None:
+        stairs = [(step, 0.5 + 0.4 * math.sin(step / 300) + 0.05 * (step % 7 == 0)) for step in range(20_000)]
+        past = drawn(learning_rate_figure(ScaleCurve(stairs, now=19_999, end=20_019, shadow=False))).traces[0]
+        points = list(zip(past["x"], past["y"], strict=True))
+        assert len(points) <= 4 * MOST_COLUMNS
+        assert points == sorted(points)
+        assert set(points) <= set(stairs)
+        assert (points[0], points[-1]) == (stairs[0], stairs[-1])
+        ends_of: list[list[tuple[float, float]]] = []
+        for each in (points, stairs):
+            columns: dict[int, list[float]] = {}
+            for step, scale in each:
+                columns.setdefault(step * MOST_COLUMNS // len(stairs), []).append(scale)
+            ends_of.append([(min(scales), max(scales)) for scales in columns.values()])
+        assert ends_of[0] == ends_of[1]
+        few = stairs[: MOST_STAIRS - 1]
+        past = drawn(learning_rate_figure(ScaleCurve(few, now=MOST_STAIRS - 2, end=2000, shadow=False))).traces[0]
+        assert list(zip(past["x"], past["y"], strict=True))[: len(few)] == few
 
     def test_without_advice_there_is_a_text(self) -> None:
         assert isinstance(learning_rate_figure(None), Missing)

@@ -6,12 +6,15 @@ import re
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreshock.learning_rate.schedule import POINTS_SENT
 from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
 from tests.service.present.pages.conftest import SentRun, Site, send_run
+from tests.service.watch.recorded import LENGTH, RecordedRun
 
 
 def summary_of(http: httpx.Client, run: SentRun) -> str:
@@ -74,6 +77,24 @@ def test_run_that_has_ended_offers_no_action_on_its_learning_rate(http: httpx.Cl
     assert 'name="kind" value="hold"' in http.get(run.address).text
     http.patch(f"/v1/runs/{run.id}", json={"state": "finished"}).raise_for_status()
     assert 'name="kind"' not in http.get(run.address).text
+
+
+def test_scale_is_drawn_as_it_was_at_every_step_of_a_long_log(http: httpx.Client, app: FastAPI) -> None:
+    run = RecordedRun(app.state.context.database).begin()
+    for step in range(60):
+        run.log(step, {"update_k3": 5e-2 if step // 15 % 2 == 0 else 1e-4})
+        run.close(step, {LENGTH: 100.0})
+    state = run.advice()
+    assert len(state.loop) > POINTS_SENT
+    assert len(http.get(f"/v1/runs/{run.run}/lr-advice").raise_for_status().json()["loop"]) == POINTS_SENT
+    scales = [state.scale(step) for step in range(60)]
+    assert scales[0] == 1.0 > min(scales)
+    figures = f"/pages/runs/{run.run}/figures"
+    figure = http.get(f"{figures}/learning-rate.json").raise_for_status().json()
+    stairs = dict(zip(figure["data"][0]["x"], figure["data"][0]["y"], strict=True))
+    assert [stairs[max(at for at in stairs if at <= step)] for step in range(60)] == scales
+    curves = http.get(f"{figures}/overview.json").raise_for_status().json()["data"]
+    assert [each["y"] for each in curves if each.get("name") == "Learning rate ×"] == [scales]
 
 
 def test_sparklines_share_one_scale_and_need_two_points() -> None:
