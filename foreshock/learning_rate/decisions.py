@@ -105,6 +105,8 @@ class AdviceState:
     held_by: Author | None = None
     mode: Mode | None = None
     reason: str = ""
+    kind: DecisionKind | None = None
+    """The kind of the newest decision, whose reason ``reason`` is."""
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
     loop: tuple[LoopPoint, ...] = ()
@@ -113,6 +115,11 @@ class AdviceState:
     def scale(self, step: int) -> float:
         """Return the advised η(step) / η₀; in shadow mode the trainer gets 1.0 instead."""
         return scale_at(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
+
+    @property
+    def is_lowered(self) -> bool:
+        """Return whether a halving or the control loop has lowered the scale, and it is not taken back."""
+        return bool(self.halvings or (self.loop and self.loop[-1].scale < 1.0))
 
     def next_decay_step(self, step: int) -> int | None:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
@@ -142,9 +149,9 @@ class AdviceState:
 def fold(log: Iterable[Decision]) -> AdviceState:
     """Return the state after ``log``, which is in order of revision."""
     active: list[Decision] = []
-    revision, attempt, reason = 0, 1, ""
+    newest: Decision | None = None
     for decision in log:
-        revision, attempt, reason = decision.revision, decision.attempt, decision.reason
+        newest = decision
         if decision.kind == "rewind":
             resume_step = decision.effective_from_step
             active = [_rewound(kept, resume_step) for kept in active if _is_kept_by_rewind(kept, resume_step)]
@@ -153,7 +160,9 @@ def fold(log: Iterable[Decision]) -> AdviceState:
     state = AdviceState()
     for decision in active:
         state = _apply(state, decision)
-    return replace(state, revision=revision, attempt=attempt, reason=reason)
+    if newest is None:
+        return state
+    return replace(state, revision=newest.revision, attempt=newest.attempt, reason=newest.reason, kind=newest.kind)
 
 
 def _is_kept_by_rewind(decision: Decision, resume_step: int) -> bool:

@@ -23,21 +23,36 @@ def advice_reason(
     *,
     has_ended: bool,
 ) -> str:
-    """Return the reason. What is not applied is said with "would"; a run that has ended gets no advice."""
+    """Return the reason of the newest decision, or what is watched. A run that has ended gets no advice.
+
+    What is not applied is said with "would", or as of shadow mode. That nothing corroborates a surge is said of the
+    decision on the surge alone: the loop and operators have reasons of their own.
+    """
     if has_ended:
         return RUN_HAS_ENDED
     pending = detectors.surge.pending
-    if pending is not None and detectors.surge_step is None and advice.schedule is None:
+    stands = advice.is_lowered or advice.held_from_step is not None
+    if pending is not None and detectors.surge_step is None and advice.schedule is None and not stands:
         return _pending_reason(pending, configuration.schedule_at(pending.surge_step))
     if not advice.reason:
         return WATCHING_REASONS[detectors.watching(configuration.surge)]
     known = advice.schedule
-    if known is None or is_corroborated(detectors, configuration):
-        return advice.reason + (SHADOW if mode == "shadow" and (known or advice.halvings) else "")
+    if advice.kind != "surge" or known is None or is_corroborated(detectors, configuration):
+        # A change of mode says itself what the trainer gets.
+        is_shown_only = mode == "shadow" and advice.kind != "mode" and (known is not None or advice.is_lowered)
+        return advice.reason + (SHADOW if is_shown_only else "")
     if mode == "apply":
         return f"{advice.reason} {NO_SIGNAL}."
-    would = _would(known.surge_step, known.decay_period, known.factor)
-    return would + (f" Rules have halved it at {', '.join(map(str, advice.halvings))}." if advice.halvings else "")
+    return _would(known.surge_step, known.decay_period, known.factor) + _lowered_before(advice)
+
+
+def _lowered_before(advice: AdviceState) -> str:
+    """Return a sentence on what lowers the advised scale beside the schedule; empty if nothing does."""
+    done = "halved" if advice.factor == DECAY_FACTOR else f"multiplied by {advice.factor:g}"
+    words = [f"was {done} at {', '.join(map(str, advice.halvings))}"] if advice.halvings else []
+    if advice.loop and advice.loop[-1].scale < 1.0:
+        words.append(f"is {max(advice.loop[-1].scale, advice.floor):.2g} by the control loop")
+    return f" The advised scale {' and '.join(words)}." if words else ""
 
 
 def _pending_reason(pending: SurgeDetection, schedule: ScheduleSettings) -> str:

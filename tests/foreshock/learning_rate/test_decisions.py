@@ -238,7 +238,7 @@ def test_rewind_drops_later_decisions_and_revision_increases() -> None:
     log = log_after(observed(114, 110), observed(250, 110, -1.2))
     assert fold(log).scale(251) == pytest.approx(math.exp(-1.2))
     early = [*log, rewind(log, 2, 100, at_us=5)]
-    assert fold(early) == AdviceState(attempt=2, revision=3, reason=early[-1].reason)
+    assert fold(early) == AdviceState(attempt=2, revision=3, reason=early[-1].reason, kind="rewind")
     late = [*log, rewind(log, 2, 200, at_us=5)]
     assert [fold(late).scale(step) for step in (197, 198, 251, 396)] == [1.0, 0.5, 0.5, 0.25]
     assert fold(late).loop == ()

@@ -1,12 +1,26 @@
-"""Tests of the reason of an advice: "would" for what is not applied or not corroborated, nothing after the end."""
+"""Tests of the reason of an advice: "would" for what is not applied or not corroborated, nothing after the end; and
+what is said of a surge is not said of later decisions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState
-from foreshock.learning_rate.decisions import AdviceState, Decision, Mode, Observation, decide, fold
-from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
+from foreshock.learning_rate.decisions import (
+    AdviceState,
+    Decision,
+    Mode,
+    Observation,
+    OperatorKind,
+    decide,
+    decide_as_operator,
+    fold,
+)
+from foreshock.learning_rate.loop import LoopState
+from foreshock.learning_rate.reasons import NO_SIGNAL, RUN_HAS_ENDED, SHADOW, advice_reason
 from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, watch
 
 CONFIGURATION = WarningConfiguration()
@@ -54,6 +68,59 @@ def test_lengths_that_grow_with_reward_are_watched() -> None:
     noise = 0.02 * np.random.default_rng(0).normal(size=80)
     state, _ = watch(closed_steps({LENGTH: 1000.0 + 2500.0 * rise, "rollout:reward_mean": 0.2 + 0.6 * rise + noise}))
     assert reason(state, "apply").startswith("Watching: lengths grow with reward.")
+
+
+LOWERED = LoopState(update=8e-3, updates=20, error=1.2, log_scale=-0.9)
+
+
+def lowered_by_the_loop(log: list[Decision], seen: Observation) -> list[Decision]:
+    """Return the log after the loop has lowered the scale by its largest fall of ten steps at most."""
+    later = replace(seen, observed_step=seen.observed_step + 10, trainer_step=-1, loop=LOWERED)
+    return [*log, *decide(log, later)]
+
+
+@pytest.mark.parametrize("mode", ["apply", "shadow"])
+@pytest.mark.parametrize("kind", ["loop", "hold", "halve"])
+def test_what_is_said_of_a_surge_is_not_said_of_later_decisions(kind: str, mode: Mode) -> None:
+    state, _ = watch(surge(0.4))
+    seen = Observation(1, 119, 119, state.surge_step, 0)
+    log = list(decide([], seen))
+    if kind == "loop":
+        log = lowered_by_the_loop(log, seen)
+        said = "The update is 0.008 nats per token (set point 0.002)"
+    else:
+        operator: OperatorKind = "hold" if kind == "hold" else "halve"
+        said = "Held while the eval runs."
+        log.append(decide_as_operator(log, operator, seen, said))
+    found = advice_reason(fold(log), state, CONFIGURATION, mode, has_ended=False)
+    assert [decision.kind for decision in log] == ["surge", kind]
+    assert found == log[-1].reason + (SHADOW if mode == "shadow" else "")
+    assert found.startswith(said)
+    assert NO_SIGNAL not in found
+    assert "Rules have" not in found
+
+
+def test_surge_in_shadow_mode_names_what_lowers_the_scale_beside_it() -> None:
+    state, _ = watch(surge(0.4))
+    seen = Observation(1, 119, 119, None, 0)
+    log = [decide_as_operator([], "halve", replace(seen, observed_step=100, trainer_step=-1), "too fast")]
+    halved = [*log, *decide(log, replace(seen, surge_step=state.surge_step))]
+    found = advice_reason(fold(halved), state, CONFIGURATION, "shadow", has_ended=False)
+    assert found.endswith("would halve every 181 steps. The advised scale was halved at 101.")
+    both = lowered_by_the_loop(log, replace(seen, observed_step=109))
+    both += decide(both, replace(seen, surge_step=state.surge_step))
+    assert [decision.kind for decision in both] == ["halve", "loop", "surge"]
+    found = advice_reason(fold(both), state, CONFIGURATION, "shadow", has_ended=False)
+    assert found.endswith("The advised scale was halved at 101 and is 0.41 by the control loop.")
+
+
+@pytest.mark.parametrize("mode", ["apply", "shadow"])
+def test_pending_surge_does_not_hide_that_the_loop_lowers(mode: Mode) -> None:
+    state, _ = watch(closed_steps({LENGTH: np.r_[np.full(10, 1000.0), np.full(10, 2500.0)]}))
+    assert state.surge.pending is not None
+    log = lowered_by_the_loop([], Observation(1, 9, 9, None, 0))
+    found = advice_reason(fold(log), state, CONFIGURATION, mode, has_ended=False)
+    assert found == log[-1].reason + (SHADOW if mode == "shadow" else "")
 
 
 def test_run_that_has_ended_gets_no_advice() -> None:
