@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal
 
 from foreshock.diagnosis.detectors import OpenSignal
@@ -29,14 +30,15 @@ from foreshock.learning_rate.loop import LoopSettings, LoopState, next_point
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,
-    HORIZON,
     LengthDecaySchedule,
     LoopPoint,
     ScheduleSettings,
-    loop_scale,
     lowering,
+    lowest_scale,
+    next_fall,
     points_before,
     scale_at,
+    scaled_points,
 )
 
 # "rule_halving" is of logs that older releases wrote.
@@ -91,7 +93,8 @@ class AdviceState:
     """The state of the learning-rate advice after a log of decisions.
 
     ``halvings`` are the steps of explicit halvings, ascending; with ``schedule`` they give the scale of any step (of
-    past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold.
+    past steps only back to the last raise). ``handled`` are the signals that already caused a halving or a hold, and
+    ``released`` their rules with the newest step that an operator knew when releasing the hold.
     ``loop`` are the points of the control loop, ascending. ``loop_reference`` is the log s of the detectors' loop that
     the last of them came to; None after a hold, which the loop goes on from as it is. ``mode`` is None until it is set.
     """
@@ -101,6 +104,7 @@ class AdviceState:
     schedule: LengthDecaySchedule | None = None
     halvings: tuple[int, ...] = ()
     handled: tuple[OpenSignal, ...] = ()
+    released: tuple[OpenSignal, ...] = ()
     held_from_step: int | None = None
     held_by: Author | None = None
     mode: Mode | None = None
@@ -123,17 +127,7 @@ class AdviceState:
 
     def next_decay_step(self, step: int) -> int | None:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
-        now = self.scale(step)
-        ahead = {halving for halving in self.halvings if halving > step}
-        for point in self.loop:
-            ahead.update(range(max(point.step, step + 1), point.step + HORIZON + 1))
-        boundary = step if self.schedule is not None else None
-        while (
-            self.schedule is not None and boundary is not None and self.schedule.scale(boundary) > self.schedule.floor
-        ):
-            boundary = self.schedule.next_boundary(boundary)
-            ahead.update([] if boundary is None else [boundary])
-        return min((each for each in ahead if self.scale(each) < now), default=None)
+        return next_fall(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
 
     def phase(self, step: int, warming: bool) -> Phase:
         """Return the phase at ``step``. ``warming`` is true while the detectors have no baseline."""
@@ -157,9 +151,7 @@ def fold(log: Iterable[Decision]) -> AdviceState:
             active = [_rewound(kept, resume_step) for kept in active if _is_kept_by_rewind(kept, resume_step)]
         else:
             active.append(decision)
-    state = AdviceState()
-    for decision in active:
-        state = _apply(state, decision)
+    state = reduce(_apply, active, AdviceState())
     if newest is None:
         return state
     return replace(state, revision=newest.revision, attempt=newest.attempt, reason=newest.reason, kind=newest.kind)
@@ -187,18 +179,22 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             state = replace(state, halvings=_all_halvings(state, first - 1), schedule=schedule)
             if schedule is not None:
                 return replace(state, factor=schedule.factor, floor=schedule.floor)
-            # After a retraction the past halvings stay as deep as they were.
-            return state if state.halvings else replace(state, factor=DECAY_FACTOR, floor=DECAY_FLOOR)
+            if state.halvings:
+                # After a retraction the past halvings stay as deep as they were.
+                return state
+            # Where the loop was below either floor, the other one would make the scale rise or fall at once.
+            stays = lowest_scale(state.loop) < max(state.floor, DECAY_FLOOR)
+            return replace(state, factor=DECAY_FACTOR, floor=state.floor if stays else DECAY_FLOOR)
         case "rule_halving" | "halve":
             handled = state.handled if decision.signal is None else (*state.handled, decision.signal)
-            loop = _scaled_loop(state, first, state.factor)
+            loop = scaled_points(state.loop, first, state.factor, state.floor)
             return replace(state, halvings=tuple(sorted((*state.halvings, first))), handled=handled, loop=loop)
         case "raise":
             return replace(
                 state,
                 halvings=_raised(state, first),
                 schedule=_from(state.schedule, first + 1, state),
-                loop=_scaled_loop(state, first, 1.0 / state.factor),
+                loop=scaled_points(state.loop, first, 1.0 / state.factor, state.floor),
             )
         case "loop":
             assert decision.loop is not None
@@ -216,11 +212,15 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
                 schedule=paused,
                 halvings=halvings,
                 handled=handled,
-                loop=_scaled_loop(state, first, 1.0),
+                loop=scaled_points(state.loop, first, 1.0, state.floor),
             )
         case "release":
             halvings = _all_halvings(state, first - 1)
             released = state.schedule.effective_from(first) if state.schedule is not None else None
+            if decision.author == "operator":
+                # A rewind may have moved the release back.
+                known = min(decision.observed_step, first - 1)
+                state = replace(state, released=tuple(OpenSignal(each.rule, known) for each in state.handled))
             return replace(
                 state, halvings=halvings, schedule=released, held_from_step=None, held_by=None, loop_reference=None
             )
@@ -228,15 +228,6 @@ def _apply(state: AdviceState, decision: Decision) -> AdviceState:
             return replace(state, mode=decision.mode or state.mode)
         case "rewind":
             raise AssertionError("fold() resolves rewinds before it applies decisions")
-
-
-def _scaled_loop(state: AdviceState, first: int, factor: float) -> tuple[LoopPoint, ...]:
-    """Return the loop's points with one at ``first`` that multiplies it and falls no further; none before the first."""
-    if not state.loop:
-        return ()
-    kept = points_before(state.loop, first)
-    scale = max(loop_scale(state.loop, first), state.floor) * factor
-    return (*kept, LoopPoint(first, min(max(scale, state.floor), 1.0)))
 
 
 def _all_halvings(state: AdviceState, step: int) -> tuple[int, ...]:
@@ -381,7 +372,7 @@ def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | 
     """Hold while a rule with that effect fires; a hold or a release by an operator stands."""
     if state.held_from_step is None:
         for signal in observation.holds:
-            if signal not in state.handled:
+            if not _is_handled(signal, state):
                 reason = f"Rule {signal.rule} fires since step {signal.fired_step}: the learning rate is held."
                 return replace(_new(state, observation, "hold", reason), signal=signal)
     elif state.held_by == "detector" and not observation.holds:
@@ -389,17 +380,17 @@ def _reconcile_hold(state: AdviceState, observation: Observation) -> Decision | 
     return None
 
 
+def _is_handled(signal: OpenSignal, state: AdviceState) -> bool:
+    """Return whether the signal held before, or an operator released its rule since: late data may move a firing."""
+    released = (each.fired_step for each in state.released if each.rule == signal.rule)
+    return signal in state.handled or signal.fired_step <= max(released, default=-1)
+
+
 def _move_loop(state: AdviceState, observation: Observation) -> Decision | None:
-    if observation.loop is None or not observation.loop_settings.enabled or state.held_from_step is not None:
+    settings, first = observation.loop_settings, observation.first_open_step
+    if observation.loop is None or not settings.enabled or state.held_from_step is not None:
         return None
-    moved = next_point(
-        state.loop,
-        state.loop_reference,
-        observation.loop,
-        observation.loop_settings,
-        observation.first_open_step,
-        state.floor,
-    )
+    moved = next_point(state.loop, state.loop_reference, observation.loop, settings, first, state.floor)
     if moved is None:
         return None
     point, reference, reason = moved

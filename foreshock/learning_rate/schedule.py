@@ -172,9 +172,22 @@ def loop_scale(points: Sequence[LoopPoint], step: int) -> float:
     return points[after - 1].at(step) if after else 1.0
 
 
+def lowest_scale(points: Sequence[LoopPoint]) -> float:
+    """Return a lower bound of the loop's scale at any step."""
+    return min((point.at(point.step + HORIZON) for point in points), default=1.0)
+
+
 def points_before(points: Sequence[LoopPoint], step: int) -> tuple[LoopPoint, ...]:
     """Return the points before ``step``, of points in ascending order."""
     return tuple(points[: bisect_left(points, step, key=_STEP_OF)])
+
+
+def scaled_points(points: Sequence[LoopPoint], first: int, factor: float, floor: float) -> tuple[LoopPoint, ...]:
+    """Return the points with one at ``first`` that multiplies the loop and falls no further; no point: none."""
+    if not points:
+        return ()
+    scale = max(loop_scale(points, first), floor) * factor
+    return (*points_before(points, first), LoopPoint(first, min(max(scale, floor), 1.0)))
 
 
 def newest_points(points: Sequence[LoopPoint]) -> tuple[LoopPoint, ...]:
@@ -210,6 +223,39 @@ def scale_at(
     if schedule is not None:
         count += schedule.halvings_until(step)
     return max(floor, min(factor**count, loop_scale(loop, step)))
+
+
+def next_fall(
+    schedule: LengthDecaySchedule | None,
+    halvings: Sequence[int],
+    step: int,
+    factor: float = DECAY_FACTOR,
+    floor: float = DECAY_FLOOR,
+    loop: Sequence[LoopPoint] = (),
+) -> int | None:
+    """Return the next step after ``step`` at which `scale_at` falls below what it is there; None if it does not."""
+    now = scale_at(schedule, halvings, step, factor, floor, loop)
+    ahead = {halving for halving in halvings if halving > step}
+    for point in loop:
+        ahead.update(range(max(point.step, step + 1), point.step + HORIZON + 1))
+    boundary = None if schedule is None else _boundary_below(schedule, halvings, now, step)
+    ahead.update([] if boundary is None else [boundary])
+    return min((each for each in ahead if scale_at(schedule, halvings, each, factor, floor, loop) < now), default=None)
+
+
+def _boundary_below(schedule: LengthDecaySchedule, halvings: Sequence[int], scale: float, step: int) -> int | None:
+    """Return the first boundary after ``step`` from which on schedule and halvings are below ``scale``."""
+    first = schedule.next_boundary(step)
+    if first is None or scale <= schedule.floor:
+        return None
+
+    def is_below(number: int) -> bool:
+        return scale_at(schedule, halvings, first + number * schedule.decay_period) < scale
+
+    # Not one by one: with a factor near 1 and a floor of 0 there are hundreds of thousands before the floor.
+    enough = math.ceil(math.log(scale) / math.log(schedule.factor)) + 1
+    number = bisect_left(range(enough), True, key=is_below)
+    return first + number * schedule.decay_period if is_below(number) else None
 
 
 def halvings_for_older_clients(

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from foreshock.diagnosis.detectors import OpenSignal
 from foreshock.learning_rate.decisions import (
     AdviceConflictError,
     AdviceState,
@@ -24,7 +25,7 @@ from foreshock.learning_rate.decisions import (
     set_mode,
 )
 from foreshock.learning_rate.loop import LARGEST_FALL, LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings, LoopState
-from foreshock.learning_rate.schedule import ScheduleSettings
+from foreshock.learning_rate.schedule import LengthDecaySchedule, LoopPoint, ScheduleSettings
 
 
 def observed(step: int, surge: int | None = None, log_scale: float | None = None, trainer: int = -1) -> Observation:
@@ -73,6 +74,25 @@ def test_retracted_surge_ends_the_schedule_and_keeps_past_halvings() -> None:
     state = fold(log_after(observed(114, 110), observed(250, None)))
     assert state.schedule is None
     assert [state.scale(step) for step in (198, 250, 396, 1000)] == [0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("floor", [0.05, 0.3])
+def test_retracted_surge_leaves_what_the_loop_has_lowered(floor: float) -> None:
+    low = LoopSettings(floor=0.05)
+    schedule = ScheduleSettings(floor=floor)
+
+    def seen(step: int, surge: int | None) -> Observation:
+        found = observed(step, surge, max(-0.25 * max(step - 64, 0), math.log(0.05)))
+        return replace(found, loop_settings=low, schedule=schedule)
+
+    log = log_after(*(seen(step, 60) for step in range(62, 90)))
+    before = fold(log)
+    assert (before.floor, before.halvings) == (floor, ())
+    assert before.scale(90) == pytest.approx(floor)
+    # The first boundary is at step 108.
+    log.append(decide(log, seen(90, None))[0])
+    assert log[-1].kind == "retract"
+    assert [fold(log).scale(step) for step in range(100)] == [before.scale(step) for step in range(100)]
 
 
 def test_past_halvings_stay_as_deep_as_they_were() -> None:
@@ -223,6 +243,27 @@ def test_decision_without_effect_is_refused(kind: str) -> None:
         decide_as_operator([], kind, observed(10), "?")  # type: ignore[arg-type]
 
 
+def test_late_data_that_moves_a_firing_does_not_hold_again_after_a_release() -> None:
+    def holds(step: int, fired_step: int, rule: str = "mismatch_rise") -> Observation:
+        return replace(observed(step), holds=(OpenSignal(rule, fired_step),))
+
+    log = log_after(holds(41, 41))
+    assert [decision.kind for decision in log] == ["hold"]
+    log.append(decide_as_operator(log, "release", observed(60), "known"))
+    for fired_step in (39, 41, 45, 60):
+        assert decide(log, holds(61, fired_step)) == ()
+    # Another rule, or the same one after the release, holds.
+    assert [each.kind for each in decide(log, holds(61, 45, "clipping"))] == ["hold"]
+    assert [each.kind for each in decide(log, holds(62, 61))] == ["hold"]
+    # After a rewind the rule fires at a step that the release did not know.
+    resumed = [*log, rewind(log, 2, 50, at_us=5)]
+    assert [each.kind for each in decide(resumed, replace(holds(56, 55), attempt=2))] == ["hold"]
+    # A hold that the detectors released themselves comes back with late data.
+    released = log_after(holds(41, 41), observed(60))
+    assert [each.kind for each in released] == ["hold", "release"]
+    assert [each.kind for each in decide(released, holds(61, 40))] == ["hold"]
+
+
 def test_second_hold_and_a_halving_at_the_floor_are_refused() -> None:
     log = [decide_as_operator([], "hold", observed(10), "x")]
     with pytest.raises(AdviceConflictError, match="already held"):
@@ -259,6 +300,17 @@ def test_mode_decision_does_not_change_the_scale() -> None:
     log.append(set_mode(log, "apply", observed(120, 110), "operator"))
     assert fold(log).mode == "apply"
     assert fold(log).scale(198) == 0.5
+
+
+@pytest.mark.parametrize("paused_from", [None, 10_000])
+def test_next_decay_step_of_a_schedule_with_very_many_boundaries(paused_from: int | None) -> None:
+    schedule = LengthDecaySchedule(10, 45, 0.999, 0.0, 100, paused_from)
+    state = AdviceState(schedule=schedule, factor=0.999, floor=0.0, loop=(LoopPoint(50, 0.5),))
+    found = state.next_decay_step(200)
+    expected = 100 - 100 % 45 + 45 * 693
+    assert found == (expected if paused_from is None else None)
+    assert paused_from is not None or state.scale(expected) < state.scale(expected - 1) == 0.5
+    assert replace(state, loop=()).next_decay_step(200) == 225
 
 
 class AdviceMachine(RuleBasedStateMachine):

@@ -21,17 +21,25 @@ from foreshock.diagnosis.detectors import (
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LENGTH_KEY, REWARD_KEY
 from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
-from foreshock.learning_rate.loop import LARGEST_RISE, STEPS_OF_A_RISE
+from foreshock.learning_rate.loop import LARGEST_RISE, STEPS_OF_A_RISE, LoopSettings
 from foreshock.learning_rate.schedule import ScheduleSettings
 
 # One rule holds the learning rate, and rules change within the histories.
 HOLDING = tuple(replace(rule, effect="hold") if rule.name == "mismatch_rise" else rule for rule in default_rules())
-CONFIGURATION = WarningConfiguration(
-    changed_rules=(
-        RulesFromStep(50, HOLDING, ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4)),
-        RulesFromStep(90, default_rules(), ScheduleSettings(minimum_period=6)),
+
+
+def configured(floor: float) -> WarningConfiguration:
+    """Return the configuration; ``floor`` is that of the loop, and of the schedule of late surges."""
+    loop = LoopSettings(floor=floor)
+    return WarningConfiguration(
+        loop=loop,
+        changed_rules=(
+            RulesFromStep(50, HOLDING, ScheduleSettings(multiplier=0.5, factor=0.8, floor=0.3, minimum_period=4), loop),
+            RulesFromStep(90, default_rules(), ScheduleSettings(minimum_period=6, floor=floor), loop),
+        ),
     )
-)
+
+
 LEVELS = st.lists(
     st.tuples(
         st.integers(3, 20),
@@ -44,18 +52,23 @@ LEVELS = st.lists(
 )
 
 
-def replay(values: dict[int, dict[str, float]], states: dict[int, WarningState], changed: int) -> WarningState:
+def replay(
+    values: dict[int, dict[str, float]],
+    states: dict[int, WarningState],
+    changed: int,
+    configuration: WarningConfiguration,
+) -> WarningState:
     """Return the state after the history; `states` are those after its steps, which hold before `changed`."""
     for step in [each for each in states if each >= changed]:
         del states[step]
     state = states[max(states)] if states else WarningState()
     for step in sorted(each for each in values if each >= changed):
-        states[step] = state = advance(state, ClosedStep(step, values[step]), CONFIGURATION)[0]
+        states[step] = state = advance(state, ClosedStep(step, values[step]), configuration)[0]
     return state
 
 
 @settings(deadline=None, max_examples=40)
-@given(LEVELS, st.integers(0, 12), st.integers(2, 30))
+@given(LEVELS, st.integers(0, 12), st.integers(2, 30), st.sampled_from([0.02, 0.05, 0.1]), st.integers(31, 130))
 # The loop is at its floor of 0.1 when a surge comes whose schedule has a floor of 0.3.
 @example(
     [
@@ -68,10 +81,15 @@ def replay(values: dict[int, dict[str, float]], states: dict[int, WarningState],
     ],
     0,
     28,
+    0.1,
+    130,
 )
+# The surge is retracted while the loop is at a floor below the usual one.
+@example([(65, 500.0, 0.5, 1e-4), (45, 1500.0, 0.5, 1e-1)], 0, 200, 0.02, 128)
 def test_scale_of_consecutive_steps_rises_slowly_at_most(
-    levels: list[tuple[int, float, float, float]], delay: int, late_every: int
+    levels: list[tuple[int, float, float, float]], delay: int, late_every: int, floor: float, retracted: int
 ) -> None:
+    configuration = configured(floor)
     rows = [
         {LENGTH_KEY: length * (1.0 + 0.02 * (index % 3)), REWARD_KEY: reward, K3: k3}
         for count, length, reward, k3 in levels
@@ -93,18 +111,22 @@ def test_scale_of_consecutive_steps_rises_slowly_at_most(
         if not known:
             continue
         # Late steps are inserted where they belong: the history from there on is derived again.
-        state = replay(known, states, min([step, *come]))
+        state = replay(known, states, min([step, *come]), configuration)
         log = [Decision.from_json(each.to_json()) for each in log]
-        holds = holding_signals(state, CONFIGURATION)
-        schedule = CONFIGURATION.schedule_at(state.surge_step or 0)
+        # Late data may retract a surge at any step, and bring it back.
+        surge = None if retracted <= step < retracted + 10 else state.surge_step
         seen = Observation(
-            1, max(known), step, state.surge_step, at_us=step, schedule=schedule, holds=holds, loop=state.loop
-        )
+            1, max(known), step, surge, at_us=step,
+            schedule=configuration.schedule_at(surge or 0),
+            holds=holding_signals(state, configuration),
+            loop=state.loop,
+            loop_settings=configuration.loop_at(step),
+        )  # fmt: skip
         log += decide(log, seen)
     assert all(
         later <= earlier * math.exp(LARGEST_RISE * STEPS_OF_A_RISE) + 1e-12 for earlier, later in pairwise(given_out)
     )
-    assert all(0.1 <= scale <= 1.0 for scale in given_out)
+    assert all(floor <= scale <= 1.0 for scale in given_out)
 
 
 def test_generated_histories_do_lower_the_scale() -> None:
@@ -112,6 +134,6 @@ def test_generated_histories_do_lower_the_scale() -> None:
     log: list[Decision] = []
     state = WarningState()
     for step, (length, reward) in enumerate(rows, start=30):
-        state, _ = advance(state, ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}), CONFIGURATION)
+        state, _ = advance(state, ClosedStep(step, {LENGTH_KEY: length, REWARD_KEY: reward}), configured(0.1))
         log += decide(log, Observation(1, step, step, state.surge_step, at_us=step))
     assert fold(log).scale(90) == 0.5
