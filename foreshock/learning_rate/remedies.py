@@ -2,8 +2,8 @@
 
 The evidence is the loop's state and one step's rollouts; nothing is applied.
 
-- cause: the mismatch that no rate changes is beyond the set point and most of the mismatch. Neither a rate nor a
-  correction mends it.
+- cause: the mismatch that no rate changes is beyond the set point and most of the mismatch, and updates are within
+  their limit. Neither a rate nor a correction mends it.
 - rate: an update would be far beyond its set point at the full rate, or masking would leave too small a sample. No
   correction makes an update smaller.
 - correction: else. Masking keeps most of the sample, and the full rate.
@@ -83,25 +83,24 @@ def favoured(loop: LoopState, settings: LoopSettings, also: Sequence[RemedyRecor
     if not is_wanted(loop, settings):
         return Remedies()
     static, driven = loop.static or 0.0, loop.average or 0.0
-    if finding(loop, settings) is not None and static >= driven:
+    is_static = finding(loop, settings) is not None and static >= driven
+    at_any_rate = f"{percent(static / (static + driven))} of the mismatch is there at any rate" if is_static else ""
+    large = _large_update(loop, settings)
+    if is_static and large is None:
         masking = f" {_dropped(also[0])}." if also else ""
         return Remedies(
             tuple(also), "cause",
-            f"Lowering the learning rate will not help: {percent(static / (static + driven))} of the mismatch is there "
-            f"at any rate. Find its cause by a probe.{masking}",
+            f"Lowering the learning rate will not help: {at_any_rate}. Find its cause by a probe.{masking}",
         )  # fmt: skip
+    besides = f" {at_any_rate}: find its cause by a probe." if is_static else ""
     if 0 < loop.updates < LEAST_UPDATES:
         return Remedies(
             tuple(also), None,
-            f"Rate or correction: it cannot tell before {LEAST_UPDATES} updates are logged, and {loop.updates} are.",
+            f"Rate or {'cause' if is_static else 'correction'}: it cannot tell before {LEAST_UPDATES} updates are "
+            f"logged, and {loop.updates} are.{besides}",
         )  # fmt: skip
-    update = loop.full_update
-    if update is not None and update > LARGEST_UPDATE * settings.update_set_point:
-        return Remedies(
-            tuple(also), "rate",
-            f"Lower the rate: at the full one an update moves the policy by {number(update)} nats per token, "
-            f"{update / settings.update_set_point:.2g} × its set point, and no correction makes it smaller.",
-        )  # fmt: skip
+    if large is not None:
+        return Remedies(tuple(also), "rate", f"Lower the rate: {large}, and no correction makes it smaller.{besides}")
     if not also:
         return Remedies(
             why=f"No correction can be compared with the rate: that needs {plural(LEAST_ROLLOUTS, 'rollout')} of the "
@@ -119,6 +118,21 @@ def favoured(loop: LoopState, settings: LoopSettings, also: Sequence[RemedyRecor
         f"Lower the rate: sequence MIS at {best.threshold} would leave an effective sample of only "
         f"{percent(best.expected.ess)}.",
     )  # fmt: skip
+
+
+def _large_update(loop: LoopState, settings: LoopSettings) -> str | None:
+    """Return that updates are beyond their limit at the full rate, or the newest one if that is unknown; None if not.
+
+    It is unknown while the trainer has not logged its rate, or fewer updates than the first ones, which are larger.
+    """
+    update, point = loop.full_update, settings.update_set_point
+    which = "at the full one an update moves the policy by"
+    if update is None:
+        update, point = loop.update, loop.update_point(settings)
+        which = "the newest update moved the policy by"
+    if update is None or update <= LARGEST_UPDATE * point:
+        return None
+    return f"{which} {number(update)} nats per token, {update / point:.2g} × its set point"
 
 
 def _dropped(remedy: RemedyRecord, name: str = "Sequence MIS") -> str:

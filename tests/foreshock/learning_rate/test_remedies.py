@@ -66,6 +66,31 @@ def test_cause_is_favoured_if_the_mismatch_is_there_at_any_rate() -> None:
     assert favoured(numerics, SETTINGS, ()).favours == "cause"
 
 
+@pytest.mark.parametrize("rate", [1e-4, None])
+def test_large_update_is_told_beside_a_static_mismatch(rate: float | None) -> None:
+    state = LoopState()
+    reading = Reading(k3=2e-2, lag=0.0, update=4 * SETTINGS.update_set_point, rate=rate)
+    for number in range(1, 31):
+        state = advance_loop(state, reading, SETTINGS)
+        found = favoured(state, SETTINGS, remedies_of(0.2))
+        # The first updates are larger.
+        expected = "cause" if number <= FIRST_UPDATES else None if number < LEAST_UPDATES else "rate"
+        assert found.favours == expected
+        if expected is None:
+            assert found.why == (
+                f"Rate or cause: it cannot tell before 15 updates are logged, and {number} are. 100 % of the mismatch "
+                "is there at any rate: find its cause by a probe."
+            )
+    moved = "at the full one an update moves the policy by" if rate else "the newest update moved the policy by"
+    assert state.log_scale < -1.0
+    assert found.why == (
+        f"Lower the rate: {moved} 8.0e-3 nats per token, 4 × its set point, and no correction makes it smaller. 100 % "
+        "of the mismatch is there at any rate: find its cause by a probe."
+    )
+    small = advance_loop(LoopState(), replace(reading, update=SETTINGS.update_set_point), SETTINGS)
+    assert favoured(small, SETTINGS, ()).favours == "cause"
+
+
 @pytest.mark.parametrize(("rollouts", "enough"), [(LEAST_ROLLOUTS - 1, False), (LEAST_ROLLOUTS, True)])
 def test_fewer_rollouts_than_the_minimum_cannot_tell(rollouts: int, enough: bool) -> None:
     also = remedies_of(0.1, rollouts=rollouts)
