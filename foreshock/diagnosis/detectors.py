@@ -289,7 +289,7 @@ def _reading(step: int, values: Mapping[str, float], rules: RulesState, of_step:
         finite_or_none(values.get(key))
         for key in (K3, LAG_KEY, UPDATE_KEY, LEARNING_RATE_KEY, TOKENS_KEY, LAST_STEP_KEY)
     )
-    lowered = any(rule.effect == "halve" and rules.firing(rule) is not None for rule in of_step)
+    lowered = tuple(rule.name for rule in of_step if rule.effect == "halve" and rules.firing(rule) is not None)
     return Reading(k3, lag, StepLags.of(values).numerics, update, rate, tokens, lowered, step, last_step)
 
 

@@ -26,7 +26,8 @@ from functools import reduce
 from typing import Any, Literal
 
 from foreshock.diagnosis.detectors import OpenSignal
-from foreshock.learning_rate.loop import LoopSettings, LoopState, next_point
+from foreshock.learning_rate.loop import LoopSettings, LoopState
+from foreshock.learning_rate.loop_moves import next_point
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
     DECAY_FLOOR,

@@ -24,15 +24,15 @@ Everything is a function of the closed steps in their order; there is no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from foreshock.diagnosis.wording import percent
-from foreshock.learning_rate.schedule import HORIZON, LoopPoint, loop_scale
-
 LARGEST_ERROR: Final = math.log(10.0)
 """A value farther from its set point than a factor of ten counts as ten."""
+
+ERROR_OF_A_RULE: Final = math.log(2.0)
+"""A firing rule with the effect "halve" counts as twice a set point."""
 
 SMALLEST: Final = 1e-9
 """Nats per token. A smaller k3 is a rounding error."""
@@ -134,8 +134,8 @@ class Reading:
 
     ``k3`` is of all tokens and ``k3_at_lag_0`` of those at lag 0, in nats per token. ``lag`` is the mean lag in steps;
     ``rate`` the learning rate of the step. ``update`` is k3 of the policy after the step's update against the one
-    before, on the step's rollouts. ``lowered``: a rule with the effect "halve" fires. ``last_step`` is the last one
-    that the trainer plans.
+    before, on the step's rollouts. ``lowered`` are the rules with the effect "halve" that fire. ``last_step`` is the
+    last one that the trainer plans.
     """
 
     k3: float | None = None
@@ -144,7 +144,7 @@ class Reading:
     update: float | None = None
     rate: float | None = None
     tokens: float | None = None
-    lowered: bool = False
+    lowered: tuple[str, ...] = ()
     step: int = 0
     last_step: float | None = None
 
@@ -183,6 +183,8 @@ class LoopState:
     step: int = 0
     last_step: float | None = None
     """The newest plan of the trainer."""
+    lowered: tuple[str, ...] = ()
+    """Rules that fire, or fired while no value has been beyond its set point since: the average still holds them."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -191,7 +193,13 @@ class LoopState:
     def from_json(cls, value: Mapping[str, Any]) -> LoopState:
         response = value["response"]
         return cls(
-            **{**value, "baseline": tuple(value["baseline"]), "response": response and Response(**response)},
+            **{
+                **value,
+                "baseline": tuple(value["baseline"]),
+                "response": response and Response(**response),
+                # A state that an older release stored has none.
+                "lowered": tuple(value.get("lowered", ())),
+            }
         )
 
     @property
@@ -237,7 +245,7 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
         return state
     reading = _checked(reading)
     state = _with_full_update(_with_driven(_with_plan(state, reading), reading), reading)
-    errors = [math.log(2.0)] if reading.lowered else []
+    errors = [ERROR_OF_A_RULE] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
     if state.update is not None:
@@ -245,11 +253,13 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if not errors or (max(errors) <= 0.0 and _lacks_a_value(state)):
         return state
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
+    is_within = error <= 0.0
     # A lower average would only delay the next fall: at this one the scale rises as fast as it may.
     error = max(state.error + settings.weight * (error - state.error), -LARGEST_RISE / settings.gain)
     change = min(-settings.gain * error, LARGEST_RISE if settings.raises else 0.0)
     moved = min(max(state.log_scale + change, math.log(settings.floor)), 0.0)
-    return _judge_response(replace(state, error=error, log_scale=moved), reading, settings)
+    lowered = reading.lowered or (state.lowered if is_within and error > 0.0 else ())
+    return _judge_response(replace(state, error=error, log_scale=moved, lowered=lowered), reading, settings)
 
 
 def _checked(reading: Reading) -> Reading:
@@ -333,63 +343,6 @@ def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) 
         return replace(state, response=replace(response, at_floor=0))
     static = (state.static or 0.0) + state.average
     return replace(state, static=static, driven=0.0, average=0.0, error=0.0, response=None, follows=False)
-
-
-def next_point(
-    points: Sequence[LoopPoint],
-    reference: float | None,
-    state: LoopState,
-    settings: LoopSettings,
-    step: int,
-    applied_floor: float,
-) -> tuple[LoopPoint, float, str] | None:
-    """Return the loop's scale from ``step`` on, the reference for the next decision, and why; None if it stays.
-
-    The scale moves by the difference of the state's log s from ``reference``, the one that the last decision came to;
-    None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last, a
-    rise for at most `STEPS_OF_A_RISE`. What these cut is left for the next decisions: the reference that is returned is
-    by so much behind the state.
-    """
-    # A fall goes on between two answers, and what is below the floor is not applied.
-    now = math.log(max(loop_scale(points, step), applied_floor))
-    if reference is None:
-        reason = "The hold is over: the control loop goes on from the present scale."
-        return LoopPoint(step, math.exp(now)), state.log_scale, reason
-    last = points[-1] if points else LoopPoint(0, 1.0)
-    floor = min(math.log(settings.floor), now)
-    wanted = min(max(math.log(last.scale) + state.log_scale - reference, floor), 0.0)
-    # None since a decision for the same step: what that one's bounds cut is for later steps.
-    steps = min(max(step - last.step, 0), HORIZON)
-    rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
-    bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
-    reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > 1e-9
-    if abs(bounded - now) < LEAST_MOVE and not reaches_end:
-        return None
-    rises = bounded > now
-    if rises and state.error > 0.0:
-        # The fall between two answers went a little too far: no reason to rise.
-        return None
-    point = LoopPoint(step, math.exp(bounded), 0.0 if rises else state.fall(settings))
-    return point, state.log_scale - (wanted - bounded), _reason_of_move(state, settings, point.scale, rises=rises)
-
-
-def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, rises: bool) -> str:
-    said = [
-        f"{name} is {value:.2g} nats per token (set point {point:.2g})"
-        for name, value, point in (
-            ("the driven mismatch", state.driven, state.set_point(settings)),
-            ("the update", state.update, state.update_point(settings)),
-        )
-        if value is not None
-    ]
-    found = " and ".join(said) or "a rule that lowers the learning rate fires"
-    left = state.left
-    if left is not None and left < settings.cooldown:
-        found += f", with {percent(left)} of the planned steps left"
-    return (
-        f"{found[0].upper()}{found[1:]}; recent steps are at {math.exp(state.error):.2g} × the set point: "
-        f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."
-    )
 
 
 def finding(state: LoopState, settings: LoopSettings) -> str | None:

@@ -23,6 +23,8 @@ from foreshock.learning_rate.loop import (
     advance_loop,
     finding,
 )
+from foreshock.learning_rate.loop_moves import next_point
+from foreshock.learning_rate.schedule import LoopPoint
 
 SETTINGS = LoopSettings()
 START = Reading(k3=2e-4, lag=0.0)
@@ -258,15 +260,60 @@ def test_lagging_mismatch_with_a_measured_static_part_is_never_released() -> Non
 
 
 def test_rule_with_the_effect_halve_lowers_while_it_fires() -> None:
-    state = after([START, *[replace(START, lowered=True)] * 30])
+    state = after([START, *[replace(START, lowered=("clipping",))] * 30])
     assert scale(state) < 0.5
     assert scale(after([START] * 200, state)) == 1.0
 
 
+def reason_of(state: LoopState, points: tuple[LoopPoint, ...] = ()) -> str:
+    """Return the reason of the loop's decision ten steps after the newest point."""
+    step = points[-1].step + 10 if points else 10
+    moved = next_point(points, math.log(points[-1].scale) if points else 0.0, state, SETTINGS, step, 0.1)
+    assert moved is not None
+    return moved[2]
+
+
+def test_rise_names_no_number_that_the_cut_average_does_not_have() -> None:
+    low = after([START, *[Reading(k3=1e-1, lag=8.0)] * 20])
+    points = (LoopPoint(0, scale(low)),)
+    back = after([Reading(k3=2.1e-4, lag=8.0)] * 30, low)
+    assert math.exp(back.error) == pytest.approx(0.74, abs=0.01)
+    assert back.driven is not None
+    assert back.driven / back.set_point(SETTINGS) == pytest.approx(1.7e-3, rel=0.1)
+    assert reason_of(back, points).startswith(
+        "The driven mismatch is 1e-05 nats per token (set point 0.006); recent steps are below the set point: "
+        "the control loop raises the scale to "
+    )
+
+
+def test_rule_is_named_as_the_cause_where_it_counts_more_than_the_values() -> None:
+    small = Reading(k3=1e-3, lag=8.0)
+    firing = replace(small, lowered=("clipping",))
+    state = after([START, *[firing] * 10])
+    assert reason_of(state).startswith(
+        "Rule clipping has fired (counts as 2 × a set point) and the driven mismatch is 0.0008 nats per token "
+        "(set point 0.006); recent steps count as 1."
+    )
+    # It is the cause, too, of what is lowered in the steps after it.
+    assert reason_of(after([small], state)).startswith("Rule clipping has fired")
+    assert after([small] * 30, state).lowered == ()
+    both = after([replace(firing, lowered=("clipping", "kl_rise"))], state)
+    assert reason_of(both).startswith("Rules clipping, kl_rise have fired (counts as 2 × a set point) and the driven")
+    # A value that is farther beyond its set point is the cause.
+    large = after([Reading(k3=5e-2, lag=8.0, lowered=("clipping",))] * 5, state)
+    assert reason_of(large).startswith("The driven mismatch is 0.05 nats per token")
+    assert reason_of(after([Reading(lowered=("clipping",))] * 10)).startswith("Rule clipping has fired (counts as 2 ×")
+
+
 def test_state_round_trips_through_json() -> None:
-    state = after([Reading(k3=1e-3, rate=1e-4)] * 10 + [Reading(k3=5e-2, rate=1e-4)] * 30)
+    state = after([Reading(k3=1e-3, rate=1e-4)] * 10 + [Reading(k3=5e-2, rate=1e-4, lowered=("clipping",))] * 30)
     assert state.response is not None
-    assert LoopState.from_json(json.loads(json.dumps(state.to_json()))) == state
+    assert state.lowered == ("clipping",)
+    stored = json.loads(json.dumps(state.to_json()))
+    assert LoopState.from_json(stored) == state
+    # Older releases did not name the rules.
+    del stored["lowered"]
+    assert LoopState.from_json(stored) == replace(state, lowered=())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,88 @@
+"""The decisions of the control loop: the next point of its scale, and the sentence that gives the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from foreshock.diagnosis.wording import percent
+from foreshock.learning_rate.loop import (
+    ERROR_OF_A_RULE,
+    LARGEST_FALL,
+    LARGEST_RISE,
+    LEAST_MOVE,
+    STEPS_OF_A_RISE,
+    LoopSettings,
+    LoopState,
+)
+from foreshock.learning_rate.schedule import HORIZON, LoopPoint, loop_scale
+
+
+def next_point(
+    points: Sequence[LoopPoint],
+    reference: float | None,
+    state: LoopState,
+    settings: LoopSettings,
+    step: int,
+    applied_floor: float,
+) -> tuple[LoopPoint, float, str] | None:
+    """Return the loop's scale from ``step`` on, the reference for the next decision, and why; None if it stays.
+
+    The scale moves by the difference of the state's log s from ``reference``, the one that the last decision came to;
+    None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last, a
+    rise for at most `STEPS_OF_A_RISE`. What these cut is left for the next decisions: the reference that is returned is
+    by so much behind the state.
+    """
+    # A fall goes on between two answers, and what is below the floor is not applied.
+    now = math.log(max(loop_scale(points, step), applied_floor))
+    if reference is None:
+        reason = "The hold is over: the control loop goes on from the present scale."
+        return LoopPoint(step, math.exp(now)), state.log_scale, reason
+    last = points[-1] if points else LoopPoint(0, 1.0)
+    floor = min(math.log(settings.floor), now)
+    wanted = min(max(math.log(last.scale) + state.log_scale - reference, floor), 0.0)
+    # None since a decision for the same step: what that one's bounds cut is for later steps.
+    steps = min(max(step - last.step, 0), HORIZON)
+    rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
+    bounded = min(max(wanted, now - LARGEST_FALL * steps), now + rise)
+    reaches_end = bounded == wanted and wanted in (floor, 0.0) and abs(bounded - now) > 1e-9
+    if abs(bounded - now) < LEAST_MOVE and not reaches_end:
+        return None
+    rises = bounded > now
+    if rises and state.error > 0.0:
+        # The fall between two answers went a little too far: no reason to rise.
+        return None
+    point = LoopPoint(step, math.exp(bounded), 0.0 if rises else state.fall(settings))
+    return point, state.log_scale - (wanted - bounded), _reason_of_move(state, settings, point.scale, rises=rises)
+
+
+def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, rises: bool) -> str:
+    values = [
+        (name, value, point)
+        for name, value, point in (
+            ("the driven mismatch", state.driven, state.set_point(settings)),
+            ("the update", state.update, state.update_point(settings)),
+        )
+        if value is not None
+    ]
+    said = [f"{name} is {value:.2g} nats per token (set point {point:.2g})" for name, value, point in values]
+    if not rises and all(value <= math.exp(ERROR_OF_A_RULE) * point for _, value, point in values):
+        said = [*_rules(state.lowered), *said]
+    found = " and ".join(said) or "a rule that lowers the learning rate fires"
+    left = state.left
+    if left is not None and left < settings.cooldown:
+        found += f", with {percent(left)} of the planned steps left"
+    # The average of low values is cut: how far recent steps are below is not known from it.
+    recent = "are below the set point" if rises else f"count as {math.exp(state.error):.2g} × the set point"
+    return (
+        f"{found[0].upper()}{found[1:]}; recent steps {recent}: "
+        f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."
+    )
+
+
+def _rules(names: Sequence[str]) -> list[str]:
+    """Return what is said of the rules that the loop lowers for; nothing without one."""
+    if not names:
+        return []
+    fired = f"rule {names[0]} has fired" if len(names) == 1 else f"rules {', '.join(names)} have fired"
+    return [f"{fired} (counts as {math.exp(ERROR_OF_A_RULE):.2g} × a set point)"]
