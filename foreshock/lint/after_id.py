@@ -11,10 +11,15 @@ id of those runs gives at most 8. Single large differences can follow a rare id 
 uncertain only after an id has most of its k3 there. So the id is compared with the responses that do not have it, in k3
 per token and in k3 per nat of surprisal, and with the tokens before it; and large differences must follow it in several
 responses of several prompts.
+
+Only tokens that the model sampled count, as candidates and as first occurrences: template tokens and tool output stand
+before every later turn. If masked tokens stand before the id, or between it and the large differences, these may begin
+with the turn, and are no evidence against the id.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +47,7 @@ _LARGEST_VOCABULARY = 1 << 22
 
 
 class MismatchAfterIds(KeyedSums):
-    """Sums after the first occurrence of an id in a response, by token id, in nats (k3, and −log μ).
+    """Sums after the first sampled occurrence of an id in a response, by token id, in nats (k3, and −log μ).
 
     An id of one batch may be missing in another, where no large difference follows it.
     """
@@ -51,7 +56,7 @@ class MismatchAfterIds(KeyedSums):
     COUNTS = (
         "rollouts",  # with a compared token after the first occurrence
         "hits",  # of these: with |d| of LARGE_D or more after it
-        "near",  # of the hits: within the next tokens
+        "near",  # of the hits: within the next tokens, with no masked token from the one before the id on
         "groups",  # prompt groups of the hits; a group that shards share counts once for each
         "tokens",  # compared tokens after it, and before it or at it
         "tokens_before",
@@ -64,16 +69,16 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     if not any_large or batch.rollout_log_probs is None or batch.trainer_log_probs is None:
         return MismatchAfterIds.empty()
     d = batch.trainer_log_probs - batch.rollout_log_probs
-    compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs)
-    if batch.response_mask is not None:
-        compared &= batch.response_mask != 0
+    generated = batch.generated
+    compared = are_log_probs(batch.trainer_log_probs) & are_log_probs(batch.rollout_log_probs) & generated
     d[~compared] = 0.0
     np.clip(d, -_LARGEST_D, _LARGEST_D, out=d)
     large = np.flatnonzero(np.abs(d) >= np.float32(LARGE_D))
-    candidates = _candidates(batch, large)
+    candidates = _candidates(batch, generated, large)
     surprisal = np.where(compared, -batch.rollout_log_probs, np.float32(0.0))
     k3 = np.expm1(d, dtype=np.float64) - d
-    found = [_sums_of(batch, int(each), compared, large, k3, surprisal) for each in candidates]
+    tokens = _Tokens(generated, np.concatenate([[0], np.cumsum(~generated)]), compared, large, k3, surprisal)
+    found = [_sums_of(batch, int(each), tokens) for each in candidates]
     # Examples of the id with the largest mean k3 after it, which is the one that a finding names.
     worst = max(found, key=lambda each: each[1][0] / max(each[0][4], 1), default=None)
     for place in worst[2] if worst is not None else ():
@@ -83,7 +88,22 @@ def mismatch_after_ids(batch: RolloutBatch, builder: EvidenceBuilder, *, any_lar
     return MismatchAfterIds.of(candidates, counts, sums)
 
 
-def _candidates(batch: RolloutBatch, large: Ints) -> Ints:
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The tokens of a batch, [T] each, and the positions `large` [L] of large differences.
+
+    `masked_before` [T + 1] counts the masked tokens before each position; `k3` and `surprisal` are in nats.
+    """
+
+    generated: NDArray[np.bool_]
+    masked_before: Ints
+    compared: NDArray[np.bool_]
+    large: Ints
+    k3: NDArray[np.float64]
+    surprisal: NDArray[np.float32]
+
+
+def _candidates(batch: RolloutBatch, generated: NDArray[np.bool_], large: Ints) -> Ints:
     """Return at most CANDIDATES ids, ascending: those before the first large difference of responses, rare elsewhere.
 
     The order is by R² / occurrences, for an id that stands in R of the searched windows; then by how near it stands.
@@ -96,6 +116,7 @@ def _candidates(batch: RolloutBatch, large: Ints) -> Ints:
         worst = np.argsort(-many, kind="stable")[:_ROLLOUTS_SEARCHED]
         rows, ends = rows[worst], ends[worst]
     places, window = _ranges(np.maximum(offsets[rows], ends - _TOKENS_SEARCHED), ends)
+    places, window = places[generated[places]], window[generated[places]]
     if not places.size:
         return np.zeros(0, np.int64)
     distance = ends[window] - places
@@ -107,7 +128,7 @@ def _candidates(batch: RolloutBatch, large: Ints) -> Ints:
     unique, inverse = np.unique(of_id[fresh], return_inverse=True)
     windows = np.bincount(inverse)
     nearness = np.bincount(inverse, distance[order][fresh]) / windows
-    occurrences = _occurrences(ids, unique)
+    occurrences = _occurrences(ids if generated.all() else ids[generated], unique)
     best = np.lexsort((unique, nearness, -(windows.astype(np.float64) ** 2) / occurrences))[:CANDIDATES]
     return np.sort(unique[best]).astype(np.int64)
 
@@ -120,17 +141,10 @@ def _occurrences(ids: NDArray[np.integer], unique: NDArray[np.integer]) -> Ints:
     return np.asarray(counts[np.searchsorted(kept, unique)], np.int64)
 
 
-def _sums_of(
-    batch: RolloutBatch,
-    token_id: int,
-    compared: NDArray[np.bool_],
-    large: Ints,
-    k3: NDArray[np.float64],
-    surprisal: NDArray[np.float32],
-) -> tuple[list[int], list[float], list[int]]:
+def _sums_of(batch: RolloutBatch, token_id: int, tokens: _Tokens) -> tuple[list[int], list[float], list[int]]:
     """Return the counts and sums of an id, and the positions of three first occurrences that are hits."""
-    offsets = batch.response_offsets
-    places = np.flatnonzero(batch.response_token_ids == token_id)
+    offsets, large, masked_before = batch.response_offsets, tokens.large, tokens.masked_before
+    places = np.flatnonzero((batch.response_token_ids == token_id) & tokens.generated)
     rows, first = np.unique(np.searchsorted(offsets, places, side="right") - 1, return_index=True)
     at = places[first] + 1
     # Rows in turn: the tokens up to the first occurrence, and those after it; a last empty part ends them.
@@ -139,20 +153,21 @@ def _sums_of(
     before, after = (
         {
             name: np.bincount(parts, values[positions], starts.size)[side::2]
-            for name, values in (("tokens", compared), ("k3", k3), ("surprisal", surprisal))
+            for name, values in (("tokens", tokens.compared), ("k3", tokens.k3), ("surprisal", tokens.surprisal))
         }
         for side in (0, 1)
     )
     kept = after["tokens"] > 0
     next_large = np.searchsorted(large, at)
     hit = kept & (np.searchsorted(large, offsets[rows + 1]) > next_large)
-    distance = np.append(large, np.iinfo(np.int64).max)[next_large] - at
-    near = hit & (distance < _NEAR)
+    first_large = np.append(large, batch.num_tokens)[next_large]
+    unbroken = masked_before[first_large] == masked_before[np.maximum(at - 2, offsets[rows])]
+    near = hit & (first_large - at < _NEAR) & unbroken
     groups = batch.group_ids
     hits = rows[hit].tolist()
     named = {row if groups is None or groups[row] is None else groups[row] for row in hits}
-    tokens = [int(side["tokens"][kept].sum()) for side in (after, before)]
-    counts = [int(kept.sum()), int(hit.sum()), int(near.sum()), len(named), *tokens]
+    sizes = [int(side["tokens"][kept].sum()) for side in (after, before)]
+    counts = [int(kept.sum()), int(hit.sum()), int(near.sum()), len(named), *sizes]
     sums = [float(side[name][kept].sum()) for name in ("k3", "surprisal") for side in (after, before)]
     return counts, sums, (at[hit][:3] - 1).tolist()
 

@@ -39,7 +39,7 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch
 
 # Raise the number whenever a stored value changes its meaning.
-_KIND = "lint-5"
+_KIND = "lint-6"
 _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "counts": ("<i8", (len(COUNTS),)),
     "sums": ("<f8", (2, len(SUMS))),

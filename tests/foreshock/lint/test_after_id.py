@@ -45,6 +45,52 @@ def in_another_context(batch: RolloutBatch, chosen: np.ndarray, seed: int = 9) -
     return replace(batch, trainer_log_probs=np.where(chosen, -other, batch.trainer_log_probs))
 
 
+CHAT_END, TOOL, PAD, ANSWER = 101, 102, 103, 104
+
+
+def chat(*, tool_tokens: int = 20, opens_with: int | None = None, with_turn: bool = True) -> RolloutBatch:
+    """Return responses of two turns in every second rollout, of one in the others: 16 prompts, 8 rollouts each.
+
+    CHAT_END, which the model samples, ends each turn. The template and tool output between two turns are masked. One
+    response in ten of either kind has the sampled id PAD in its first turn; `opens_with` is the first id of turn 2.
+    """
+    random = np.random.default_rng(5)
+    ids, mask, turns, lengths = [], [], [], []
+    for row in range(128):
+        first, second = (random.integers(1, VOCABULARY, random.integers(20, 150)) for _ in range(2))
+        if row % 10 in (3, 6):
+            first[5] = PAD
+        second[0] = opens_with or second[0]
+        template = [TOOL, *random.integers(1, VOCABULARY, tool_tokens), CHAT_END, TOOL]
+        parts = [[*first, CHAT_END], *([template, [*second, CHAT_END]] if row % 2 else [])]
+        ids += [each for part in parts for each in part]
+        mask += [number != 1 for number, part in enumerate(parts) for _ in part]
+        turns += [min(number, 1) for number, part in enumerate(parts) for _ in part]
+        lengths.append(sum(map(len, parts)))
+    generated = np.array(mask)
+    mu = np.where(generated, -random.exponential(0.6, generated.size), 0).astype(np.float32)
+    d = np.where(generated, random.normal(0, 0.01, mu.size), 0).astype(np.float32)
+    columns: dict[str, Any] = {"turn": np.array(turns, np.int16)} if with_turn else {}
+    return RolloutBatch.from_arrays(
+        [f"rollout-{row}" for row in range(128)],
+        np.arange(128) % 16,
+        np.arange(129),
+        np.array(ids, np.int32),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        rollout_log_probs=mu,
+        trainer_log_probs=np.minimum(mu + d, 0),
+        response_mask=generated.astype(np.uint8),
+        group_ids=[f"prompt-{row % 16}" for row in range(128)],
+        **columns,
+    )
+
+
+def second_turn(batch: RolloutBatch) -> np.ndarray:
+    """Return True for the sampled tokens of turn 2, shape [T]."""
+    assert batch.response_mask is not None
+    return (batch.response_mask != 0) & after(batch, TOOL)
+
+
 def names(batch: RolloutBatch) -> set[str]:
     return {warning.name for warning in lint_batch(batch).warnings}
 
@@ -67,7 +113,7 @@ def test_masked_tokens_and_nan_are_not_counted() -> None:
     batch = batch_with_pad()
     faulty = in_another_context(batch, after(batch, 0))
     assert faulty.trainer_log_probs is not None
-    mask = (np.arange(batch.num_tokens) % 7 != 3).astype(np.uint8)
+    mask = ((np.arange(batch.num_tokens) % 7 != 3) | (batch.response_token_ids == 0)).astype(np.uint8)
     target = np.where(np.arange(batch.num_tokens) % 11 == 5, np.float32(np.nan), faulty.trainer_log_probs)
     damaged = replace(faulty, response_mask=mask, trainer_log_probs=target)
     (warning,) = [each for each in lint_batch(damaged).warnings if each.name == CHECK]
@@ -104,6 +150,40 @@ def test_id_of_one_prompt_is_not_blamed() -> None:
             ids[batch.response_offsets[row] + 1] = 0
     batch = replace(batch, response_token_ids=ids)
     assert CHECK not in names(in_another_context(batch, after(batch, 0)))
+
+
+@pytest.mark.parametrize("tool_tokens", [0, 2, 20, 100])
+@pytest.mark.parametrize("opens_with", [None, ANSWER])
+def test_a_turn_that_differs_is_blamed_on_no_token_of_its_template(tool_tokens: int, opens_with: int | None) -> None:
+    batch = chat(tool_tokens=tool_tokens, opens_with=opens_with)
+    faulty = in_another_context(batch, second_turn(batch))
+    (warning,) = [each for each in lint_batch(faulty).warnings if each.severity != "info"]
+    assert warning.name == "mismatch_by_place"
+    assert "from turn 1 on" in warning.title
+    assert names(batch) <= {"sampling_not_declared"}
+    assert CHECK not in names(in_another_context(replace(batch, turn=None), second_turn(batch)))
+
+
+@pytest.mark.parametrize("tool_tokens", [0, 20])
+def test_sampled_id_of_a_chat_is_found_beside_its_template(tool_tokens: int) -> None:
+    batch = chat(tool_tokens=tool_tokens)
+    assert batch.response_mask is not None
+    chosen = after(batch, PAD) & (batch.response_mask != 0)
+    (warning,) = [each for each in lint_batch(in_another_context(batch, chosen)).warnings if each.name == CHECK]
+    assert (warning.severity, warning.evidence["token_id"]) == ("critical", PAD)
+    assert warning.evidence["tokens_after"] == chosen.sum()
+
+
+def test_masked_occurrences_of_a_sampled_id_are_not_its_first() -> None:
+    batch = chat()
+    # Tool output of every rollout of two turns has the id too.
+    inside = after(batch, TOOL) & (np.asarray(batch.response_mask) == 0) & (batch.response_token_ids < VOCABULARY)
+    ids = np.where(inside, PAD, batch.response_token_ids).astype(np.int32)
+    batch = replace(batch, response_token_ids=ids)
+    sampled = replace(batch, response_token_ids=np.where(inside, 0, ids).astype(np.int32))
+    chosen = after(sampled, PAD) & (np.asarray(batch.response_mask) != 0)
+    (warning,) = [each for each in lint_batch(in_another_context(batch, chosen)).warnings if each.name == CHECK]
+    assert (warning.evidence["token_id"], warning.evidence["tokens_after"]) == (PAD, chosen.sum())
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3, 1.0])
