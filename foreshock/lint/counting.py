@@ -89,6 +89,7 @@ COUNTS = (
     "declared_tempered",
     "declared_truncated",
     "declared_shaped",
+    "declared_plain",  # temperature 1, top-p 1, and neither top-k nor min-p
     "sampling_unknown",
     "mode_raw",
     "mode_processed",

@@ -24,7 +24,7 @@ from foreshock.lint.report import (
     title_of_part,
 )
 from foreshock.lint.sampling import is_entropy
-from foreshock.lint.values import example_at
+from foreshock.lint.values import example_at, short_type
 from foreshock.measures.estimators.intervals import student_t_quantile
 from foreshock.model_kind import MODEL_KIND_NAMES, ModelKind
 from foreshock.ranges import required_range
@@ -166,9 +166,13 @@ _LEAST_RATIO_ERROR = 0.02
 _LEAST_CERTAIN = 20
 _CERTAIN_SHARE = 0.01
 _ONE_SIDED = 0.2
+# Rounded logits make likely tokens certain, and d of the others has both signs: a ratio of 0.14 or more was measured.
+_ONE_SIDED_IF_ROUNDED = 0.05
 _LEAST_COPIED_ROLLOUTS, _COPIED_SHARE = 2, 0.05
-# If truncation is declared, this much missing mass is enough: it biases k3 as much as a mismatch does.
+# If truncation is declared, or tokens are certain under μ only, this much missing mass is enough: it biases k3 as much
+# as a mismatch does.
 _LEAST_CUT = 0.002
+_CUT_LEVEL = 0.999
 _TOP_P_SLACK = 0.05
 _FAR_BELOW_SHARE = 0.02
 
@@ -217,13 +221,13 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     off = significant and abs(mean) >= _LEAST_RATIO_ERROR
     certain = evidence.count("certain_behaviour")
     above, below = evidence.count("above_zero"), evidence.count("below_zero")
-    many_certain = certain >= _LEAST_CERTAIN and certain >= _CERTAIN_SHARE * paired
     one_sided = below >= _LEAST_CERTAIN and above <= _ONE_SIDED * below
     numbers = {"mean_ratio": 1.0 + mean, "t": t, "groups": groups, "certain_under_mu_only": certain}
     numbers |= {"d_above_0.01": above, "d_below_minus_0.01": below}
     mean_text = f"Mean ρ is {format_number(1.0 + mean)}{_interval(mean, t, groups)}"
     too_few = NotChecked(other, f"the error of mean ρ needs {LEAST_GROUPS} prompt groups, and there are {groups}")
-    truncated = many_certain or (off and mean < 0 and one_sided) or (cut and significant and mean <= -_LEAST_CUT)
+    truncated = (off and mean < 0 and one_sided) or (cut and significant and mean <= -_LEAST_CUT)
+    truncated = truncated or _certain_by_truncation(evidence, mean, t, groups)
     if truncated and _may_be_truncated(evidence, mean):
         seen = (
             f"{mean_text}; d is below −0.01 at {below:,} tokens and above 0.01 at {above:,}; {certain:,} tokens "
@@ -235,6 +239,25 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     if off:
         return Clean(processed), Finding(other, "warning", f"{mean_text}, Student's t {format_number(t)}.", numbers)
     return Clean(processed), Clean(other)
+
+
+def _certain_by_truncation(evidence: LintEvidence, mean: float, t: float, groups: int) -> bool:
+    """Return whether tokens are certain under μ only because μ was truncated, whatever the size of its effect.
+
+    Log-probs of rounded logits, or rounded to few decimals, make tokens certain too. But rounding moves d both ways and
+    leaves mean ρ near 1, within 0.01 for bfloat16; truncation moves all d below 0, which a mismatch may hide.
+    """
+    certain, paired = evidence.count("certain_behaviour"), evidence.count("paired")
+    above, below = evidence.count("above_zero"), evidence.count("below_zero")
+    if certain < max(_LEAST_CERTAIN, _CERTAIN_SHARE * paired):
+        return False
+    if evidence.count("declared_plain") == evidence.count("rollouts"):
+        return False
+    rounded = short_type(evidence, "rollout") is not None
+    if above <= (_ONE_SIDED_IF_ROUNDED if rounded else _ONE_SIDED) * below:
+        return True
+    tested = groups >= LEAST_GROUPS and math.isfinite(mean) and not math.isnan(t)
+    return tested and not rounded and mean <= -_LEAST_CUT and t <= -student_t_quantile(_CUT_LEVEL, groups - 1)
 
 
 def _may_be_truncated(evidence: LintEvidence, mean: float) -> bool:

@@ -59,6 +59,7 @@ def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> 
         declared_tempered=int(tempered.sum()),
         declared_truncated=int(truncated.sum()),
         declared_shaped=int(shaped.sum()),
+        declared_plain=int((~shaped & ~np.isnan(temperature) & ~np.isnan(top_p)).sum()),
         sampling_unknown=int(unknown.sum()),
         mode_raw=rollouts if raw else 0,
         mode_processed=rollouts if mode == "processed_logprobs" else 0,

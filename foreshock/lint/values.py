@@ -273,7 +273,7 @@ def check_rounding(evidence: LintEvidence) -> Outcome:
         if seen < _LEAST_ROUNDING_SEEN or evidence.extreme(f"{name}_max") == -evidence.extreme(f"{name}_minus_min"):
             continue
         enough = True
-        kind = _short_type(evidence, name)
+        kind = short_type(evidence, name)
         if kind is None:
             continue
         fitting, large = evidence.count(f"{name}_as_{kind}"), evidence.count(f"{name}_large_seen")
@@ -297,7 +297,7 @@ def check_rounding(evidence: LintEvidence) -> Outcome:
     return Clean(check) if enough else NotChecked(check, f"fewer than {_LEAST_ROUNDING_SEEN} uncertain tokens")
 
 
-def _short_type(evidence: LintEvidence, name: str) -> str | None:
+def short_type(evidence: LintEvidence, name: str) -> str | None:
     """Return the type that a column, or a good part of its values of 0.5 or more, fits into; None if neither does."""
     seen, large = evidence.count(f"{name}_rounding_seen"), evidence.count(f"{name}_large_seen")
     for kind in ("bfloat16", "float16"):

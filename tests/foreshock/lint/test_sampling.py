@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from foreshock.lint import LintWarning, lint_batch
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from tests.foreshock.lint.sampled import Sampling, sample
+from tests.foreshock.lint.test_corruptions import rounded_to_bfloat16
 
 
 def warnings_of(batch: RolloutBatch) -> dict[str, LintWarning]:
@@ -49,6 +51,25 @@ def test_processed_log_probs_under_truncation_have_mean_ratio_below_1() -> None:
     # Declared sampling or missing entropies do not change the result.
     declared = replace(batch, attributes=BatchAttributes(top_p=0.8, logprobs_mode="processed_logprobs"), entropy=None)
     assert set(warnings_of(declared)) == {"processed_log_probs"}
+
+
+@pytest.mark.parametrize("top_p", [0.95, 0.98])
+@pytest.mark.parametrize("mismatch", [0.0, 0.05])
+def test_light_truncation_is_found_beside_a_mismatch_of_both_signs(top_p: float, mismatch: float) -> None:
+    batch = replace(sample(Sampling(top_p=top_p, processed=True)), entropy=None)
+    assert batch.trainer_log_probs is not None
+    # E ρ of the noise is 1, so that it leaves the mean.
+    noise = np.random.default_rng(1).normal(-(mismatch**2) / 2, mismatch, batch.num_tokens).astype(np.float32)
+    warnings = warnings_of(replace(batch, trainer_log_probs=batch.trainer_log_probs + noise))
+    assert warnings["processed_log_probs"].severity == "critical"
+    assert -0.03 < warnings["processed_log_probs"].evidence["mean_ratio"] - 1 < -0.002
+
+
+def test_light_truncation_is_found_in_bfloat16() -> None:
+    batch = replace(sample(Sampling(top_p=0.95, processed=True)), entropy=None)
+    assert batch.rollout_log_probs is not None
+    short = rounded_to_bfloat16(batch.rollout_log_probs)
+    assert {"processed_log_probs", "rounded_log_probs"} <= set(warnings_of(replace(batch, rollout_log_probs=short)))
 
 
 def test_temperature_of_trainer_beside_raw_log_probs_moves_mean_ratio() -> None:
