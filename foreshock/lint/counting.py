@@ -47,6 +47,7 @@ _OF_COLUMNS = (
 
 COUNTS = (
     "rollouts",
+    "rollouts_unseen",  # of the same shards, which were sent as statistics with a sample: those outside the sample
     "tokens",  # generated
     "tool_tokens",
     *(f"{column}_{name}" for column in COLUMNS for name in _OF_COLUMNS),
@@ -247,8 +248,6 @@ class KeyedSums:
 Keys = NDArray[np.uint64]
 
 GROUP_COLUMNS = ("surprisal", "ratio_minus_one", "k3")
-# By prompt group: rollouts, those with a reward, the least reward negated and the largest.
-REWARD_COLUMNS = ("rollouts", "rewards", "minus_min_reward", "max_reward")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,44 +255,32 @@ class GroupSums:
     """Sums over the tokens of G prompt groups; a rollout without a group is a group of its own.
 
     `tokens` [G] counts the tokens with two log-probs; `sums` [G, 3] are Σ(−log μ − H) in nats, Σ(ρ − 1), and Σ k3 in
-    nats; `rewards` [G, 4] are REWARD_COLUMNS.
+    nats.
     """
 
     keys: Keys
     tokens: NDArray[np.int64]
     sums: CompensatedSums
-    rewards: NDArray[np.float64]
 
     @classmethod
-    def of(
-        cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64], reward: NDArray[np.floating] | None
-    ) -> GroupSums:
-        """Return the sums by group of N rollouts with these group keys [N], tokens [N], sums [N, 3] and rewards [N]."""
+    def of(cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupSums:
+        """Return the sums by group of N rollouts with these group keys [N], tokens [N] and sums [N, 3]."""
         unique, inverse = np.unique(keys, return_inverse=True)
         totals = np.zeros((unique.size, len(GROUP_COLUMNS)))
         np.add.at(totals, inverse, sums)
         counted = np.bincount(inverse, tokens, unique.size).astype(np.int64)
-        rewards = no_rewards(unique.size)
-        np.add.at(rewards[:, 0], inverse, 1.0)
-        if reward is not None:
-            known = np.isfinite(reward)
-            np.add.at(rewards[:, 1], inverse[known], 1.0)
-            np.maximum.at(rewards[:, 2], inverse[known], -reward[known])
-            np.maximum.at(rewards[:, 3], inverse[known], reward[known])
-        return cls(unique, counted, CompensatedSums(totals, np.zeros_like(totals)), rewards)
+        return cls(unique, counted, CompensatedSums(totals, np.zeros_like(totals)))
 
     def merge(self, other: GroupSums) -> GroupSums:
         """Return the groups of both; the sums of a common group are added."""
         union = np.union1d(self.keys, other.keys)
         tokens = np.zeros(union.size, np.int64)
-        sums, rewards = CompensatedSums.zeros(union.size, len(GROUP_COLUMNS)), no_rewards(union.size)
+        sums = CompensatedSums.zeros(union.size, len(GROUP_COLUMNS))
         for part in (self, other):
             slots = np.searchsorted(union, part.keys)
             tokens[slots] += part.tokens
             sums.add_rows(slots, part.sums)
-            rewards[slots, :2] += part.rewards[:, :2]
-            rewards[slots, 2:] = np.maximum(rewards[slots, 2:], part.rewards[:, 2:])
-        return GroupSums(union, tokens, sums, rewards)
+        return GroupSums(union, tokens, sums)
 
     @property
     def count(self) -> int:
@@ -322,11 +309,6 @@ class GroupSums:
         return mean, mean / error
 
 
-def no_rewards(groups: int) -> NDArray[np.float64]:
-    """Return REWARD_COLUMNS of groups without a reward, [G, 4]."""
-    return np.tile([0.0, 0.0, -np.inf, -np.inf], (groups, 1))
-
-
 def keys_of_texts(texts: Sequence[str]) -> Keys:
     """Return a 64-bit key of each text, shape [N], the same in every process; equal texts are hashed once."""
     known: dict[str, int] = {}
@@ -334,6 +316,15 @@ def keys_of_texts(texts: Sequence[str]) -> Keys:
         if text not in known:
             known[text] = _key(text)
     return np.array([known[text] for text in texts], dtype=np.uint64)
+
+
+def keys_of_groups(group_ids: Sequence[str | None], sample_ids: Sequence[str]) -> Keys:
+    """Return the key of each rollout's prompt group, shape [N]; a rollout without a group is a group of its own."""
+    names = [
+        f"group {group}" if group is not None else f"rollout {sample_id}"
+        for group, sample_id in zip(group_ids, sample_ids, strict=True)
+    ]
+    return keys_of_texts(names)
 
 
 def _key(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,12 @@ from foreshock.lint.counting import (
     EXAMPLES_KEPT,
     EXTREMES,
     GROUP_COLUMNS,
-    REWARD_COLUMNS,
     SUMS,
     EvidenceBuilder,
     GroupSums,
     Piece,
     iterate_pieces,
-    keys_of_texts,
-    no_rewards,
+    keys_of_groups,
 )
 from foreshock.lint.missing_log_probs import MissingByTokenId, count_masked_values, missing_by_token_id
 from foreshock.lint.pairs import count_pairs
@@ -33,10 +31,20 @@ from foreshock.lint.places import PlaceSums, sum_places
 from foreshock.lint.report import Example
 from foreshock.lint.sampling import count_sampling_parameters, sum_surprisals
 from foreshock.lint.values import count_rounding, count_values
-from foreshock.lint.whole_rollouts import RolloutHashes, count_learning_signal, hash_rollouts
+from foreshock.lint.whole_rollouts import (
+    REWARD_COLUMNS,
+    GroupRewards,
+    RolloutHashes,
+    count_learning_signal,
+    hash_rollouts,
+    learning_signal_of,
+)
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.batch import RolloutBatch
+
+if TYPE_CHECKING:
+    from foreshock.measures.comparison import StepMeasurement
 
 # Raise the number whenever a stored value changes its meaning.
 _KIND = "lint-6"
@@ -47,7 +55,8 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "group_keys": ("<u8", (None,)),
     "group_tokens": ("<i8", (None,)),
     "group_sums": ("<f8", (2, None, len(GROUP_COLUMNS))),
-    "group_rewards": ("<f8", (None, len(REWARD_COLUMNS))),
+    "reward_keys": ("<u8", (None,)),
+    "rewards": ("<f8", (None, len(REWARD_COLUMNS))),
     "dropped_ids": ("<i8", (None,)),
     "dropped_counts": ("<i8", (None, 3)),
     "after_ids": ("<i8", (None,)),
@@ -68,8 +77,8 @@ Examples = Mapping[str, tuple[Example, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LintEvidence:
-    """Counts, sums and extremes named in `fields.py`, sums by prompt group, missing log-probs by token id, sums
-    after the first occurrence of an id, hashes of rollouts, and up to three examples of each check.
+    """Counts, sums and extremes named in `counting.py`, sums and rewards by prompt group, missing log-probs by token
+    id, sums after the first occurrence of an id, hashes of rollouts, and up to three examples of each check.
 
     Merging in any order gives the same evidence; sums agree up to float64 rounding.
     """
@@ -78,6 +87,7 @@ class LintEvidence:
     sums: CompensatedSums
     extremes: NDArray[np.float64]
     groups: GroupSums
+    rewards: GroupRewards
     missing: MissingByTokenId
     after_ids: MismatchAfterIds
     places: PlaceSums
@@ -89,6 +99,7 @@ class LintEvidence:
         cls,
         builder: EvidenceBuilder,
         groups: GroupSums,
+        rewards: GroupRewards,
         missing: MissingByTokenId,
         after_ids: MismatchAfterIds,
         places: PlaceSums,
@@ -101,6 +112,7 @@ class LintEvidence:
             CompensatedSums(sums, np.zeros_like(sums)),
             np.array([builder.extremes[name] for name in EXTREMES]),
             groups,
+            rewards,
             missing,
             after_ids,
             places,
@@ -115,6 +127,7 @@ class LintEvidence:
             self.sums + other.sums,
             np.maximum(self.extremes, other.extremes),
             self.groups.merge(other.groups),
+            self.rewards.merge(other.rewards),
             self.missing.merge(other.missing),
             self.after_ids.merge(other.after_ids),
             self.places.merge(other.places),
@@ -127,9 +140,21 @@ class LintEvidence:
         return replace(
             self,
             rollout_hashes=RolloutHashes.empty(),
-            groups=replace(self.groups, rewards=no_rewards(self.groups.keys.size)),
+            rewards=GroupRewards.empty(),
             places=self.places.without("rollout"),
         )
+
+    def of_sample(self, measured: StepMeasurement) -> LintEvidence:
+        """Return the evidence of a sample of the rollouts in `measured`, with what that knows of all of them.
+
+        These are the truncated responses and, in the summaries of TRAINER_ROLLOUT, the rewards and advantages.
+        """
+        of_all = learning_signal_of(measured)
+        counts = self.counts.copy()
+        for name, count in of_all.counts.items():
+            counts[_COUNT_PLACES[name]] = count
+        counts[_COUNT_PLACES["rollouts_unseen"]] = measured.step.rollouts - self.count("rollouts")
+        return replace(self, counts=counts, rewards=of_all.rewards or self.rewards)
 
     def count(self, name: str) -> int:
         """Return one of COUNTS."""
@@ -158,7 +183,8 @@ class LintEvidence:
                 "group_keys": self.groups.keys,
                 "group_tokens": self.groups.tokens,
                 "group_sums": self.groups.sums.to_array(),
-                "group_rewards": self.groups.rewards,
+                "reward_keys": self.rewards.keys,
+                "rewards": self.rewards.values,
                 "dropped_ids": self.missing.keys,
                 "dropped_counts": self.missing.counts,
                 "after_ids": self.after_ids.keys,
@@ -196,12 +222,8 @@ class LintEvidence:
             arrays["counts"],
             CompensatedSums.from_array(arrays["sums"]),
             arrays["extremes"],
-            GroupSums(
-                arrays["group_keys"],
-                arrays["group_tokens"],
-                CompensatedSums.from_array(arrays["group_sums"]),
-                arrays["group_rewards"],
-            ),
+            GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums.from_array(arrays["group_sums"])),
+            GroupRewards(arrays["reward_keys"], arrays["rewards"]),
             MissingByTokenId.of(arrays["dropped_ids"], arrays["dropped_counts"]),
             MismatchAfterIds(
                 arrays["after_ids"], arrays["after_counts"], CompensatedSums.from_array(arrays["after_sums"])
@@ -254,9 +276,10 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     missing = missing_by_token_id(batch, builder, masked_constant)
     after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
     count_learning_signal(batch, builder)
-    groups = GroupSums.of(_group_keys(batch), group_tokens, group_sums, batch.reward)
+    keys = keys_of_groups(batch.group_ids or [None] * batch.num_rollouts, batch.sample_ids)
+    groups, rewards = GroupSums.of(keys, group_tokens, group_sums), GroupRewards.of(keys, batch.reward)
     return LintEvidence.of(
-        builder, groups, missing, after_ids, sum_places(batch, builder), hash_rollouts(batch, builder)
+        builder, groups, rewards, missing, after_ids, sum_places(batch, builder), hash_rollouts(batch, builder)
     )
 
 
@@ -264,13 +287,3 @@ def _finite_only(piece: Piece, *finite: NDArray[np.bool_] | None) -> Piece:
     """Return the piece without the tokens at which a mask is False; a mask of None keeps all."""
     masks = [mask for mask in finite if mask is not None]
     return piece.select(np.logical_and.reduce(masks)) if masks else piece
-
-
-def _group_keys(batch: RolloutBatch) -> NDArray[np.uint64]:
-    """Return the key of each rollout's prompt group, shape [N]; a rollout without a group is a group of its own."""
-    groups = batch.group_ids or [None] * batch.num_rollouts
-    names = [
-        f"group {group}" if group is not None else f"rollout {sample_id}"
-        for group, sample_id in zip(groups, batch.sample_ids, strict=True)
-    ]
-    return keys_of_texts(names)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, keys_of_texts
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.lint.counting import EvidenceBuilder, keys_of_groups, keys_of_texts
 from foreshock.lint.report import (
     FALSE_ALARM,
     Clean,
@@ -27,6 +29,7 @@ from foreshock.rollouts.batch import RolloutBatch
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
+    from foreshock.measures.comparison import StepMeasurement
 
 Keys = NDArray[np.uint64]
 
@@ -154,15 +157,17 @@ def check_duplicates(evidence: LintEvidence, *, distribution_known: bool = True)
     if evidence.count("unknown_repeat_chance") or not distribution_known:
         why = "log μ may not be the sampling distribution: the chance of equal responses is not known"
         return NotChecked(check, why)
+    # A sample has few of the copies.
+    nothing: Outcome = NotChecked(check, _OF_A_SAMPLE) if evidence.count("rollouts_unseen") else Clean(check)
     if hashes.are_distinct():
-        return Clean(check)
+        return nothing
     of_levels = hashes.repeats(*_LEVELS)
     in_all = of_levels[0][0]
     log_chance, level, repeated, expected = min(
         (_log_chance(*repeats), level, *repeats) for level, repeats in zip(_LEVELS, of_levels, strict=True)
     )
     if log_chance > math.log(FALSE_ALARM / len(_LEVELS)):
-        return Clean(check)
+        return nothing
     # A batch logged twice and sampling at temperature 0 look the same.
     one = np.unique(hashes.contents).size == np.unique(hashes.prompts).size < hashes.prompts.size
     greedy = "; no prompt has two different responses: if sampling was greedy, declare temperature 0" if one else ""
@@ -205,16 +210,91 @@ def count_learning_signal(batch: RolloutBatch, builder: EvidenceBuilder) -> None
         builder.count(advantages=finite.size, advantages_not_zero=int(np.count_nonzero(finite)))
 
 
+# By prompt group: rollouts, those with a reward, the least reward negated and the largest.
+REWARD_COLUMNS = ("rollouts", "rewards", "minus_min_reward", "max_reward")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupRewards:
+    """The rewards of G prompt groups: REWARD_COLUMNS [G, 4] by rising keys [G]."""
+
+    keys: Keys
+    values: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls) -> GroupRewards:
+        """Return the rewards of no group."""
+        return cls.of(np.zeros(0, np.uint64), None)
+
+    @classmethod
+    def of(cls, keys: Keys, reward: NDArray[np.floating[Any]] | None) -> GroupRewards:
+        """Return the rewards by group of N rollouts with these group keys [N] and rewards [N], NaN for none."""
+        unique, inverse = np.unique(keys, return_inverse=True)
+        values = _no_rewards(unique.size)
+        np.add.at(values[:, 0], inverse, 1.0)
+        if reward is not None:
+            known = np.isfinite(reward)
+            np.add.at(values[:, 1], inverse[known], 1.0)
+            np.maximum.at(values[:, 2], inverse[known], -reward[known])
+            np.maximum.at(values[:, 3], inverse[known], reward[known])
+        return cls(unique, values)
+
+    def merge(self, other: GroupRewards) -> GroupRewards:
+        """Return the groups of both; a common group has the rewards of both."""
+        union = np.union1d(self.keys, other.keys)
+        values = _no_rewards(union.size)
+        for part in (self, other):
+            slots = np.searchsorted(union, part.keys)
+            values[slots, :2] += part.values[:, :2]
+            values[slots, 2:] = np.maximum(values[slots, 2:], part.values[:, 2:])
+        return GroupRewards(union, values)
+
+
+def _no_rewards(groups: int) -> NDArray[np.float64]:
+    return np.tile([0.0, 0.0, -np.inf, -np.inf], (groups, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSignal:
+    """The counts of `count_learning_signal` that are known of all rollouts, by name, and their rewards, if known."""
+
+    counts: Mapping[str, int]
+    rewards: GroupRewards | None
+
+
+def learning_signal_of(measured: StepMeasurement) -> LearningSignal:
+    """Return the learning signal of the rollouts that a shard of statistics measured."""
+    counts = measured.step.truncated_and_known()
+    known = {"truncated_rollouts": counts[0], "finish_known": counts[1]}
+    pair = measured.comparisons.get(TRAINER_ROLLOUT)
+    if pair is None:
+        return LearningSignal(known, None)
+    table = pair.summaries.table
+    groups = table.column("group_id").to_pylist()
+    advantage = pair.summaries.column("advantage")
+    known["grouped_rollouts"] = sum(group is not None for group in groups)
+    known["advantages"] = int(np.isfinite(advantage).sum())
+    known["advantages_not_zero"] = int((np.isfinite(advantage) & (advantage != 0)).sum())
+    keys = keys_of_groups(groups, table.column("sample_id").to_pylist())
+    return LearningSignal(known, GroupRewards.of(keys, pair.summaries.column("reward")))
+
+
+_OF_A_SAMPLE = "only a sample of the rollouts was sent in full"
+
+
 def check_reward_spread(evidence: LintEvidence) -> Outcome:
     """Check for groups in which all rewards are equal, and for groups of one rollout each."""
     check = "no_reward_spread"
-    rollouts, rewards, minus_min, largest = evidence.groups.rewards.T
+    rollouts, rewards, minus_min, largest = evidence.rewards.values.T
     if not rewards.any() or not evidence.count("grouped_rollouts"):
         return NotChecked(check, "needs reward and group_id")
     if evidence.count("advantages_not_zero"):
         return Clean(check, "some advantages are not 0")
     several = rewards >= 2
     groups, total = int(several.sum()), int(rewards.sum())
+    with_spread = int((largest[several] > -minus_min[several]).sum())
+    if not with_spread and rollouts.sum() < evidence.count("rollouts") + evidence.count("rollouts_unseen"):
+        return NotChecked(check, _OF_A_SAMPLE)
     zero = f"; all {evidence.count('advantages'):,} advantages are 0" if evidence.count("advantages") else ""
     if not groups and evidence.count("grouped_rollouts") >= _LEAST_ROLLOUTS and (rollouts <= 1).all():
         seen = (
@@ -222,7 +302,6 @@ def check_reward_spread(evidence: LintEvidence) -> Outcome:
             "is the gradient."
         )
         return Finding(check, "info", seen, {"rollouts": total, "groups": rollouts.size})
-    with_spread = int((largest[several] > -minus_min[several]).sum())
     if groups < _LEAST_GROUPS:
         return NotChecked(check, f"needs {_LEAST_GROUPS} groups with two rewards, and there are {groups}")
     if with_spread:

@@ -105,6 +105,11 @@ class StepStatistics:
         """The number of model-generated tokens."""
         return self.lengths.total
 
+    def truncated_and_known(self) -> tuple[int, int]:
+        """Return how many rollouts were truncated, and of how many that is known."""
+        truncated, known = (int(self.counts[COUNTS.index(name)]) for name in ("truncated", "truncation_known"))
+        return truncated, known
+
     def measures(self) -> dict[str, float]:
         """Return all step measures of the registry by column; NaN if not logged."""
         counts = dict(zip(COUNTS, self.counts.tolist(), strict=True))

@@ -109,7 +109,8 @@ class MeasuredShard:
     """A measured shard: numbers of rollouts and response tokens, digest of the rollouts, statistics, lint evidence.
 
     `setup` is that of `setup_of`. If not all rollouts are stored in full, `full_rollouts` and `full_tokens` count those
-    that are; the first `sampled_rollouts` of them are an unbiased sample, and the lint's evidence is of these.
+    that are; the first `sampled_rollouts` of them are an unbiased sample, and the lint's evidence is of these, with the
+    rewards and truncated responses of all.
     """
 
     rollouts: int
@@ -258,6 +259,8 @@ def _decode(body: Path, stored: Path, limits: DecodeLimits, whole_step: StepKey 
     measurement = _measurement(shard)
     _check(shard, measurement, batch)
     evidence = lint_shard(batch.select(np.arange(shard.sampled)))
+    if shard.sampled < shard.rollouts:
+        evidence = evidence.of_sample(measurement)
     measured = MeasuredShard(
         shard.rollouts,
         shard.tokens,

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.lint import LintEvidence, LintReport, lint_batch, run_checks
 from foreshock.measures import CONDITIONS, ComparisonStatistics
 from foreshock.rollouts import DecodeLimits, RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import FullRollouts, StatisticsShard, encode_statistics_shard
@@ -256,3 +257,55 @@ def test_full_logging_rests_on_all_tokens(http: httpx.Client) -> None:
     for path in ("buckets", "tokens", "lint", "corrections"):
         coverage = run.get(f"steps/0/{path}").json()["coverage"]
         assert (coverage["rests_on"], coverage["text"]) == ("all tokens", "all tokens"), path
+
+
+def of_prompts(*, seed: int, solved: float, with_target: bool = True) -> RolloutBatch:
+    """Return 1,024 rollouts of 128 groups of 8, of which a share is rewarded with 1, the others with 0."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(5, 12, 1024)
+    mu = -random.exponential(0.5, lengths.sum()).astype(np.float32)
+    return RolloutBatch.from_arrays(
+        [f"rollout-{row}" for row in range(1024)],
+        np.arange(1024) % 128,
+        np.arange(1025),
+        random.integers(0, 5_000, mu.size),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        rollout_log_probs=mu,
+        trainer_log_probs=np.minimum(mu + random.normal(0, 0.01, mu.size), 0).astype(np.float32)
+        if with_target
+        else None,
+        group_ids=[f"prompt-{row % 128}" for row in range(1024)],
+        reward=(random.random(1024) < solved).astype(np.float32),
+        finish_reasons=["stop" if row % 50 == 0 else "length" for row in range(1024)],
+    )
+
+
+def lint_of_sample(batch: RolloutBatch, folder: Path, full: FullRollouts | None = None) -> LintReport:
+    body = folder / "body"
+    body.write_bytes(encode_statistics_shard(batch, seed="a", full=full or FullRollouts()))
+    lint = decode_statistics(body, folder / "stored", DecodeLimits(), None).measured.lint
+    return run_checks(LintEvidence.from_bytes(lint.evidence, lint.examples))
+
+
+@pytest.mark.parametrize("solved", [0.0, 0.05])
+def test_spread_of_rewards_is_that_of_all_rollouts(tmp_path: Path, solved: float) -> None:
+    for seed in range(5):
+        batch = of_prompts(seed=seed, solved=solved)
+        found, expected = (
+            [warning.seen for warning in report.warnings if warning.name == "no_reward_spread"]
+            for report in (lint_of_sample(batch, tmp_path), lint_batch(batch))
+        )
+        assert found == expected
+        assert len(found) == (solved == 0)
+
+
+def test_what_only_all_rollouts_show_is_not_checked_on_a_sample(tmp_path: Path) -> None:
+    unknown = lint_of_sample(of_prompts(seed=0, solved=0.0, with_target=False), tmp_path)
+    why = {check.name: check.why for check in unknown.not_checked}
+    assert "only a sample of the rollouts" in why["no_reward_spread"]
+    assert "only a sample of the rollouts" in why["duplicated_rollouts"]
+    # 98 % are truncated, and all eight of the sample.
+    few = lint_of_sample(of_prompts(seed=1, solved=0.5), tmp_path, FullRollouts(8, 0))
+    assert "all_truncated" not in {warning.name for warning in few.warnings}
+    whole = lint_of_sample(of_prompts(seed=1, solved=0.5), tmp_path, FullRollouts(1024, 0, 10_000_000))
+    assert not {"no_reward_spread", "duplicated_rollouts"} & {check.name for check in whole.not_checked}
