@@ -15,6 +15,7 @@ LENGTH_KEY = f"{STEP_ROW}:response_length_mean"
 LONGEST_KEY = f"{STEP_ROW}:response_length_max"
 TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
 REWARD_KEY = f"{STEP_ROW}:reward_mean"
+ENTROPY_KEY = f"{STEP_ROW}:entropy_mean"
 LEARNING_RATE_KEY = "scalars:lr"
 TOKENS_KEY = f"{TRAINER_ROLLOUT}:tokens"
 UPDATE_KEY = "scalars:update_k3"
@@ -46,9 +47,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "reward", "reward_mean", "reward/mean", "critic/rewards/mean", "critic/score/mean", "rewards/mean",
         "rollout/raw_reward", "reward/all/mean", "all/reward/mean",
     ),
-    f"{STEP_ROW}:entropy_mean": (
-        "entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss", "entropy/all/mean",
-        "entropy/mean", "approx_entropy",
+    ENTROPY_KEY: (
+        "entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss",
+        "entropy/all/mean", "entropy/mean", "approx_entropy",
     ),
     "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
     LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr"),

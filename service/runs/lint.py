@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from foreshock.api import steps as records
 from foreshock.api.records import parse, to_json
 from foreshock.diagnosis.diagnose import NEWEST_STEPS as WINDOW_STEPS
+from foreshock.diagnosis.quantities import ENTROPY_KEY, quantities_of
 from foreshock.lint import CHECKS, CheckResult, LintWarning, sampling
 from foreshock.lint.report import Finding, NotChecked
 from foreshock.measures.statistics.blob import STATISTICS_VERSION
@@ -154,7 +155,7 @@ def read_step(
     run = runs.get_run(session, principal, run_id)
     key = attempts.resolve_step(session, run_id, step, attempt)
     # The stored verdict knows neither scalars, which may arrive later, nor the kind of the model, which may change.
-    entropy = _logged_entropy(session, key)
+    entropy = _logged_entropy(session, run, key)
     verdict = judging.judge_step(step, key.attempt, evidence_of_step(session, key), entropy, run.model_kind)
     if verdict is None and (stored := session.get(StepLint, tuple(key))) is not None:
         return _with_coverage(session, key, parse(records.LintRecord, stored.report))
@@ -199,13 +200,18 @@ def _window(
     shards = [shard for key in keys for shard in evidence_of_step(session, key)]
     if not shards or len(shards) > _MOST_WINDOW_SHARDS:
         return ()
-    logged = [value for key in keys if (value := _logged_entropy(session, key)) is not None]
+    logged = [value for key in keys if (value := _logged_entropy(session, run, key)) is not None]
     found = judging.judge_window(shards, sum(logged) / len(logged) if logged else None, run.model_kind)
     return tuple(judging.warning_record(warning) for warning in found if warning.name not in known)
 
 
-def _logged_entropy(session: Session, key: events.StepKey) -> float | None:
-    return entropy_of_scalars(scalars.scalars_of_step(session, key))
+def _logged_entropy(session: Session, run: Run, key: events.StepKey) -> float | None:
+    """Return the trainer's entropy of a step in nats, under a well-known name or the run's own; None without any.
+
+    Only positive values count: some trainers log the entropy's term of the loss under the same name.
+    """
+    positive = {name: value for name, value in scalars.scalars_of_step(session, key).items() if value > 0.0}
+    return quantities_of(positive, run.scalar_names or {}).get(ENTROPY_KEY)
 
 
 def _newest_steps(
@@ -314,12 +320,3 @@ def _whole_run(sums: RunSums) -> tuple[records.LintWarningRecord | None, records
     if isinstance(tested, NotChecked):
         return None, judging.check_record(CheckResult(check.name, check.title, "not checked", tested.why))
     return None, judging.check_record(CheckResult(check.name, check.title, "clean", tested.why))
-
-
-SCALAR_NAMES = ("entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "train/entropy", "entropy_mean")
-"""Names under which trainers log it, in nats, in the order in which they are looked for."""
-
-
-def entropy_of_scalars(values: Mapping[str, float]) -> float | None:
-    """Return the first positive entropy of a step's scalars; None if there is none. verl logs it as `entropy_loss`."""
-    return next((values[name] for name in SCALAR_NAMES if values.get(name, 0.0) > 0.0), None)

@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from foreshock.diagnosis.quantities import ENTROPY_KEY, NAMES
 from foreshock.lint import collect_evidence, run_checks
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock_service.platform.database.session import Database
@@ -193,6 +194,26 @@ def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> Non
     assert "k3_per_entropy" in names(run.get("steps/1/lint").raise_for_status().json())
     over_run = run.get("lint").raise_for_status().json()
     assert [warning["name"] for warning in over_run["window"]] == ["k3_per_entropy"]
+
+
+@pytest.mark.parametrize(
+    ("scalars", "declared"),
+    [
+        *(({name: 0.01}, None) for name in (*NAMES[ENTROPY_KEY], "train/entropy", "train/policy/entropy")),
+        ({"my/entropy": 0.01, "entropy": 5.0}, {"entropy": "my/entropy"}),
+        # The term of the loss is not the entropy.
+        ({"entropy": -0.001, "actor/entropy": 0.01}, None),
+    ],
+)
+def test_entropy_is_read_under_the_names_of_the_detectors_and_of_the_run(
+    http: httpx.Client, scalars: dict[str, float], declared: dict[str, str] | None
+) -> None:
+    run = start_run(http)
+    http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense", "scalar_names": declared}).raise_for_status()
+    send(run, 1, nearly_certain_without_entropy())
+    run.put_scalars(1, scalars).raise_for_status()
+    assert "k3_per_entropy" in names(run.get("steps/1/lint").raise_for_status().json())
+    assert [warning["name"] for warning in run.get("lint").json()["window"]] == ["k3_per_entropy"]
 
 
 def test_id_that_is_masked_once_in_a_step_is_found_over_steps(http: httpx.Client) -> None:
