@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from foreshock.lint.constants import constant_of_masked
 from foreshock.lint.counting import NO_MU_VALUES, NO_PI_VALUES, EvidenceBuilder, KeyedSums
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
+from foreshock.lint.sampling import GREEDY
 from foreshock.lint.values import example_at
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
@@ -229,7 +230,7 @@ def check_missing_engine(evidence: LintEvidence) -> Outcome:
         place = ", in runs up to the end of their response: padding, or log-probs that the engine did not return"
     in_runs = evidence.count("no_mu_beside") >= _NEARLY_ALL * missing
     unlikely = evidence.sum("no_mu_log_pi") <= _UNSAMPLED_LOG_PI * missing
-    if not place and in_runs and unlikely and -evidence.extreme("minus_min_temperature") != 0:
+    if not place and in_runs and unlikely and not -evidence.extreme("minus_min_temperature") < GREEDY:
         place = ", in runs: tokens that the model did not sample, such as tool output"
     values = [each.sample_id for each in evidence.where(NO_MU_VALUES)] or ["0"]
     if not place and values == ["0"]:

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
 
 
+# Engines take the likeliest token below this temperature, and leave the log-probs as they are (vLLM: _SAMPLING_EPS).
+GREEDY = 1e-5
+
+
 def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> None:
     """Count rollouts by the sampling columns, else the batch attributes, else the engine's fingerprint."""
     values = {name: _declared(batch, name) for name in ("temperature", "top_p", "top_k", "min_p")}
@@ -49,7 +53,7 @@ def count_sampling_parameters(batch: RolloutBatch, builder: EvidenceBuilder) -> 
     with np.errstate(invalid="ignore"):
         tempered = (temperature != 1.0) & ~np.isnan(temperature)
         truncated = (top_p < 1.0) | (top_k > 0) | (min_p > 0.0)
-        greedy = temperature == 0.0
+        greedy = temperature < GREEDY
     shaped = tempered | truncated
     unknown = np.isnan(temperature) & np.isnan(top_p) & np.isnan(top_k) & np.isnan(min_p)
     mode = _logprobs_mode(batch)

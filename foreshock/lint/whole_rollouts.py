@@ -297,10 +297,11 @@ def check_reward_spread(evidence: LintEvidence) -> Outcome:
         return NotChecked(check, _OF_A_SAMPLE)
     zero = f"; all {evidence.count('advantages'):,} advantages are 0" if evidence.count("advantages") else ""
     if not groups and evidence.count("grouped_rollouts") >= _LEAST_ROLLOUTS and (rollouts <= 1).all():
-        seen = (
-            f"Each of {total:,} rollouts is a group of its own{zero}: an advantage relative to the group is 0, and so "
-            "is the gradient."
-        )
+        if not zero:
+            # PPO and REINFORCE++ learn from one rollout of each prompt.
+            why = "each rollout is a group of its own: log advantages, which need not be relative to the group"
+            return NotChecked(check, why)
+        seen = f"Each of {total:,} rollouts is a group of its own{zero}: there is no gradient."
         return Finding(check, "info", seen, {"rollouts": total, "groups": rollouts.size})
     if groups < _LEAST_GROUPS:
         return NotChecked(check, f"needs {_LEAST_GROUPS} groups with two rewards, and there are {groups}")

@@ -48,7 +48,15 @@ def test_advantages_other_than_0_are_a_signal(batch: RolloutBatch) -> None:
 
 def test_rollouts_that_are_each_a_group_are_named(batch: RolloutBatch) -> None:
     alone = replace(of_groups(batch, spread=True), group_ids=[f"prompt-{row}" for row in range(128)])
-    assert "a group of its own" in infos(alone)["no_reward_spread"]
+    flat = replace(alone, advantage=np.zeros(128, np.float32))
+    assert "a group of its own; all 128 advantages are 0: there is no gradient" in infos(flat)["no_reward_spread"]
+
+
+def test_one_rollout_of_each_prompt_is_no_finding_without_advantages(batch: RolloutBatch) -> None:
+    # As for PPO, whose advantages are relative to a critic.
+    alone = replace(of_groups(batch, spread=True), group_ids=[f"prompt-{row}" for row in range(128)])
+    why = {check.name: check.why for check in lint_batch(alone).not_checked}
+    assert "log advantages" in why["no_reward_spread"]
 
 
 def test_truncated_and_empty_responses_are_counted(batch: RolloutBatch) -> None:

@@ -206,6 +206,11 @@ def test_equal_responses_of_every_prompt_suggest_temperature_0() -> None:
     again = batch.select(np.repeat(np.arange(8), 4))
     greedy = replace(again, sample_ids=[f"row-{row}" for row in range(32)], attributes=BatchAttributes())
     assert "declare temperature 0" in only(lint_batch(greedy), "duplicated_rollouts").seen
+    for temperature in (0.0, 1e-6):
+        declared = BatchAttributes(temperature=temperature, logprobs_mode="processed_logprobs")
+        assert "duplicated_rollouts" not in {
+            each.name for each in lint_batch(replace(greedy, attributes=declared)).warnings
+        }
 
 
 def test_tokens_outside_the_declared_clip_range_are_counted() -> None:
