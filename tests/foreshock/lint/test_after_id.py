@@ -87,8 +87,7 @@ def chat(*, tool_tokens: int = 20, opens_with: int | None = None, with_turn: boo
 
 def second_turn(batch: RolloutBatch) -> np.ndarray:
     """Return True for the sampled tokens of turn 2, shape [T]."""
-    assert batch.response_mask is not None
-    return (batch.response_mask != 0) & after(batch, TOOL)
+    return np.asarray(batch.generated & after(batch, TOOL))
 
 
 def names(batch: RolloutBatch) -> set[str]:

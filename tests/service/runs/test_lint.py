@@ -206,7 +206,7 @@ def test_scalar_entropy_judges_k3_whenever_it_arrives(http: httpx.Client) -> Non
     ],
 )
 def test_entropy_is_read_under_the_names_of_the_detectors_and_of_the_run(
-    http: httpx.Client, scalars: dict[str, float], declared: dict[str, str] | None
+    http: httpx.Client, scalars: dict[str, float | None], declared: dict[str, str] | None
 ) -> None:
     run = start_run(http)
     http.patch(f"/v1/runs/{run.run}", json={"model_kind": "dense", "scalar_names": declared}).raise_for_status()
