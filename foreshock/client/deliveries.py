@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
@@ -94,6 +94,19 @@ class Delivery:
     query: Mapping[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
     body: bytes | memoryview = b""
+
+    def of_attempt(self, attempt: int) -> Delivery:
+        """Return it as attempt `attempt` sends it: an acknowledgement says whose it is.
+
+        The number is not known when it is logged; so one that an older client left in the spool gets it, too.
+        """
+        if self.kind != "acknowledgement":
+            return self
+        try:
+            return replace(self, body=_json({**json.loads(bytes(self.body)), "attempt": attempt}))
+        except (TypeError, ValueError):
+            # Another program wrote it into the spool: the service says what is wrong with it.
+            return self
 
     def slices(self) -> Iterator[memoryview]:
         """Yield the body in slices of 256 KiB, so that no step of sending holds the GIL for long."""
@@ -293,11 +306,15 @@ def state(registration: Registration, state: Literal["finished", "failed"]) -> D
 
 
 def acknowledgement_body(
-    revision: int, step: int, learning_rate: float, scale: float | None = None
+    revision: int, step: int, learning_rate: float, scale: float | None = None, attempt: int | None = None
 ) -> dict[str, int | float]:
-    """Return the report of what a trainer applied at a step; without a scale if that is unknown."""
+    """Return the report of what a trainer applied at a step; without what is None: the scale, the trainer's attempt."""
     body: dict[str, int | float] = {"revision": int(revision), "step": int(step), "applied_lr": float(learning_rate)}
-    return body if scale is None else body | {"applied_scale": float(scale)}
+    if scale is not None:
+        body["applied_scale"] = float(scale)
+    if attempt is not None:
+        body["attempt"] = int(attempt)
+    return body
 
 
 def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:

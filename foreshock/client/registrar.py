@@ -68,6 +68,7 @@ class Registrar:
         run, attempt = self._register(delivery.registration, connection)
         if not delivery.path:
             return None
+        delivery = delivery.of_attempt(attempt)
         return connection.request(
             delivery.method,
             delivery.path.format(run=run, attempt=attempt),

@@ -272,7 +272,7 @@ class AdviceFeed:
                     self._acknowledgement_added.clear()
                 while self._acknowledgements:
                     # Taken first: a full queue drops its oldest, which must not be the next one that was not sent.
-                    body = acknowledgement_body(*self._acknowledgements.popleft())
+                    body = acknowledgement_body(*self._acknowledgements.popleft(), self._attempt)
                     if not self._send_acknowledgement(connection, backoff, body):
                         return
 

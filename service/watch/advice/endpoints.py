@@ -1,6 +1,6 @@
 """HTTP: advice on the learning rate."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Header, Query, Response, status
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +14,9 @@ from foreshock_service.watch import long_polls
 from foreshock_service.watch.advice import schemas, service
 
 router = api_router(prefix="/v1/runs/{run}/lr-advice", tags=["advice"])
+_NOT_COUNTED: dict[int | str, dict[str, Any]] = {
+    200: {"model": schemas.ReportNotCounted, "description": "It is of another attempt than the newest one"}
+}
 
 
 @router.get("", response_model=schemas.AdviceRead, responses=long_polls.NOT_MODIFIED)
@@ -57,19 +60,35 @@ def _advice(
         return long_polls.tagged_response(found.version, found.advice(step), if_none_match)
 
 
-@router.post("/follow", status_code=status.HTTP_204_NO_CONTENT)
-def follow_advice(run: RunIdentifier, body: schemas.FollowedStep, context: Context, principal: Ingester) -> None:
-    """Report the step that a trainer does with the advice: later decisions do not change steps up to it."""
+@router.post("/follow", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
+def follow_advice(run: RunIdentifier, body: schemas.FollowedStep, context: Context, principal: Ingester) -> Response:
+    """Report the step that a trainer does with the advice: later decisions do not change steps up to it.
+
+    A step of another attempt than the newest one counts for nothing.
+    """
     with context.database.read() as session:
-        is_new = service.is_new_step(session, principal, run, body)
+        is_new, refused = service.look_at_followed_step(session, principal, run, body)
     if is_new:
-        context.database.write(lambda session: service.note_followed_step(session, principal, run, body))
+        refused = context.database.write(lambda session: service.note_followed_step(session, principal, run, body))
+    return _counted(refused)
 
 
-@router.post("/ack", status_code=status.HTTP_204_NO_CONTENT)
-def acknowledge(run: RunIdentifier, body: schemas.AcknowledgementCreate, context: Context, principal: Ingester) -> None:
-    """Report the learning rate used at a step; a repeated report overwrites the older one."""
-    context.database.write(lambda session: service.acknowledge(session, principal, run, body))
+@router.post("/ack", status_code=status.HTTP_204_NO_CONTENT, responses=_NOT_COUNTED)
+def acknowledge(
+    run: RunIdentifier, body: schemas.AcknowledgementCreate, context: Context, principal: Ingester
+) -> Response:
+    """Report the learning rate used at a step; a repeated report overwrites the older one.
+
+    That of an older attempt is kept with the attempt, and changes no advice.
+    """
+    return _counted(context.database.write(lambda session: service.acknowledge(session, principal, run, body)))
+
+
+def _counted(refused: schemas.ReportNotCounted | None) -> Response:
+    if refused is None:
+        return Response(status_code=status.HTTP_204_NO_CONTENT)
+    # No error: a client that sends what an earlier attempt left in its spool did nothing wrong.
+    return Response(refused.model_dump_json(), media_type="application/json")
 
 
 @router.get("/decisions")

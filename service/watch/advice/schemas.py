@@ -124,6 +124,13 @@ class FollowedStep(BaseModel):
     attempt: AttemptNumber | None = Field(default=None, description="absent: the newest attempt")
 
 
+class ReportNotCounted(BaseModel):
+    """A trainer's report that changes no advice, because its attempt is not the newest one of the run."""
+
+    newest_attempt: int | None = Field(description="the attempt that is advised; null: none has begun")
+    why: str
+
+
 class OperatorDecisionCreate(BaseModel):
     """An operator's decision and why."""
 

@@ -134,39 +134,56 @@ def states_of_runs(session: Session, run_ids: Collection[str]) -> dict[str, deci
     return {run_id: decisions.fold(logs.get(run_id, [])) for run_id in run_ids}
 
 
-def is_new_step(session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep) -> bool:
-    """Return whether a following trainer is at a newer step than it was before. Raises RunNotFound and RunDeleted."""
+def look_at_followed_step(
+    session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
+) -> tuple[bool, schemas.ReportNotCounted | None]:
+    """Return whether a following trainer is at a newer step than before, or why its step does not count.
+
+    Raises RunNotFound and RunDeleted.
+    """
     runs.get_run(session, principal, run_id)
-    return body.step > _polled_step(session, run_id, _followed_attempt(session, run_id, body))
+    newest, _ = _newest_version(session, run_id)
+    refused = _not_counted(session, run_id, body.attempt, newest)
+    return refused is None and body.step > _polled_step(session, run_id, newest), refused
 
 
 def note_followed_step(
     session: Session, principal: security.Principal, run_id: str, body: schemas.FollowedStep
-) -> None:
+) -> schemas.ReportNotCounted | None:
     """Note that a following trainer does a step with the scale it has: no later decision may change it."""
     runs.lock_run(session, principal, run_id)
-    attempt = _followed_attempt(session, run_id, body)
-    if attempts.find_attempt(session, run_id, attempt) is None:
-        # The feed may ask between the registration of the run and that of its attempt.
-        return
-    if body.step > _polled_step(session, run_id, attempt):
-        row = {"run_id": run_id, "attempt": attempt, "polled_step": body.step}
+    newest, _ = _newest_version(session, run_id)
+    refused = _not_counted(session, run_id, body.attempt, newest)
+    if refused is None and body.step > _polled_step(session, run_id, newest):
+        row = {"run_id": run_id, "attempt": newest, "polled_step": body.step}
         engine.upsert(session, tables.TrainerProgress, [row], ("run_id", "attempt"))
+    return refused
 
 
-def _followed_attempt(session: Session, run_id: str, body: schemas.FollowedStep) -> int:
-    return body.attempt if body.attempt is not None else _newest_version(session, run_id)[0]
+def _not_counted(session: Session, run_id: str, attempt: int | None, newest: int) -> schemas.ReportNotCounted | None:
+    """Return why a report of `attempt` changes no advice, None if it is the newest one's; None means the newest."""
+    if attempts.find_attempt(session, run_id, newest) is None:
+        # The feed may ask between the registration of the run and that of its attempt.
+        return schemas.ReportNotCounted(newest_attempt=None, why="no attempt of the run has begun")
+    if attempt is None or attempt == newest:
+        return None
+    why = f"attempt {newest} is the newest one of the run; what attempt {attempt} reports changes no advice"
+    return schemas.ReportNotCounted(newest_attempt=newest, why=why)
 
 
 def acknowledge(
     session: Session, principal: security.Principal, run_id: str, body: schemas.AcknowledgementCreate
-) -> None:
-    """Store what a trainer applied. Raises AdviceConflict for an unknown revision."""
+) -> schemas.ReportNotCounted | None:
+    """Store what a trainer applied, with its attempt; return why it changes no advice if that is not the newest one.
+
+    Raises AdviceConflict for an unknown revision, and AttemptNotFound.
+    """
     runs.get_run(session, principal, run_id)
-    newest_attempt, newest_revision = _newest_version(session, run_id)
+    newest, newest_revision = _newest_version(session, run_id)
     if body.revision > newest_revision:
         raise AdviceConflict(f"revision must be at most {newest_revision}, the newest of this run, got {body.revision}")
-    attempt = body.attempt if body.attempt is not None else newest_attempt
+    # Clients of the release before name no attempt.
+    attempt = body.attempt if body.attempt is not None else newest
     attempts.check_attempt(session, run_id, attempt)
     row = {
         "run_id": run_id,
@@ -178,6 +195,7 @@ def acknowledge(
         "received_at_us": now_us(),
     }
     engine.upsert(session, tables.AdviceAcknowledgement, [row], ("run_id", "attempt", "step"))
+    return _not_counted(session, run_id, attempt, newest)
 
 
 def operate(

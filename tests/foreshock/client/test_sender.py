@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from foreshock.client import Client
+from foreshock.client.deliveries import Delivery, Registration
 from tests.foreshock.client.faulty_service import FaultyService, Received
 from tests.foreshock.client.trainer import rollouts
 
@@ -92,3 +95,28 @@ def test_service_that_takes_one_at_a_time_gets_the_backlog(make: Any, service: F
     service.start()
     assert client.flush(120)
     assert client.counters.rejected == client.counters.dropped == 0
+
+
+def test_acknowledgement_says_whose_it_is_also_one_that_an_earlier_process_left_in_the_spool(
+    make: Any, service: FaultyService
+) -> None:
+    service.stop()
+    first = make(attempt_key="first")
+    first.start_run()
+    first.acknowledge(1, 300, 1e-6, 1.0)
+    first.close(1)
+    service.start()
+    second = make(attempt_key="second")
+    second.start_run(resume_step=4)
+    second.acknowledge(2, 4, 1e-7, 0.1)
+    assert second.flush(60)
+    sent = [json.loads(body) for body in service.bodies("/ack")]
+    assert {each["step"]: each["attempt"] for each in sent} == {300: 1, 4: 2}
+    assert second.attempt == 2
+
+
+@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b"\xff"])
+def test_spooled_acknowledgement_that_is_none_is_left_to_the_service(body: bytes) -> None:
+    registration = Registration({"project": "default", "key": "run"}, {"key": "first"})
+    delivery = Delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body=body)
+    assert delivery.of_attempt(2) == delivery

@@ -190,7 +190,16 @@ def test_feed_of_a_client_waits_for_registration_and_sets_its_checkpoint_request
     client.close()
     (acknowledged,) = [item for item in service.received if item.path.endswith("/ack")]
     assert acknowledged.path == "/v1/runs/run-k/lr-advice/ack"
-    assert acknowledged.json() == {"revision": 1, "step": 400, "applied_lr": 2.5e-7}
+    assert acknowledged.json() == {"revision": 1, "step": 400, "applied_lr": 2.5e-7, "attempt": 1}
+
+
+def test_feed_without_a_client_acknowledges_for_the_attempt_that_it_was_given(service: FaultyService) -> None:
+    service.set_advice(advice(1, attempt=3))
+    for attempt in (None, 3):
+        with AdviceFeed(service.url, "run-1", attempt=attempt) as fed:
+            fed.acknowledge(5, 1e-6, 0.5)
+    sent = [json.loads(body) for body in service.bodies("/ack")]
+    assert [each.get("attempt") for each in sent] == [None, 3]
 
 
 def test_acknowledgements_are_sent_in_order(service: FaultyService) -> None:

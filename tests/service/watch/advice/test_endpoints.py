@@ -7,18 +7,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from foreshock import Client
 from foreshock.api.watch import advice_record
 from foreshock.learning_rate import AdviceFeed
 from foreshock.learning_rate.advice import Advice
 from foreshock_service.platform.parameters import etag_of
 from tests.service.sending import make_batch, start_run
 from tests.service.server import RunningServer
+from tests.service.watch.advice.test_loop_inputs import LAG
 from tests.service.watch.recorded import K3, LENGTH, SURGE, SURGE_STEPS, RecordedRun
 
 
@@ -225,6 +229,67 @@ def test_acknowledged_steps_are_not_changed_by_later_decisions(http: httpx.Clien
     assert unknown.status_code == 409
     absent = http.post(f"{address(surged)}/ack", json={"revision": 1, "step": 1, "applied_lr": 1e-6, "attempt": 5})
     assert absent.status_code == 404
+
+
+def trainer_of(server: RunningServer, folder: Path, attempt: str, resume_step: int = 0) -> Client:
+    """Start an attempt of the run `two-trainers`, as a trainer on another machine does."""
+    client = Client(server.url, run_key="two-trainers", attempt_key=attempt, spool_directory=folder, strict=True)
+    client.start_run(advice_mode="apply", resume_step=resume_step)
+    assert client.flush(60)
+    return client
+
+
+@pytest.mark.parametrize("old_feed_has_a_client", [True, False])
+def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new_one(
+    http: httpx.Client, server: RunningServer, app: FastAPI, tmp_path: Path, old_feed_has_a_client: bool
+) -> None:
+    old = trainer_of(server, tmp_path / "old", "first")
+    new = trainer_of(server, tmp_path / "new", "second", resume_step=4)
+    assert (old.attempt, new.attempt, old.run_id) == (1, 2, new.run_id)
+    assert old.run_id is not None
+    run = RecordedRun(app.state.context.database, run=old.run_id)
+    run.close_all({K3: [2e-4, 3e-2, 3e-2], LAG: [0.0, 8.0, 8.0]}, range(1, 4))
+    # Attempt 1 dies slowly: what it did last is reported after attempt 2 has resumed.
+    feed = AdviceFeed(old) if old_feed_has_a_client else AdviceFeed(server.url, run.run, attempt=1)
+    with feed:
+        feed.scale(300)
+        feed.acknowledge(300, 1e-6, 1.0)
+        assert old.flush(60)
+        wait_until(lambda: feed._followed_step == 300)
+    assert old.counters.rejected == 0
+    run.attempt = 2
+    run.close_all({K3: [3e-2] * 37, LAG: [8.0] * 37}, range(4, 41))
+    log = http.get(f"{address(run)}/decisions").json()["items"]
+    assert [each["effective_from_step"] for each in log if each["attempt"] == 2][:2] == [4, 5]
+    advice = http.get(address(run), params={"step": 40}).raise_for_status().json()
+    assert (advice["attempt"], advice["scale"], advice["applied"]) == (2, pytest.approx(0.1), None)
+    # The new trainer's own steps count.
+    with AdviceFeed(new) as own:
+        own.acknowledge(50, 1e-7, 0.1)
+        assert new.flush(60)
+    assert http.get(address(run)).json()["applied"]["step"] == 50
+    operate(http, run, "raise").raise_for_status()
+    assert http.get(f"{address(run)}/decisions").json()["items"][-1]["effective_from_step"] == 51
+    for client in (old, new):
+        client.close()
+
+
+@pytest.mark.parametrize(("path", "body"), [("ack", {"revision": 1, "applied_lr": 1e-6}), ("follow", {})])
+def test_report_of_another_attempt_than_the_newest_is_answered_and_changes_nothing(
+    http: httpx.Client, surged: RecordedRun, path: str, body: dict[str, Any]
+) -> None:
+    surged.resume(117)
+
+    def report(step: int, **attempt: int) -> httpx.Response:
+        return http.post(f"{address(surged)}/{path}", json={"step": step, **body, **attempt}).raise_for_status()
+
+    late = report(300, attempt=1)
+    assert (late.status_code, late.json()["newest_attempt"]) == (200, 2)
+    assert "attempt 2" in late.json()["why"]
+    assert report(117, attempt=2).status_code == 204
+    # An older client names no attempt: it is taken for the newest one's.
+    assert report(118).status_code == 204
+    assert operate(http, surged, "halve").json()["halvings"] == [119]
 
 
 def test_only_the_step_that_a_trainer_follows_with_is_fixed(http: httpx.Client, surged: RecordedRun) -> None:
