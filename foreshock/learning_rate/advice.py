@@ -70,10 +70,12 @@ class Advice:
     factor: float = DECAY_FACTOR
     floor: float = DECAY_FLOOR
     loop: tuple[LoopPoint, ...] = ()
+    run: str | None = None
+    """The run's id; None in answers and states of the release before, which do not name it."""
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sort key of answers, oldest first: attempt, revision, newest step that the service had seen."""
+        """Sort key of answers of one run, oldest first: attempt, revision, newest step that the service had seen."""
         return self.attempt, self.revision, self.observed_step
 
     def advised_scale(self, step: int) -> float:
@@ -111,11 +113,13 @@ class Advice:
             factor=factor,
             floor=floor,
             loop=tuple(sorted((LoopPoint.from_json(point) for point in value.get("loop") or ()), key=_step_of)),
+            run=None if value.get("run") is None else str(value["run"]),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the advice as plain JSON values for `from_json`, for a checkpoint."""
         return {
+            "run": self.run,
             "attempt": self.attempt,
             "revision": self.revision,
             "mode": self.mode,

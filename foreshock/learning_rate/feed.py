@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +37,7 @@ _LONGEST_RETRY_SECONDS = 30.0
 _MIN_SECONDS_BETWEEN_POLLS = 0.2
 _MAX_ACKNOWLEDGEMENTS = 256
 _MAX_CLOSE_SECONDS = 2.0
+_RUN_ID = re.compile(r"run_[0-9a-zA-Z]{26}")
 
 
 class AdviceFeed:
@@ -43,7 +46,7 @@ class AdviceFeed:
     Create it from a Client (polling starts when the run is registered), or from the service's address and a run's id.
     The default is shadow mode: advice is shown, `scale()` returns 1.0. `attempt` is the number of this trainer's
     attempt; answers for other attempts are ignored. Save `state_dict()` in the trainer's checkpoint: a resumed trainer
-    then starts at the same scale, even if the service is unavailable.
+    then starts at the same scale, even if the service is unavailable. A state of another run is dropped.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class AdviceFeed:
         self._log = LogOnce("foreshock.learning_rate")
         self._advice: Advice | None = None
         self._advice_lock = threading.Lock()
+        # The id of the run that is advised; None until the client or the service says it, if `run` is a key.
+        self._known_run = run if run is not None and _RUN_ID.fullmatch(run) else None
         self._step: int | None = None
         self._followed_step: int | None = None
         self._polled_past_request_at: int | None = None
@@ -113,7 +118,7 @@ class AdviceFeed:
 
     @property
     def revision(self) -> int:
-        """The revision of the newest answer, which never decreases; 0 before the first one."""
+        """The revision of the newest answer, which never decreases within a run; 0 before the first one."""
         return 0 if self._advice is None else self._advice.revision
 
     @property
@@ -140,13 +145,20 @@ class AdviceFeed:
         self._acknowledgement_added.set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the newest answer as plain JSON values, for the trainer's checkpoint."""
-        return {"advice": self._advice.to_json() if self._advice is not None else None}
+        """Return the newest answer as plain JSON values, for the trainer's checkpoint; it names its run."""
+        if self._advice is None:
+            return {"advice": None}
+        return {"advice": self._advice.to_json(), "run_key": self._run_key}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load `state_dict()`, unless a newer answer is already known."""
-        if state.get("advice") is not None:
-            self._take(Advice.from_json(state["advice"]))
+        """Load `state_dict()`, unless it is of another run, or a newer answer is already known."""
+        if state.get("advice") is None:
+            return
+        saved, key = Advice.from_json(state["advice"]), state.get("run_key")
+        if key is not None and self._run_key is not None and list(key) != self._run_key:
+            self._log_dropped(saved)
+        else:
+            self._take(saved)
 
     def close(self) -> None:
         """Send the acknowledgements that wait, for up to two seconds, and stop polling.
@@ -178,13 +190,48 @@ class AdviceFeed:
         self._step = int(step) if self._step is None else max(self._step, int(step))
         return self._advice
 
+    @property
+    def _run_key(self) -> list[str] | None:
+        """Project and key of the client's run, which are known before its id is."""
+        return None if self._client is None else [self._client.project, self._client.run_key]
+
     def _take(self, advice: Advice) -> bool:
-        """Make `advice` the newest; False if it is older than the newest one."""
+        """Make `advice` the newest; False if it is older than the newest one, or of another run.
+
+        A state that the release before saved names no run. It is used until the service's first answer, whatever
+        attempt and revision it has: they may be another run's. After that answer it is not loaded.
+        """
         with self._advice_lock:
-            if self._advice is not None and advice.order < self._advice.order:
+            newest = self._advice
+            if advice.run is not None and self._known_run not in (None, advice.run):
+                self._log_dropped(advice)
+                return False
+            if newest is not None and newest.run == advice.run and advice.order < newest.order:
+                return False
+            if newest is not None and newest.run is not None and advice.run is None:
                 return False
             self._advice = advice
         return True
+
+    def _know_run(self, run: str) -> None:
+        """Take the run's id from the client or the service, and drop the advice of another run."""
+        with self._advice_lock:
+            if run == self._known_run:
+                return
+            self._known_run = run
+            self._etag = self._followed_step = self._polled_past_request_at = None
+            newest = self._advice
+            if newest is not None and newest.run not in (None, run):
+                self._log_dropped(newest)
+                self._advice = None
+
+    def _log_dropped(self, advice: Advice) -> None:
+        named = f"the run {advice.run}" if advice.run is not None else "another run"
+        self._log.warning(
+            f"run {advice.run}",
+            f"advice of {named} is dropped (attempt {advice.attempt}, revision {advice.revision}): it was saved in "
+            "that run, or the service's database was replaced",
+        )
 
     def _poll_until_stopped(self) -> None:
         backoff = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
@@ -207,6 +254,8 @@ class AdviceFeed:
         run = self._run if self._client is None else self._client.run_id
         if run is None:
             return False
+        if self._client is not None:
+            self._know_run(run)
         step = self._step
         if step is not None and step != self._followed_step:
             self._follow(run, step)
@@ -224,6 +273,10 @@ class AdviceFeed:
             advice = Advice.from_json(self._connection.decoded(response))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WrongService(f"{self._connection.url} sent invalid advice: {error!r}; check its release") from error
+        if advice.run is None:
+            # A service of the release before: the run that was asked for.
+            advice = replace(advice, run=run)
+        self._know_run(advice.run or run)
         self._etag = response.headers.get("ETag")
         if self._is_ours(advice) and self._take(advice) and self._client is not None:
             self._client.set_checkpoint_request(advice.want_weights_at_step)

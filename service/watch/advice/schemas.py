@@ -74,8 +74,9 @@ class AdviceRead(BaseModel):
     rate at the step asked for; in shadow mode it is 1.0, and `advised_scale` is the advice.
     """
 
+    run: str = Field(description="id of the run")
     attempt: int
-    revision: int = Field(description="never decreases")
+    revision: int = Field(description="never decreases within the run")
     scale: float
     advised_scale: float
     schedule: ScheduleRead | None

@@ -67,6 +67,7 @@ class Snapshot:
         has_ended = run.state in ENDED
         warming = detectors.watching(self.configuration.surge) == "warming"
         return schemas.AdviceRead(
+            run=run.id,
             attempt=state.attempt,
             revision=state.revision,
             scale=advised if mode == "apply" else 1.0,

@@ -162,6 +162,89 @@ def test_state_before_the_first_answer_is_empty() -> None:
         assert fed.scale(1) == 1.0
 
 
+RUN_A, RUN_B = f"run_{'a' * 26}", f"run_{'b' * 26}"
+_OF_A = advice(57, attempt=3, run=RUN_A)
+_OF_B = advice(1, attempt=1, run=RUN_B, mode="shadow", schedule=None)
+
+
+def state_of(answer: dict[str, Any]) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(json.dumps({"advice": Advice.from_json(answer).to_json()}))
+    return state
+
+
+def known(fed: AdviceFeed) -> tuple[str, int, float]:
+    return fed.mode, fed.revision, fed.scale(400)
+
+
+@pytest.mark.parametrize(("saved", "served"), [(_OF_A, _OF_B), (_OF_B, _OF_A)], ids=["A in B", "B in A"])
+@pytest.mark.parametrize("named_by", ["id", "key"])
+def test_saved_advice_of_another_run_is_dropped_and_logged(
+    service: FaultyService,
+    caplog: pytest.LogCaptureFixture,
+    saved: dict[str, Any],
+    served: dict[str, Any],
+    named_by: str,
+) -> None:
+    service.set_advice(served)
+    run = served["run"] if named_by == "id" else "a-key"
+    expected = Advice.from_json(served)
+    with AdviceFeed(service.url, run) as fed:
+        # Before the first answer, and after it.
+        for _ in range(2):
+            fed.load_state_dict(state_of(saved))
+            wait_until(lambda: fed.advice == expected)
+        assert known(fed) == (expected.mode, expected.revision, expected.scale(400))
+        assert fed.state_dict()["advice"]["run"] == served["run"]
+    assert f"advice of the run {saved['run']} is dropped" in caplog.text
+
+
+def test_saved_advice_of_another_run_is_dropped_while_the_service_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    with AdviceFeed(_DOWN, RUN_B) as fed:
+        fed.load_state_dict(state_of(_OF_A))
+        assert known(fed) == ("shadow", 0, 1.0)
+        assert "is dropped" in caplog.text
+        fed.load_state_dict(state_of({**_OF_A, "run": RUN_B}))
+        assert known(fed) == ("apply", 57, 0.25)
+
+
+def test_advice_of_a_checkpoint_is_not_carried_into_a_run_with_another_key(
+    service: FaultyService, tmp_path: Any
+) -> None:
+    service.set_advice(advice(57, attempt=1, run="run-a"))
+    with Client(service.url, run_key="a", spool_directory=tmp_path) as first, AdviceFeed(first) as fed:
+        first.start_run()
+        wait_until(lambda: fed.revision == 57)
+        state = json.loads(json.dumps(fed.state_dict()))
+    for key, expected in (("b", ("shadow", 0, 1.0)), ("a", ("apply", 57, 0.25))):
+        # Nothing is registered yet: the key is all that is known of the run.
+        client = Client(_DOWN, run_key=key, spool_directory=tmp_path / key)
+        with AdviceFeed(client) as fed:
+            fed.load_state_dict(state)
+            assert known(fed) == expected
+        client.close(0.1)
+
+
+def test_replaced_database_of_the_service_is_followed(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
+    service.set_advice(_OF_A)
+    with AdviceFeed(service.url, "a-key", wait_seconds=0.2) as fed:
+        wait_until(lambda: fed.revision == 57)
+        service.set_advice(_OF_B)
+        wait_until(lambda: known(fed) == ("shadow", 1, 1.0))
+    assert "the service's database was replaced" in caplog.text
+
+
+def test_state_of_the_release_before_is_used_until_the_first_answer_of_the_service(service: FaultyService) -> None:
+    unnamed = {"advice": {name: value for name, value in state_of(_OF_A)["advice"].items() if name != "run"}}
+    with AdviceFeed(_DOWN, RUN_B) as fed:
+        fed.load_state_dict(unnamed)
+        assert known(fed) == ("apply", 57, 0.25)
+    service.set_advice(_OF_B)
+    with AdviceFeed(service.url, RUN_B) as fed:
+        for _ in range(2):
+            fed.load_state_dict(unnamed)
+            wait_until(lambda: known(fed) == ("shadow", 1, 1.0))
+
+
 def test_answers_for_other_attempts_are_ignored(service: FaultyService, caplog: pytest.LogCaptureFixture) -> None:
     service.set_advice(advice(1, attempt=1))
     with AdviceFeed(service.url, "run-1", attempt=2) as fed:

@@ -50,8 +50,10 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def test_new_run_is_warming_and_gets_scale_1(http: httpx.Client) -> None:
-    answer = start_run(http).get("lr-advice", step=7).raise_for_status()
+    run = start_run(http)
+    answer = run.get("lr-advice", step=7).raise_for_status()
     advice = answer.json()
+    assert advice["run"] == run.run
     assert answer.headers["ETag"] == etag_of("1-0-0", answer.content)
     assert (advice["scale"], advice["phase"], advice["mode"], advice["schedule"]) == (1.0, "warming", "shadow", None)
     assert (advice["attempt"], advice["revision"], advice["observed_step"]) == (1, 0, None)
