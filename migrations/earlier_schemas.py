@@ -64,6 +64,7 @@ _NEW_VALUES: dict[tuple[str, str], str] = {
 # Each with the first revision that needs it no more.
 _BEFORE = (("0039", "DELETE FROM detector_snapshots WHERE state IS NULL"),)
 _AFTER = (
+    ("0040", "UPDATE attempts SET began_at_us = created_at_us"),
     ("0039", "UPDATE due_replays SET changed_step = from_step"),
     ("0006", "UPDATE alerts SET severity = 'warning' WHERE severity = 'look'"),
     ("0006", "UPDATE alerts SET severity = 'critical' WHERE severity = 'bad'"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foreshock.changes import CHANGE_KINDS
+from foreshock.clock import now_us
 from foreshock.diagnosis.quantities import check_declared
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
@@ -27,7 +28,10 @@ from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
 PARQUET = "application/vnd.apache.parquet"
 ATTEMPT = {"attempt": "{attempt}"}
+BEGAN = "began_at_us"
+"""When an attempt began, by this node's clock. The request that registers it has its age instead."""
 
+_OF_ATTEMPT = ("key", "resume_step", "heartbeats", BEGAN)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SLICE_BYTES = 256 * 1024
 
@@ -58,8 +62,8 @@ _CONTENT_TYPES = frozenset({"application/json", PARQUET, STATISTICS})
 class Registration:
     """The run and attempt of a delivery, with the request bodies that get or create them.
 
-    `run` and `attempt` are the JSON bodies of `POST /v1/runs` and `POST /v1/runs/{run}/attempts`; both are
-    get-or-create by their `key`, so sending them again from another process is harmless.
+    `run` and `attempt` are the JSON bodies of `POST /v1/runs` and `POST /v1/runs/{run}/attempts`, see `attempt_body`;
+    both are get-or-create by their `key`, so sending them again from another process is harmless.
     """
 
     run: Mapping[str, Any]
@@ -75,11 +79,18 @@ class Registration:
         """Project, client key of the run, and client key of the attempt."""
         return (*self.run_identity, str(self.attempt["key"]))
 
+    def attempt_body(self, at_us: int) -> dict[str, Any]:
+        """Return the attempt with its age in seconds at a time, in place of the time when it began."""
+        body = dict(self.attempt)
+        began = body.pop(BEGAN, None)
+        # Not in an item of an earlier build.
+        return body if type(began) is not int else body | {"age_seconds": max(0, at_us - began) / 1e6}
+
     @property
     def identified(self) -> Registration:
         """Return the registration without what describes run and attempt, which a service may find invalid."""
         run = {name: self.run[name] for name in ("project", "key")}
-        attempt = {name: self.attempt[name] for name in ("key", "resume_step", "heartbeats") if name in self.attempt}
+        attempt = {name: self.attempt[name] for name in _OF_ATTEMPT if name in self.attempt}
         return Registration(run, attempt)
 
 
@@ -209,7 +220,13 @@ def registration(
     run = {"project": project, "key": run_key} | _without_none(description)
     fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
     begin = int(resume_step)
-    attempt = {"key": attempt_key(begin), "resume_step": begin, "fingerprint": fingerprint, "heartbeats": True}
+    attempt = {
+        "key": attempt_key(begin),
+        "resume_step": begin,
+        "fingerprint": fingerprint,
+        "heartbeats": True,
+        BEGAN: now_us(),
+    }
     _json(run), _json(attempt)
     return Registration(run=run, attempt=attempt)
 

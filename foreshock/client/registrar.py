@@ -18,6 +18,7 @@ import httpx
 from foreshock.client.connection import ServiceConnection, wrong_service
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.reporting import DeliveryStatus, LogOnce
+from foreshock.clock import now_us
 from foreshock.errors import HOST_NOT_ALLOWED, PROBLEM_TYPE_PREFIX, Rejected, ServiceError, ServiceUnavailable
 
 Scope = Literal["service", "run", "item", "final"]
@@ -85,8 +86,9 @@ class Registrar:
             self._runs[registration.run_identity] = run
         attempt = self.attempt_number(registration)
         if attempt is None:
-            path, identity = f"/v1/runs/{run}/attempts", registration.identified.attempt
-            attempt = int(self._post(connection, path, registration.attempt, identity, "attempt"))
+            path, at_us = f"/v1/runs/{run}/attempts", now_us()
+            body, identity = registration.attempt_body(at_us), registration.identified.attempt_body(at_us)
+            attempt = int(self._post(connection, path, body, identity, "attempt"))
             self._attempts[registration.attempt_identity] = attempt
         return run, attempt
 

@@ -2,17 +2,20 @@
 
 A step is active in the newest attempt whose `resume_step` ≤ step. Steps of older attempts from there on are superseded;
 they are kept and not shown by default.
+
+Attempts are numbered as they are registered, and newer is the one whose launch began later: what a launch left in its
+spool while the service was away may arrive, and register it, after the next launch has registered.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Path, Response, status
 from pydantic import BaseModel, Field
-from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, true
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, and_, bindparam, false, func, or_, select, true, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from foreshock.api.records import from_attributes
 from foreshock.api.runs import AttemptRecord
@@ -81,14 +84,15 @@ def active_rows(
     return session.execute(query.where(is_active(attempts, *columns, *bounds)), parameters).all()
 
 
-def active_ranges(attempts: Iterable[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
+def active_ranges(attempts: Sequence[AttemptStart], first: int = 0, last: int | None = None) -> list[ActiveRange]:
     """Return the ranges of active steps within `first` ≤ step ≤ `last` (None: no bound), newest attempt first.
 
-    They do not overlap, and each begins beyond the end of the next.
+    `attempts` are in the order in which they began. The ranges do not overlap, and each begins beyond the end of the
+    next.
     """
     ranges: list[ActiveRange] = []
     end = None if last is None else last + 1
-    for attempt in sorted(attempts, key=lambda each: each.attempt, reverse=True):
+    for attempt in reversed(attempts):
         begin = max(attempt.resume_step, first)
         if end is None or begin < end:
             ranges.append(ActiveRange(attempt.attempt, begin, end))
@@ -96,7 +100,7 @@ def active_ranges(attempts: Iterable[AttemptStart], first: int = 0, last: int | 
     return ranges
 
 
-def active_attempt_of(attempts: Iterable[AttemptStart], step: int) -> int | None:
+def active_attempt_of(attempts: Sequence[AttemptStart], step: int) -> int | None:
     """Return the attempt in which the step is active; None if every attempt begins after it."""
     found = active_ranges(attempts, step, step)
     return found[0].attempt if found else None
@@ -113,12 +117,30 @@ def is_active(
     return or_(*conditions) if conditions else false()
 
 
+def began_later(attempt: Any, other: Any) -> ColumnElement[bool]:
+    """Return the SQL condition that an attempt is newer than another of its run, given the table or an alias of it."""
+    return tuple_(attempt.began_at_us, attempt.attempt) > tuple_(other.began_at_us, other.attempt)
+
+
+def is_superseded(run_id: Any, attempt: Any, step: Any) -> ColumnElement[bool]:
+    """Return the SQL condition that a newer attempt holds the step, given the three columns of a table.
+
+    `is_active` is faster for the steps of one run.
+    """
+    own, later = aliased(Attempt), aliased(Attempt)
+    query = select(later.attempt).join(own, and_(own.run_id == later.run_id, own.attempt == attempt))
+    return query.where(later.run_id == run_id, later.resume_step <= step, began_later(later, own)).exists()
+
+
 router = parameters.api_router(prefix="/v1/runs/{run}/attempts", tags=["attempts"])
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _KNOWN = "foreshock.attempts"
 BEGUN_TOGETHER_SECONDS = 60
 """Attempts that begin within this time may be ranks of one launch that did not find each other."""
+
+
+_LONGEST_AGE_SECONDS = 10 * 365 * 86400
 
 
 class AttemptCreate(BaseModel):
@@ -129,6 +151,13 @@ class AttemptCreate(BaseModel):
     fingerprint: parameters.JsonObject = Field(default_factory=dict)
     heartbeats: bool = Field(
         default=False, description="the client sends heartbeats, so that its silence has a meaning"
+    )
+    age_seconds: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=_LONGEST_AGE_SECONDS,
+        allow_inf_nan=False,
+        description="how long ago this start or resume was; the attempt that began last is the newest",
     )
 
 
@@ -198,7 +227,7 @@ def list_attempts(
     cursor: parameters.Cursor = None,
     limit: parameters.Limit = 200,
 ) -> parameters.Page[AttemptRecord]:
-    """List the attempts of a run, in order."""
+    """List the attempts of a run, by number."""
     with context.database.read() as session:
         runs.get_run(session, principal, run)
         return parameters.page_of_query(
@@ -212,12 +241,15 @@ def get_or_create_attempt(
 ) -> tuple[Attempt, bool]:
     """Return the attempt of this key, and True if it is new; raise AttemptConflict if `resume_step` differs."""
     run = runs.lock_run(session, principal, run_id)
-    newest = session.scalar(select(func.max(Attempt.attempt)).where(Attempt.run_id == run_id)) or 0
+    ends = select(func.max(Attempt.attempt), func.max(Attempt.created_at_us)).where(Attempt.run_id == run_id)
+    newest, latest_us = session.execute(ends).one()
+    created_at_us = now_us()
     row = {
         "run_id": run_id,
-        "attempt": newest + 1,
-        "created_at_us": now_us(),
-        **body.model_dump(exclude={"heartbeats"}),
+        "attempt": (newest or 0) + 1,
+        "created_at_us": created_at_us,
+        "began_at_us": _began_at_us(body, max(created_at_us, latest_us or 0)),
+        **body.model_dump(exclude={"heartbeats", "age_seconds"}),
     }
     created = insert_if_absent(session, Attempt, row)
     session.info.pop(_KNOWN, None)
@@ -227,11 +259,27 @@ def get_or_create_attempt(
             f"the attempt {body.key!r} resumes at step {attempt.resume_step}, not {body.resume_step}: "
             "give each resume its own key"
         )
-    if body.heartbeats:
+    starts = attempts_of_run(session, run_id)
+    is_newest = starts[-1].attempt == attempt.attempt
+    if body.heartbeats and (is_newest or not created):
+        # Registered late, from a spool: its trainer is no more.
         runs.note_sign_of_life(run, resumed=created)
-    if created and attempt.attempt > 1:
-        events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step))
+    is_active_somewhere = any(each.attempt == attempt.attempt for each in active_ranges(starts))
+    if created and attempt.attempt > 1 and is_active_somewhere:
+        events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step, is_newest))
     return attempt, created
+
+
+def _began_at_us(body: AttemptCreate, now_us: int) -> int:
+    """Return when an attempt began, by this service's clock; without an age it is the newest.
+
+    The client sends an age and no time: clocks of two nodes may differ by more than the time between two launches, and
+    a resume, which is registered within seconds, would be taken for the older. What is left is small: an age is wrong
+    by what the client's clock was set meanwhile, or by the difference of two clocks if another node adopts a spool.
+    `now_us` is no earlier than any attempt of the run was registered, so that a clock that is set back, or several
+    services that differ, do not make a start without an age an older one.
+    """
+    return now_us - round(body.age_seconds * 1e6)
 
 
 def note_heartbeat(
@@ -263,21 +311,23 @@ def _lost_by_clients(session: Session, run_id: str, attempt: int) -> int:
 
 
 def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list[Attempt]:
-    """Return the other attempts of the run that began within a minute of this one, in order."""
+    """Return the other attempts of the run that began within a minute of this one, by number."""
     attempts = session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.attempt)).all()
-    begun = next(each.created_at_us for each in attempts if each.attempt == attempt)
+    begun = next(each.began_at_us for each in attempts if each.attempt == attempt)
     within = BEGUN_TOGETHER_SECONDS * 1_000_000
-    return [each for each in attempts if each.attempt != attempt and abs(each.created_at_us - begun) <= within]
+    return [each for each in attempts if each.attempt != attempt and abs(each.began_at_us - begun) <= within]
 
 
 # Built once: it is executed at each step.
 _STARTS = (
-    select(Attempt.attempt, Attempt.resume_step).where(Attempt.run_id == bindparam("run_id")).order_by(Attempt.attempt)
+    select(Attempt.attempt, Attempt.resume_step)
+    .where(Attempt.run_id == bindparam("run_id"))
+    .order_by(Attempt.began_at_us, Attempt.attempt)
 )
 
 
 def attempts_of_run(session: Session, run_id: str) -> Sequence[AttemptStart]:
-    """Return where every attempt of a run begins, in order; a session asks once."""
+    """Return where every attempt of a run begins, in the order in which they began; a session asks once."""
     known: dict[str, Sequence[AttemptStart]] = session.info.setdefault(_KNOWN, {})
     if run_id not in known:
         known[run_id] = [AttemptStart(*row) for row in session.execute(_STARTS, {"run_id": run_id})]

@@ -59,11 +59,15 @@ class ChangeAnnounced(StepEvent):
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """Resume of a run at `resume_step`; the steps of older attempts from there on are superseded."""
+    """Resume of a run at `resume_step`; the steps of older attempts from there on are superseded.
+
+    Not `is_newest`: it is registered late, and leads to the first step of the attempt that followed it.
+    """
 
     run_id: str
     attempt: int
     resume_step: int
+    is_newest: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from cachetools import TTLCache
-from sqlalchemy import Select, case, func, select, tuple_
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import Select, and_, case, func, select, tuple_
+from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of
 from foreshock_service.platform.database.tables import Attempt, Scalar, measurements
+from foreshock_service.runs.attempts import is_superseded
 from foreshock_service.runs.measurements import POOLED_STEPS, newest_steps
 
 SHORT = 60
@@ -73,7 +74,9 @@ def reported_values(session: Session, name: str, last_steps: Mapping[str, int]) 
         Scalar.name.in_(names_of([QUANTITIES[name].key])),
         Scalar.value.is_not(None),
     )
-    return dict(session.execute(query.order_by(Scalar.attempt)).tuples().all())  # type: ignore[arg-type]
+    of_scalar = and_(Attempt.run_id == Scalar.run_id, Attempt.attempt == Scalar.attempt)
+    query = query.join(Attempt, of_scalar).order_by(Attempt.began_at_us, Attempt.attempt)
+    return dict(session.execute(query).tuples().all())  # type: ignore[arg-type]
 
 
 def short_curves(session: Session, versions: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, ShortCurve]]:
@@ -134,12 +137,10 @@ def _reported(
 
 def _short(run_id: Any, attempt: Any, step: Any, value: Any, last_steps: Mapping[str, int]) -> Select[Any]:
     """Return (run, place, mean) of the active steps, given the columns of a table."""
-    later = aliased(Attempt)
-    superseded = select(later.attempt).where(later.run_id == run_id, later.attempt > attempt, later.resume_step <= step)
     place = step * SHORT // case({run: last + 1 for run, last in last_steps.items()}, value=run_id, else_=1)
     return (
         select(run_id, place, func.avg(value))
-        .where(run_id.in_(last_steps), value.is_not(None), ~superseded.exists())
+        .where(run_id.in_(last_steps), value.is_not(None), ~is_superseded(run_id, attempt, step))
         .group_by(run_id, place)
         .order_by(run_id, place)
     )

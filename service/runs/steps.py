@@ -12,7 +12,7 @@ from foreshock.api.runs import Coverage, IncompleteStep, OfStep, StatisticsStep,
 from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context
-from foreshock_service.platform.database.tables import Attempt, Run, Shard, Step
+from foreshock_service.platform.database.tables import Run, Shard, Step
 from foreshock_service.runs import attempts, events, run_endpoints, runs
 
 router = parameters.api_router(prefix="/v1/runs/{run}/steps", tags=["steps"])
@@ -254,11 +254,8 @@ def incomplete_steps(session: Session, run_id: str) -> list[IncompleteStep]:
 
 def incomplete_counts(session: Session, run_ids: Collection[str]) -> dict[str, int]:
     """Return how many active closed steps of each run lack shards, in one query; runs without one are absent."""
-    later = aliased(Attempt)
-    superseded = select(later.attempt).where(
-        later.run_id == Step.run_id, later.attempt > Step.attempt, later.resume_step <= Step.step
-    )
-    query = select(Step.run_id, func.count()).where(Step.run_id.in_(run_ids), *_LACKS_SHARDS, ~superseded.exists())
+    superseded = attempts.is_superseded(Step.run_id, Step.attempt, Step.step)
+    query = select(Step.run_id, func.count()).where(Step.run_id.in_(run_ids), *_LACKS_SHARDS, ~superseded)
     return {row[0]: row[1] for row in session.execute(query.group_by(Step.run_id))}
 
 

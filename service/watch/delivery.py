@@ -76,7 +76,7 @@ def forget_superseded(session: Session, started: events.AttemptStarted) -> None:
     """Take steps that the new attempt superseded out of the alerts of missing shards. The run is locked."""
     for attempt in attempts_of_run(session, started.run_id):
         alert = alerts.standing_of_rule(session, started.run_id, attempt.attempt, INCOMPLETE_STEP)
-        if alert is not None and attempt.attempt < started.attempt:
+        if alert is not None:
             _alert_of_missing(session, events.StepKey(alert.run_id, alert.attempt, alert.step), alert)
 
 

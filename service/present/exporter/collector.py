@@ -107,7 +107,10 @@ def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[
         table.step == newest.scalar_subquery(),
     )
     query = select(table).select_from(tables.Attempt).join(table, same).where(tables.Attempt.run_id.in_(run_ids))
-    return {each.run_id: each for each in session.scalars(query.order_by(tables.Attempt.attempt))}
+    return {
+        each.run_id: each
+        for each in session.scalars(query.order_by(tables.Attempt.began_at_us, tables.Attempt.attempt))
+    }
 
 
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:

@@ -263,7 +263,8 @@ def earlier_checkpoints(
     session: Session, attempts: Sequence[AttemptStart], key: events.StepKey
 ) -> Sequence[Checkpoint]:
     """Return the checkpoints announced for steps before `key.step` that led to it, by step."""
-    led = [each for each in attempts if each.attempt <= key.attempt]
+    place = next(place for place, each in enumerate(attempts) if each.attempt == key.attempt)
+    led = attempts[: place + 1]
     chosen = is_active(led, Checkpoint.attempt, Checkpoint.step, 0, key.step - 1)
     query = select(Checkpoint).where(Checkpoint.run_id == key.run_id, chosen, Checkpoint.step < key.step)
     return session.scalars(query.order_by(Checkpoint.step)).all()

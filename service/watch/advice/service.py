@@ -240,9 +240,9 @@ def list_decisions(
 
 def _applied(session: Session, run_id: str, attempt: int) -> schemas.AppliedRead | None:
     table = tables.AdviceAcknowledgement
-    query = select(table).where(table.run_id == run_id).order_by(table.attempt.desc(), table.step.desc())
+    query = select(table).where(table.run_id == run_id, table.attempt == attempt).order_by(table.step.desc())
     newest = session.scalar(query.limit(1))
-    if newest is None or newest.attempt != attempt:
+    if newest is None:
         return None
     return schemas.AppliedRead(
         step=newest.step,
@@ -280,7 +280,7 @@ def _wanted(known: Snapshot, step: int) -> int | None:
 def decide_after_detection(session: Session, derived: derivation.DetectionDerived) -> None:
     """Append the decisions that follow from the detectors' state after the newest active step."""
     run_id, state = derived.run_id, derived.state
-    attempt = max((each.attempt for each in derived.attempts), default=1)
+    attempt = derived.attempts[-1].attempt if derived.attempts else 1
     observation = decisions.Observation(
         attempt=attempt,
         observed_step=-1 if state.step is None else state.step,
@@ -298,7 +298,9 @@ def decide_after_detection(session: Session, derived: derivation.DetectionDerive
 
 
 def rewind_log(session: Session, started: events.AttemptStarted) -> None:
-    """Append the rewind to `resume_step`, which drops the decisions beyond it."""
+    """Append the rewind to `resume_step`, which drops the decisions beyond it; not for the newest attempt's past."""
+    if not started.is_newest:
+        return
     log = log_of(session, started.run_id)
     _append(session, started.run_id, decisions.rewind(log, started.attempt, started.resume_step, now_us()))
 

@@ -164,7 +164,8 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
     if active_attempt_of(attempts, logged.step) != logged.attempt:
         return
     tail = session.get(ScalarTail, logged.run_id)
-    here = (logged.attempt, logged.step)
+    places = {each.attempt: place for place, each in enumerate(attempts)}
+    here = (places[logged.attempt], logged.step)
     if tail is None:
         session.add(
             ScalarTail(
@@ -173,13 +174,13 @@ def observe_scalars(events: EventBus, session: Session, logged: ScalarsLogged) -
         )
         session.flush()
         return
-    before, was_closed = (tail.attempt, tail.step), tail.closed
+    before, was_closed = (places[tail.attempt], tail.step), tail.closed
     if here >= before:
-        tail.attempt, tail.step = here
+        tail.attempt, tail.step = logged.attempt, logged.step
         tail.received_at_us = now_us()
         tail.closed = was_closed and here == before
         session.flush()
-    is_newest_attempt = logged.attempt == max(each.attempt for each in attempts)
+    is_newest_attempt = logged.attempt == attempts[-1].attempt
     if here[0] > before[0] or (here == before and is_newest_attempt and not was_closed):
         # The first step of an attempt, or the step that is open: nothing has closed.
         return

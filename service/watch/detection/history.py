@@ -126,7 +126,7 @@ def _closed_scalar_steps(
 ) -> list[tuple[int, int]]:
     """Return (step, attempt) of the first `limit` active steps beyond `after` that scalars have closed, in order."""
     steps = steps_with_scalars(session, run_id, attempts, names, after, limit)
-    if not steps or steps[-1][1] != (newest := max(each.attempt for each in attempts)):
+    if not steps or steps[-1][1] != (newest := attempts[-1].attempt):
         return steps
     last = steps[-1][0]
     if last != newest_step_with_scalars(session, run_id, newest, names):

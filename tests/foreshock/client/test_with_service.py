@@ -19,6 +19,7 @@ from foreshock.measures.comparison import measure_step
 from tests.foreshock.batches import random_batch
 from tests.foreshock.running_service import RunningService
 from tests.paths import DOCS
+from tests.ports import free_port
 
 PAGE = DOCS / "connect-a-trainer.md"
 
@@ -179,6 +180,28 @@ def test_resumed_run_is_a_new_attempt(make: Callable[..., Client]) -> None:
     assert (second.run_id, second.attempt) == (first.run_id, 2)
     surviving = get(second, "/steps")["items"]
     assert [(item["step"], item["attempt"]) for item in surviving] == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 2)]
+
+
+def test_launch_that_the_service_missed_does_not_supersede_the_next(
+    make: Callable[..., Client], tmp_path: Path
+) -> None:
+    """The second launch has another API key: it adopts the first one's items after its own attempt is registered."""
+    away = f"http://127.0.0.1:{free_port()}"
+    first = Client(
+        away, api_key="old-key", run_key="missed", spool_directory=tmp_path / "spool", attempt_key="launch-1"
+    )
+    first.start_run()
+    for step in range(4):
+        first.log_rollouts(step, random_batch(step))
+    assert first.close(1).undelivered
+    second = make("missed", attempt_key="launch-2")
+    second.start_run()
+    for step in range(3):
+        second.log_rollouts(step, random_batch(10 + step))
+    assert second.flush(300).complete
+    assert [each["key"] for each in get(second, "/attempts")["items"]] == ["launch-2", "launch-1"]
+    assert [(each["step"], each["attempt"]) for each in get(second, "/steps")["items"]] == [(0, 1), (1, 1), (2, 1)]
+    assert get(second, "/lr-advice/decisions")["items"] == []
 
 
 @pytest.mark.parametrize("rank", [{}, {"shard": 0, "shards": 1}], ids=["undeclared", "one shard"])

@@ -107,9 +107,7 @@ def test_later_attempt_or_the_same_shards_are_no_split(http: httpx.Client, app: 
     sender.put_shard(3, make_batch(seed=0), shard=0, shards=2)
     second.put_shard(3, make_batch(seed=1), shard=0, shards=2)
     third = sender.new_attempt("much later", 0)
-    later = (
-        update(Attempt).where(Attempt.attempt == third.attempt).values(created_at_us=Attempt.created_at_us + 61_000_000)
-    )
+    later = update(Attempt).where(Attempt.attempt == third.attempt).values(began_at_us=Attempt.began_at_us + 61_000_000)
     context_of(app).database.write(lambda session: session.execute(later))
     third.put_shard(3, make_batch(seed=2), shard=1, shards=2)
     assert alerts(http, sender.run, "split_ranks") == []

@@ -69,7 +69,10 @@ class Run(Base):
 
 
 class Attempt(Base):
-    """A run's start or resume; attempts of a run count from 1."""
+    """A run's start or resume; attempts of a run count from 1, as they are registered.
+
+    `began_at_us` gives their order in time: a launch may be registered after the one that followed it.
+    """
 
     __tablename__ = "attempts"
     __table_args__ = (UniqueConstraint("run_id", "key"),)
@@ -80,6 +83,7 @@ class Attempt(Base):
     resume_step: Mapped[int]
     fingerprint: Mapped[dict[str, Any]]
     created_at_us: Mapped[int]
+    began_at_us: Mapped[int] = mapped_column(server_default="0")
 
 
 class AttemptClient(Base):
