@@ -13,7 +13,7 @@ from foreshock.scorers import EXACT_PAIRS, VARIANTS, available_scorers
 from foreshock_service.platform import parameters, problem
 from foreshock_service.platform.context import Context, ServiceContext
 from foreshock_service.platform.database.engine import database_now_us, insert_if_absent
-from foreshock_service.platform.database.tables import Run, new_identifier, probes
+from foreshock_service.platform.database.tables import Run, Shard, new_identifier, probes
 from foreshock_service.platform.security import Ingester, Principal, Reader
 from foreshock_service.replay.probes import environments, jobs, service, workers
 from foreshock_service.replay.probes.pinned_rollouts import PinnedRollouts, RolloutCount, count_rollouts
@@ -232,13 +232,17 @@ def _plan(context: ServiceContext, session: Session, principal: Principal, run_i
         run=run,
         attempt=key.attempt,
         body=body,
-        selection=[service.selected_rollouts(shard) for shard in present],
+        selection=_selection(present),
         rollouts=service.pinned_rollouts(context, present, body.max_rollouts),
         weights={name: getattr(checkpoint, name) for name in _WEIGHTS_FIELDS},
         weights_expire_at_us=checkpoint.expires_at_us,
         attempt_fingerprint=attempts.fingerprints_of_attempts(session, run_id, [key.attempt])[key.attempt],
         candidates=_candidates(session, principal, run, key, body),
     )
+
+
+def _selection(shards: Sequence[Shard]) -> list[list[Any]]:
+    return [service.selected_rollouts(shard) for shard in shards if shard.tokens_removed is None]
 
 
 def _announced(steps: Sequence[int]) -> str:
@@ -310,6 +314,13 @@ def _insert(
     wanted: Mapping[str, environments.WantedEnvironment],
     options: dict[str, dict[str, Any]],
 ) -> tuple[ProbeRecord, bool]:
+    runs.lock_run(session, principal, plan.run.id)
+    key = events.StepKey(plan.run.id, plan.attempt, plan.body.step)
+    if _selection(shards_of_step(session, key)) != plan.selection:
+        raise service.ProbeNotPossible(
+            f"rollouts of step {key.step} were deleted, purged or arrived while the request was checked: request the "
+            "probe again"
+        )
     now = database_now_us(session)
     body, request_digest = plan.body, plan.request_digest()
     row = {

@@ -91,6 +91,8 @@ def retry_probe(session: Session, principal: security.Principal, probe_id: str) 
     Raises ProbeStillRuns, and ProbeNotPossible or TokensPurged if its rollouts are no longer there.
     """
     probe, run = get_probe(session, principal, probe_id)
+    # A deletion or a purge of the step locks the run first, too.
+    runs.lock_run(session, principal, run.id)
     jobs = lock_jobs(session, probe_id)
     if not all(transitions.JobState(job.state) in transitions.ENDED for job in jobs):
         raise ProbeStillRuns("the probe has not ended: wait until it is done, failed or skipped")

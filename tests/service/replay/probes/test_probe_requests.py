@@ -10,9 +10,12 @@ from fastapi import FastAPI
 
 from foreshock.clock import now_us
 from foreshock.digests import rollout_set_digest
+from foreshock.rollouts import BatchAttributes
 from foreshock.scorers import SCORERS, Scorer
 from foreshock.statistics_shards import FullRollouts
+from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
 from foreshock_service.platform.database.engine import database_now_us
+from foreshock_service.replay.probes.pinned_rollouts import RolloutCount
 from foreshock_service.runs.shards import close_waiting_steps
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease
@@ -264,3 +267,22 @@ def test_probes_of_all_runs_are_listed_newest_first_and_filtered(run: Sender, ht
     of_project = http.get("/v1/probes", params={"project": "another"}).json()["items"]
     assert {probe["run"] for probe in of_project} == {other.run}
     assert http.get("/v1/probes", params={"kind": "weights"}).json()["items"] == []
+
+
+def test_a_request_whose_rollouts_change_while_it_is_checked_is_refused(
+    run: Sender, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = app.state.context
+    work = context.decoders.run
+
+    def delete_first(function: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(context.decoders, "run", work)
+        run.http.post(f"/v1/runs/{run.run}/deletions", json={"sample_ids": ["sample-0-3"]}).raise_for_status()
+        assert not carry_out_deletions(context, round_seconds=60)
+        return RolloutCount(12, 60, rollout_set_digest(["a"]), 12, BatchAttributes(), with_log_probs=True)
+
+    monkeypatch.setattr(context.decoders, "run", delete_first)
+    refused = ask_for_probe(run, 3)
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:foreshock:problem:probe-not-possible")
+    again = ask_for_probe(run, 3)
+    assert (again.status_code, again.json()["rollouts"]) == (201, 11)
