@@ -77,6 +77,8 @@ def _delete_some(context: ServiceContext, table: Table, run_id: str, limit: int,
     key = list(table.primary_key.columns)
     rows = select(*key).where(_of_run(table, run_id)).limit(limit)
     if table.name in _FILES_OF:
+        # In an order, so that the rows that are deleted are those whose files are given up.
+        rows = rows.order_by(*key)
         columns = (table.c.file, table.c.file_bytes if "file_bytes" in table.c else table.c.body_bytes)
         chosen = session.execute(rows.add_columns(*columns)).all()
         give_up_files(

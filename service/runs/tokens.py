@@ -1,6 +1,5 @@
 """Tokens from the store: the worst of a step, one rollout, or the step's whole rollouts as a Parquet file."""
 
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -140,7 +139,10 @@ def export_rollouts(
         files = shards.shards_with_tokens(session, key)
     if not files:
         raise RolloutNotFound(f"the run has no rollouts of step {step}")
-    joined = tempfile.TemporaryFile()  # noqa: SIM115  the end of the answer closes it
+    # On the store's disk: the system's folder may be in memory. Without a name, so that a crash leaves nothing.
+    path = context.store.temporary_file()
+    joined = path.open("w+b")  # the end of the answer closes it
+    path.unlink()
     try:
         _join(context, key, files, joined)
     except Exception:

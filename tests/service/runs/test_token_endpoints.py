@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 from dataclasses import replace
 
 import httpx
@@ -12,8 +13,10 @@ from fastapi import FastAPI
 
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.keys import KeyLimits, Scope
+from foreshock_service.platform.settings import Settings
 from tests.service.keys import make_key
 from tests.service.sending import Sender, make_batch, start_run
+from tests.service.stored import list_files
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 BATCH = make_batch(70, seed=3)
@@ -28,7 +31,11 @@ def run(http: httpx.Client) -> Sender:
 
 
 @on_sqlite
-def test_rollouts_of_all_shards_are_one_file(http: httpx.Client) -> None:
+def test_rollouts_of_all_shards_are_one_file(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They are joined on the disk of the store: the system's folder may be in memory.
+    monkeypatch.setattr(tempfile, "tempdir", "/not-there")
     run = start_run(http)
     plain = replace(make_batch(5, seed=1), reward=None)
     for shard, batch in enumerate((plain, make_batch(7, seed=2))):
@@ -39,6 +46,7 @@ def test_rollouts_of_all_shards_are_one_file(http: httpx.Client) -> None:
     assert table["sample_id"].to_pylist() == [*plain.sample_ids, *make_batch(7, seed=2).sample_ids]
     assert table["reward"].null_count == 5
     assert run.get("steps/4/rollouts").status_code == 404
+    assert len(list_files(settings)) == 2
 
 
 @on_sqlite
