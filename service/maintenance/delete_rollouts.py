@@ -15,17 +15,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import pyarrow as pa
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.errors import RolloutsError
 from foreshock_service.maintenance import stored_files
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database import tables
 from foreshock_service.platform.database.engine import of_step
+from foreshock_service.platform.decoding.pool import DecoderDied
 from foreshock_service.platform.store.removal import check_not_taken, give_up_files
 from foreshock_service.platform.store.tokens import StoredFile, exact_file_name, score_file_name, shard_file_name
 from foreshock_service.replay.probes.service import cancel_jobs_of_step
@@ -37,6 +38,7 @@ _TRIES = 5
 _REASON = "rollouts of its step were deleted: request a new probe"
 _logger = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
 ScoreRow = tables.ScoreShard | tables.ExactShard
 
 
@@ -98,33 +100,45 @@ class StepPlan:
 def carry_out_deletions(
     context: ServiceContext, round_seconds: float = _ROUND_SECONDS, go_on: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Search steps for about `round_seconds`; return whether steps are left for the next call."""
-    begin = time.monotonic()
+    """Search steps for about `round_seconds`; return whether steps are left for the next call.
+
+    A deletion that fails is left for the next call, and the others go on; raises its error in the end.
+    """
+    end = time.monotonic() + round_seconds
     with context.database.read() as session:
         pending = session.scalars(
             select(tables.Deletion)
             .where(tables.Deletion.finished_at_us.is_(None))
             .order_by(tables.Deletion.requested_at_us)
         ).all()
+    errors: list[Exception] = []
     for deletion in pending:
-        ids = deletions.DeletedIds(
-            deletion.run_id, frozenset(deletion.sample_digests), frozenset(deletion.group_digests)
-        )
-        place = (deletion.attempt, deletion.step)
-        while True:
-            with context.database.read() as session:
-                steps = steps_beyond(session, deletion.run_id, place)
-            if not steps:
-                if context.database.write(partial(_finish, deletion.id, place)):
-                    break
+        try:
+            if _carry_out(context, deletion, lambda: time.monotonic() <= end and go_on()):
                 return True
-            for key in steps:
-                plan = strip_step(context, key, ids)
-                context.database.write(partial(_advance, deletion.id, place, key, plan))
-                place = (key.attempt, key.step)
-                if time.monotonic() - begin > round_seconds or not go_on():
-                    return True
+        except Exception as error:
+            _logger.exception("the deletion %s of rollouts of run %s failed", deletion.id, deletion.run_id)
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return False
+
+
+def _carry_out(context: ServiceContext, deletion: tables.Deletion, go_on: Callable[[], bool]) -> bool:
+    """Search the steps that a deletion has not reached; return whether some are left."""
+    ids = deletions.DeletedIds(deletion.run_id, frozenset(deletion.sample_digests), frozenset(deletion.group_digests))
+    place = (deletion.attempt, deletion.step)
+    while True:
+        with context.database.read() as session:
+            steps = steps_beyond(session, deletion.run_id, place)
+        if not steps:
+            return not context.database.write(partial(_finish, deletion.id, place))
+        for key in steps:
+            plan = strip_step(context, key, ids)
+            context.database.write(partial(_advance, deletion.id, place, key, plan))
+            place = (key.attempt, key.step)
+            if not go_on():
+                return True
 
 
 def strip_step(
@@ -147,24 +161,20 @@ def _plan(
     context: ServiceContext, key: events.StepKey, ids: deletions.DeletedIds, rows: StepRows, *, dry_run: bool
 ) -> StepPlan:
     plan = StepPlan(rows.version())
-    run, file_of = context.decoders.run, context.store.file
+    run = context.decoders.run
     deleted: set[str] = set()
     kept: set[str] = set()
-    touched: list[tables.Shard] = []
+    touched: list[tuple[tables.Shard, int]] = []
     for shard in rows.shards:
         if shard.tokens_removed is not None:
             continue
-        try:
-            found = run(stored_files.find_rollouts, file_of(shard.file), ids)
-        except (FileNotFoundError, pa.ArrowException):
-            # Its bytes sent again restore it, and make the step be searched again.
-            _logger.warning("%s is gone or damaged: no rollout of it can be deleted", shard.file)
+        found = _read(context, shard.file, stored_files.find_rollouts, ids)
+        if found is None:
             continue
         kept.update(found.kept)
         if found.deleted:
             deleted.update(found.deleted)
-            plan.rollouts += len(found.deleted)
-            touched.append(shard)
+            touched.append((shard, len(found.deleted)))
     secret = secrets.token_bytes(16)
     for part in rows.statistics:
         if part.summaries is not None:
@@ -181,10 +191,13 @@ def _plan(
                 plan.step_summaries[whole.comparison] = changed
     plan.deleted = frozenset(deleted)
     of_kept = frozenset(kept)
-    for shard in touched:
+    for shard, number in touched:
         name = shard_file_name(key.run_id, key.attempt, key.step, shard.shard, shard.digest)
         strip = partial(stored_files.strip_rollouts, ids=ids, sampled=shard.sampled_rollouts)
-        plan.files[shard.file] = (name, _rewrite(context, shard.file, name, strip, dry_run=dry_run))
+        stripped = _rewrite(context, shard.file, name, strip, dry_run=dry_run)
+        if stripped is not None:
+            plan.files[shard.file] = (name, stripped)
+            plan.rollouts += number
     for row in rows.scores if touched else ():
         if row.file in plan.files:
             continue
@@ -192,8 +205,22 @@ def _plan(
         make = exact_file_name if exact else score_file_name
         name = make(key.run_id, key.attempt, key.step, row.job_id, row.digest)
         strip = partial(stored_files.strip_scores, kept=of_kept, exact=exact)
-        plan.files[row.file] = (name, _rewrite(context, row.file, name, strip, dry_run=dry_run))
+        stripped = _rewrite(context, row.file, name, strip, dry_run=dry_run)
+        if stripped is not None:
+            plan.files[row.file] = (name, stripped)
     return plan
+
+
+def _read(context: ServiceContext, name: str, read: Callable[..., Found], *arguments: Any) -> Found | None:
+    """Return `read(file, *arguments)` of a stored file, run in a decoder; None if the file is gone or damaged.
+
+    A shard's bytes sent again restore its file, and make the step be searched again.
+    """
+    try:
+        return context.decoders.run(read, context.store.file(name), *arguments)
+    except (FileNotFoundError, RolloutsError, DecoderDied) as error:
+        _logger.warning("%s is gone or damaged: no rollout of it can be deleted (%s)", name, error)
+        return None
 
 
 def _rewrite(
@@ -203,11 +230,11 @@ def _rewrite(
     strip: Callable[[StoredFile, Path], stored_files.StrippedFile],
     *,
     dry_run: bool,
-) -> stored_files.StrippedFile:
+) -> stored_files.StrippedFile | None:
     temporary = context.store.temporary_file()
     try:
-        stripped = context.decoders.run(strip, context.store.file(old), temporary)
-        if stripped.rollouts and not dry_run:
+        stripped = _read(context, old, strip, temporary)
+        if stripped is not None and stripped.rollouts and not dry_run:
             context.store.publish(temporary, name)
     finally:
         temporary.unlink(missing_ok=True)
@@ -256,6 +283,8 @@ def _replace(context: ServiceContext, key: events.StepKey, plan: StepPlan, sessi
     for whole in rows.measurements:
         whole.summaries = plan.step_summaries.get(whole.comparison, whole.summaries)
     _strip_lint(session, key, plan.deleted)
+    for result in session.scalars(select(tables.ProbeResult).where(of_step(tables.ProbeResult, key))):
+        result.document = stored_files.strip_document(result.document, plan.deleted)
     give_up_files(session, given_up, "deletion", context.settings.removal_grace_seconds)
     cancel_jobs_of_step(session, key, _REASON)
     return True

@@ -28,7 +28,7 @@ from foreshock_service.platform.problem import ProblemError
 from foreshock_service.platform.settings import load_settings
 from foreshock_service.platform.store.removal import find_orphans, take_orphan
 from foreshock_service.platform.store.tokens import FileName, ListedFile, parse_name
-from foreshock_service.runs import events, shards
+from foreshock_service.runs import deletions, events, runs, shards
 
 Problem = Literal["missing", "damaged", "wrong size", "orphan"]
 
@@ -143,10 +143,14 @@ def _repair(
     repaired: str | None = None
     name = parse_name(file.name)
     if finding.problem in ("missing", "damaged") and name is not None:
-        copy = spare.get(_place(name))
+        # That of the upload would bring deleted rollouts back.
+        copy = None if file.stripped else spare.get(_place(name))
         if copy is not None and _difference(context, copy.name, file) is None:
             _restore(context, copy.name, file.name)
             repaired = f"restored from {copy.name}, which holds the same"
+            if file.key is not None:
+                # A deletion may have passed the step while the file was gone.
+                context.database.write(partial(_search_again, events.StepKey(*file.key[:3])))
     size = context.store.sizes([file.name]).get(file.name)
     intact = repaired is not None or (finding.problem == "wrong size" and _difference(context, file.name, file) is None)
     if intact and size is not None and size != file.size and file.key is not None:
@@ -157,6 +161,11 @@ def _repair(
     if repaired is None:
         return finding
     return Finding(finding.problem, finding.kind, finding.file, finding.owner, finding.detail, repaired)
+
+
+def _search_again(key: events.StepKey, session: Session) -> None:
+    if runs.lock_run_for_background(session, key.run_id) is not None:
+        deletions.search_step_again(session, key)
 
 
 def _restore(context: ServiceContext, source: str, target: str) -> None:
@@ -198,7 +207,7 @@ class CataloguedFile:
     """A file that a row names, and what the row says of it; None: it does not say.
 
     `key` is that of a shard of rollouts: run, attempt, step, shard. `purged`: the run was deleted or retention purged
-    the tokens, so that the file may be gone.
+    the tokens, so that the file may be gone. `stripped`: rollouts of it were deleted.
     """
 
     kind: str
@@ -211,6 +220,7 @@ class CataloguedFile:
     rollout_set_digest: str | None
     purged: bool
     key: tuple[str, int, int, int] | None = None
+    stripped: bool = False
 
 
 def catalogued_files(database: Database) -> Iterator[list[CataloguedFile]]:
@@ -264,6 +274,7 @@ def _of_shard(row: Row[Any]) -> CataloguedFile:
         rollout_set_digest=shard.rollout_set_digest if in_full and not shard.deleted_rollouts else None,
         purged=row.deleted_at_us is not None or shard.tokens_removed is not None,
         key=(shard.run_id, shard.attempt, shard.step, shard.shard),
+        stripped=bool(shard.deleted_rollouts),
     )
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from foreshock import digests, errors, rollouts
 from foreshock.measures.rollout_summaries import RolloutSummaries
+from foreshock.rollouts import parquet_files
 from foreshock_service.platform import context, uploads
 from foreshock_service.platform.database.engine import of_step
 from foreshock_service.platform.database.opening import existing_database
@@ -105,8 +106,8 @@ class StrippedFile:
 
 def find_rollouts(file: StoredFile, ids: DeletedIds) -> FoundRollouts:
     """Look for deleted rollouts; reads two columns. Raises FileNotFoundError, and RolloutsError for a damaged file."""
-    with file.open() as source:
-        parquet = pq.ParquetFile(source)
+    with parquet_files.arrow_errors(), file.open() as source:
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
         names = [name for name in ("sample_id", "group_id") if name in parquet.schema_arrow.names]
         table = parquet.read(columns=names)
     samples = table.column("sample_id").to_pylist()
@@ -117,7 +118,7 @@ def find_rollouts(file: StoredFile, ids: DeletedIds) -> FoundRollouts:
 
 
 def strip_rollouts(file: StoredFile, target: Path, ids: DeletedIds, sampled: int | None) -> StrippedFile:
-    """Write the rollouts of a token file that are not deleted.
+    """Write the rollouts of a token file that are not deleted; raises as `find_rollouts`.
 
     The first `sampled` rollouts of the file are an unbiased sample; None: all of them.
     """
@@ -133,7 +134,7 @@ def strip_rollouts(file: StoredFile, target: Path, ids: DeletedIds, sampled: int
 
 
 def strip_scores(file: StoredFile, target: Path, kept: frozenset[str], *, exact: bool) -> StrippedFile:
-    """Write the kept rollouts of a file of scores or exact divergences."""
+    """Write the kept rollouts of a file of scores or exact divergences; raises as `find_rollouts`."""
     data = file.read_bytes()
     batch: Any = (
         rollouts.decode_exact(data, stored_limits()) if exact else rollouts.decode_scores(data, stored_limits())
@@ -194,6 +195,18 @@ def strip_report(report: Mapping[str, Any], deleted: frozenset[str]) -> dict[str
         for each in warnings
     ]
     return {**report, "warnings": kept}
+
+
+def strip_document(document: Any, deleted: frozenset[str]) -> Any:
+    """Return the result of a probe without deleted rollouts in its lists of `sample_ids`."""
+    if isinstance(document, Mapping):
+        return {
+            name: [each for each in value if each not in deleted]
+            if name == "sample_ids" and isinstance(value, list)
+            else strip_document(value, deleted)
+            for name, value in document.items()
+        }
+    return [strip_document(each, deleted) for each in document] if isinstance(document, list) else document
 
 
 def _pseudonym(secret: bytes, text: str | None) -> str | None:

@@ -29,7 +29,7 @@ from foreshock_service.platform.database.engine import insert_rows, of_step
 from foreshock_service.platform.database.tables import MeasurementStatistics, Shard, ShardStatistics, Step, watch
 from foreshock_service.platform.decoding.pool import DecodersBusy
 from foreshock_service.platform.problem import TokensPurged
-from foreshock_service.runs import events, judging, lint, runs, steps
+from foreshock_service.runs import deletions, events, judging, lint, runs, steps
 from foreshock_service.runs.measurements import has_measurement, store_measurements
 from foreshock_service.runs.shard_decoding import FoldedStep, MeasuredShard, fold_step, measure_stored
 
@@ -142,7 +142,9 @@ def set_file_bytes(session: Session, key: events.StepKey, shard: int, file_bytes
 
 
 def replace_shards(session: Session, key: events.StepKey, measured: Sequence[tuple[int, MeasuredShard]]) -> None:
-    """Replace the statistics and the evidence of shards, by number, that were measured again."""
+    """Replace the statistics and the evidence of shards, by number, that were measured again. The run is locked."""
+    # They may have been measured before a deletion.
+    deletions.search_step_again(session, key)
     for shard, found in measured:
         own = delete(ShardStatistics).filter_by(**key._asdict(), shard=shard)
         session.execute(own)
@@ -330,6 +332,9 @@ def _store(
         again = step.closed_at_us is not None
         mark_closed(step)
         store_fold(session, key, fold.step, again=again)
+        if run.deletions:
+            # The summaries may have been read before a deletion.
+            deletions.search_step_again(session, key)
         session.flush()
         context.events.publish(session, events.StepClosed(*key))
     return "closed"

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Literal, TypeVar
 
-from sqlalchemy import delete, select, tuple_
+from sqlalchemy import delete, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
@@ -35,6 +35,9 @@ _FILES_AT_ONCE = 200
 _FILES_LISTED_AT_ONCE = 5_000
 # A round of the periodic task; the next one continues.
 _FILES_PER_ROUND = 5_000
+# A round ends after so many files that cannot be removed: a store that does not answer takes a minute for each.
+_FAILURES_PER_ROUND = 20
+_RETRY_SECONDS = 3_600.0
 _logger = logging.getLogger(__name__)
 
 
@@ -48,20 +51,36 @@ def give_up_files(
 
 
 def remove_due_files(database: Database, store: TokenStore) -> int:
-    """Remove the files whose grace is over and return their number. Repeated calls change nothing."""
-    removed, size = 0, 0
-    while removed < _FILES_PER_ROUND:
+    """Remove the files whose grace is over and return their number. Repeated calls change nothing.
+
+    One that cannot be removed is tried again after an hour, and the others go on; raises its error in the end.
+    """
+    removed, size, errors = 0, 0, list[OSError]()
+    while removed < _FILES_PER_ROUND and len(errors) < _FAILURES_PER_ROUND:
         with database.read() as session:
             due = _due(session, now_us(), _FILES_AT_ONCE)
+        gone: list[FileRemoval] = []
+        left: list[str] = []
         for each in due:
-            store.remove(each.file)
+            try:
+                store.remove(each.file)
+            except OSError as error:
+                _logger.warning("%s cannot be removed: %s", each.file, error)
+                errors.append(error)
+                left.append(each.file)
+                if len(errors) == _FAILURES_PER_ROUND:
+                    break
+            else:
+                gone.append(each)
         if due:
-            database.write(partial(_forget, [each.file for each in due]))
-        removed, size = removed + len(due), size + sum(each.file_bytes for each in due)
+            database.write(partial(_settle, [each.file for each in gone], left))
+        removed, size = removed + len(gone), size + sum(each.file_bytes for each in gone)
         if len(due) < _FILES_AT_ONCE:
             break
     if removed:
         _logger.info("removed %d files of %.1f MB whose rollouts were deleted or purged", removed, size / 1e6)
+    if errors:
+        raise errors[0]
     return removed
 
 
@@ -75,8 +94,11 @@ def _due(session: Session, before_us: int, limit: int) -> Sequence[FileRemoval]:
     return session.scalars(query.order_by(FileRemoval.due_at_us).limit(limit)).all()
 
 
-def _forget(files: Sequence[str], session: Session) -> None:
-    session.execute(delete(FileRemoval).where(FileRemoval.file.in_(files)))
+def _settle(gone: Sequence[str], left: Sequence[str], session: Session) -> None:
+    """Forget the files that are gone; try those that are left later, after all others that are due."""
+    session.execute(delete(FileRemoval).where(FileRemoval.file.in_(gone)))
+    later = now_us() + int(_RETRY_SECONDS * 1e6)
+    session.execute(update(FileRemoval).where(FileRemoval.file.in_(left)).values(due_at_us=later))
 
 
 def find_orphans(store: TokenStore, database: Database, grace_seconds: float) -> Iterator[ListedFile]:
@@ -98,16 +120,26 @@ def find_orphans(store: TokenStore, database: Database, grace_seconds: float) ->
 def remove_orphans(
     store: TokenStore, database: Database, grace_seconds: float, go_on: Callable[[], bool] = lambda: True
 ) -> int:
-    """Remove the orphans and return their number; ends early once `go_on` returns False."""
-    removed, size = 0, 0
+    """Remove the orphans and return their number; ends early once `go_on` returns False.
+
+    One that cannot be removed is left to `remove_due_files`, and the others go on; raises its error in the end.
+    """
+    removed, size, errors = 0, 0, list[OSError]()
     for file in find_orphans(store, database, grace_seconds):
-        if not go_on():
+        if not go_on() or len(errors) == _FAILURES_PER_ROUND:
             break
         if take_orphan(database, file):
-            store.remove(file.name)
-            removed, size = removed + 1, size + file.size
+            try:
+                store.remove(file.name)
+            except OSError as error:
+                _logger.warning("the orphan %s cannot be removed: %s", file.name, error)
+                errors.append(error)
+            else:
+                removed, size = removed + 1, size + file.size
     if removed:
         _logger.info("removed %d files of %.1f MB that no catalogue row names", removed, size / 1e6)
+    if errors:
+        raise errors[0]
     return removed
 
 

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from foreshock.measures.rollout_summaries import RolloutSummaries
 from foreshock.rollouts import decode_rollouts, decode_scores
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
-from foreshock_service.maintenance.delete_runs import delete_rollouts, delete_whole_run
+from foreshock_service.maintenance.delete_runs import delete_rollouts, delete_whole_run, operator
+from foreshock_service.maintenance.fsck import Request, check_store
 from foreshock_service.maintenance.remeasure import remeasure_step
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.tables import (
     Deletion,
     MeasurementStatistics,
+    ProbeResult,
     ScoreShard,
     Shard,
     ShardStatistics,
 )
 from foreshock_service.platform.settings import Settings
 from foreshock_service.platform.store.removal import remove_due_files
+from foreshock_service.platform.store.tokens import LocalFile, shard_file_name
+from foreshock_service.runs import shards
+from foreshock_service.runs.deletions import DeletionCreate, store_deletion
 from foreshock_service.runs.events import StepKey
+from tests.service.replay.results import test_doctor
 from tests.service.sending import Sender, make_batch, start_run
 from tests.service.stored import list_files
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
@@ -214,3 +224,154 @@ def test_score_rows_count_what_is_left(http: httpx.Client, context: ServiceConte
     delete(sender, context, sample_ids=["sample-1-2"])
     with context.database.read() as session:
         assert session.scalars(select(ScoreShard.rollouts)).all() == [5]
+
+
+def spoil_column(settings: Settings, name: str, column: str) -> None:
+    """Overwrite the middle of a column's first page in a stored file."""
+    path = Path(settings.store_url) / name
+    footer = pq.read_metadata(path)
+    place = footer.schema.to_arrow_schema().names.index(column)
+    chunk = footer.row_group(0).column(place)
+    data = bytearray(path.read_bytes())
+    middle = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size // 2
+    data[middle : middle + 8] = bytes(byte ^ 0x55 for byte in data[middle : middle + 8])
+    path.write_bytes(data)
+
+
+def test_files_that_are_gone_or_damaged_are_skipped_and_stop_nothing_else(
+    http: httpx.Client, context: ServiceContext, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = start_run(http), start_run(http, key="other")
+    for step in (1, 2, 3, 4):
+        first.put_shard(step, make_batch(seed=step, prefix="a")).raise_for_status()
+    announce_checkpoint(first, 3)
+    ask_for_probe(first, 3, ["vllm.prefill"]).raise_for_status()
+    work_off(http)
+    second.put_shard(1, make_batch(seed=9, prefix="b")).raise_for_status()
+    with context.database.read() as session:
+        rows = session.execute(select(Shard.step, Shard.file).where(Shard.run_id == first.run))
+        files = {row.step: row.file for row in rows}
+        scores = session.scalars(select(ScoreShard.file)).one()
+    spoil_column(settings, files[1], "response_token_ids")
+    spoil_column(settings, files[2], "sample_id")
+    context.store.remove(scores)
+    first.http.post(f"/v1/runs/{first.run}/deletions", json={"group_ids": ["group-0"]}).raise_for_status()
+    done = delete(second, context, group_ids=["group-0"])
+    assert (done["rollouts"], done["files"]) == (2, 1)
+    skipped = first.get("deletions").json()["items"][0]
+    # Those of steps 3 and 4.
+    assert (skipped["state"], skipped["rollouts"], skipped["files"]) == ("done", 4, 2)
+    for name in (files[1], files[2], scores):
+        assert f"{name} is gone or damaged" in caplog.text
+    assert "group-0" not in ids_in_summaries(context)
+    # The same bytes restore the files, and the deletion finds them.
+    for step in (1, 2):
+        assert first.put_shard(step, make_batch(seed=step, prefix="a")).json()["status"] == "duplicate"
+    assert not carry_out_deletions(context, round_seconds=60)
+    remove_due_files(context.database, context.store)
+    everyone = {f"a-{step}-{number}" for step in (1, 2, 3, 4) for number in range(2, 6)}
+    assert stored_samples(settings) == everyone | {f"b-9-{number}" for number in range(2, 6)}
+
+
+def test_a_deletion_that_fails_is_tried_again_and_stops_no_other(
+    http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start_run(http), start_run(http, key="other")
+    for sender in (first, second):
+        sender.put_shard(1, make_batch(seed=1)).raise_for_status()
+        body = {"sample_ids": ["sample-1-0"]}
+        http.post(f"/v1/runs/{sender.run}/deletions", json=body).raise_for_status()
+    open_file = LocalFile.open
+
+    def refuse(file: LocalFile) -> Any:
+        if first.run in file.name:
+            raise PermissionError(errno.EACCES, "refused")
+        return open_file(file)
+
+    def run_here(function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFile, "open", refuse)
+        patched.setattr(context.decoders, "run", run_here)
+        with pytest.raises(PermissionError):
+            carry_out_deletions(context, round_seconds=60)
+    states = [sender.get("deletions").json()["items"][0]["state"] for sender in (first, second)]
+    assert states == ["running", "done"]
+    assert not carry_out_deletions(context, round_seconds=60)
+    assert first.get("deletions").json()["items"][0]["state"] == "done"
+
+
+def test_reports_on_the_step_name_no_deleted_rollout(http: httpx.Client, context: ServiceContext) -> None:
+    sender = start_run(http)
+    sender.put_shard(test_doctor.STEP, make_batch(test_doctor.ROLLOUTS)).raise_for_status()
+    for step in (1, test_doctor.STEP):
+        announce_checkpoint(sender, step)
+    test_doctor.ask(sender).raise_for_status()
+    holder = take_lease(http, scorers=test_doctor.ABLE)
+    report, names = test_doctor.found(holder), holder.rollouts().sample_ids[:2]
+    report["findings"][0]["sample_ids"] = list(names)
+    test_doctor.put_report(holder, report).raise_for_status()
+    holder.complete().raise_for_status()
+    delete(sender, context, sample_ids=[names[0]])
+    shown = sender.get(f"steps/{test_doctor.STEP}/doctor").raise_for_status().json()
+    assert shown["report"]["findings"][0]["sample_ids"] == [names[1]]
+    with context.database.read() as session:
+        assert f'"{names[0]}"' not in str(session.scalars(select(ProbeResult.document)).one()).replace("'", '"')
+
+
+def test_a_fold_that_was_read_before_a_deletion_is_searched(
+    http: httpx.Client, context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = start_run(http)
+    sender.put_shard(1, make_batch(seed=1), 0, 2).raise_for_status()
+    fold, deleted = shards._fold, list[bool]()
+
+    def delete_meanwhile(session: Session, key: StepKey) -> Any:
+        found = fold(session, key)
+        if not deleted:
+            deleted.append(True)
+            operating = operator()
+            body = DeletionCreate(sample_ids=["sample-1-3"])
+            context.database.write(lambda session: store_deletion(session, operating, sender.run, body))
+            assert not carry_out_deletions(context, round_seconds=60)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "_fold", delete_meanwhile)
+        sender.put_shard(1, make_batch(seed=2), 1, 2).raise_for_status()
+    assert deleted
+    assert not carry_out_deletions(context, round_seconds=60)
+    assert "sample-1-3" not in ids_in_summaries(context)
+
+
+def test_repair_brings_no_deleted_rollout_back(http: httpx.Client, context: ServiceContext, settings: Settings) -> None:
+    sender, body = start_run(http), make_batch(seed=1)
+    for step in (1, 2):
+        sender.put_shard(step, body).raise_for_status()
+    store = context.store
+
+    def lose(step: int) -> tuple[str, bytes]:
+        with context.database.read() as session:
+            name = session.scalars(select(Shard.file).where(Shard.step == step)).one()
+        data = store.file(name).read_bytes()
+        store.remove(name)
+        return name, data
+
+    _, first = lose(2)
+    delete(sender, context, sample_ids=["sample-1-3"])
+    lose(1)
+    with context.database.read() as session:
+        digests = {row.step: row.digest for row in session.execute(select(Shard.step, Shard.digest))}
+    for step, digest in digests.items():
+        # An upload of the same bytes that did not come to its commit.
+        temporary = store.temporary_file()
+        temporary.write_bytes(first)
+        store.publish(temporary, shard_file_name(sender.run, 1, step, 0, digest))
+    at_once = replace(context, settings=settings.model_copy(update={"orphan_grace_seconds": -1.0}))
+    report = check_store(at_once, Request(repair=True), lambda _: None)
+    found = {(each.problem, each.repaired is not None) for each in report.findings}
+    assert found == {("missing", False), ("missing", True), ("orphan", True)}
+    assert not carry_out_deletions(context, round_seconds=60)
+    remove_due_files(context.database, context.store)
+    assert stored_samples(settings) == {f"sample-1-{number}" for number in (0, 1, 2, 4, 5)}

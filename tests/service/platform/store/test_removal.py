@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from foreshock import clock
 from foreshock.rollouts import encode_rollouts
 from foreshock_service.platform.context import ServiceContext
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
-from foreshock_service.platform.store.removal import give_up_files, remove_orphans
+from foreshock_service.platform.store import removal
+from foreshock_service.platform.store.removal import give_up_files, remove_due_files, remove_orphans
 from foreshock_service.platform.store.tokens import (
     LocalTokenStore,
     exact_file_name,
@@ -197,3 +201,32 @@ def test_files_that_were_given_up_wait_for_their_removal(context: ServiceContext
     context.database.write(lambda session: give_up_files(session, [(name, 6)], "retention", 3600))
     assert remove_orphans(store, context.database, _HOUR) == 0
     assert path.exists()
+
+
+def test_a_file_that_cannot_be_removed_is_tried_again_later_and_stops_no_other(
+    context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, database = context.store, context.database
+    assert isinstance(store, LocalTokenStore)
+    names = [shard_file_name("run_1", 1, 1, shard, _DIGEST) for shard in range(5)]
+    paths = [put_file(store, name, 48 * _HOUR) for name in names]
+    database.write(lambda session: give_up_files(session, [(name, 6) for name in names[:3]], "retention", -1))
+    remove = LocalTokenStore.remove
+
+    def refuse(store: LocalTokenStore, name: str) -> None:
+        if name in (names[0], min(names[3:])):
+            raise PermissionError(errno.EACCES, "refused")
+        remove(store, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalTokenStore, "remove", refuse)
+        for sweep in (remove_due_files, partial(remove_orphans, grace_seconds=_HOUR)):
+            with pytest.raises(PermissionError):
+                sweep(database=database, store=store)
+    assert [path.exists() for path in paths[:3]] == [True, False, False]
+    assert [path.exists() for path in paths[3:]].count(True) == 1
+    assert remove_due_files(database, store) == 0
+    # Both wait, the one for an hour and the orphan for a week, with the row of the orphan that is gone.
+    monkeypatch.setattr(removal, "now_us", lambda: clock.now_us() + 8 * 86_400_000_000)
+    assert remove_due_files(database, store) == 3
+    assert not any(path.exists() for path in paths)
