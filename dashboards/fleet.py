@@ -116,12 +116,15 @@ def _mismatch_of_kind(kind: ModelKind) -> Panel:
     known = required_range("k3_kl", kind)
     runs, of_kind = ("dense models", '!="moe"') if kind == "dense" else ("mixtures of experts", '="moe"')
     unknown = " A run whose model kind is unknown is judged as dense." if kind == "dense" else ""
-    expression = f'foreshock_k3_kl_nats{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME[:-1]},model_kind{of_kind}}}'
+    expression = (
+        f'foreshock_lag_zero_k3_kl_nats{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME[:-1]},model_kind{of_kind}}}'
+    )
     return Panel(
-        f"k3 per token, {TRAINER_ROLLOUT}, {runs}",
+        f"k3 per token at lag 0, {TRAINER_ROLLOUT}, {runs}",
         "timeseries",
         (PromQuery(expression, "{{name}}"),),
-        f"Estimate of KL(rollout‖trainer) in nats at the newest closed step. Healthy at lag 0: {known.text}.{unknown}",
+        "Estimate of KL(rollout‖trainer) in nats at the newest closed step, of the tokens at lag 0, as the service's "
+        f"rules judge it. Healthy: {known.text}.{unknown} Empty for runs without enough tokens at lag 0.",
         logarithmic=True,
         levels=levels_of(known),
         link=RUN_OF_SERIES,
@@ -133,22 +136,19 @@ def _mismatch() -> tuple[Panel, ...]:
         of_runs("Reward", "foreshock_reward_mean", "{{name}}", "Mean reward of the newest closed step.", width=8),
         *(replace(_mismatch_of_kind(kind), width=8) for kind in MODEL_KINDS),
         Panel(
-            "k3 per token, other comparisons",
+            "k3 per token of all tokens, every comparison",
             "timeseries",
-            (
-                PromQuery(
-                    f'foreshock_k3_kl_nats{{comparison!="{TRAINER_ROLLOUT}"}} {WITH_NAME}', "{{name}} {{comparison}}"
-                ),
-            ),
-            "Links of the chain, at the newest step that a probe replayed.",
+            (PromQuery(f"foreshock_k3_kl_nats {WITH_NAME}", "{{name}} {{comparison}}"),),
+            f"{TRAINER_ROLLOUT} at the newest closed step, whatever the lag; links of the chain at the newest step "
+            "that a probe replayed.",
             logarithmic=True,
             link=RUN_OF_SERIES,
         ),
         over_time(
-            f"Tail F(2), {TRAINER_ROLLOUT}",
-            f'foreshock_tail_2_ratio{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}',
+            f"Tail F(2) at lag 0, {TRAINER_ROLLOUT}",
+            f'foreshock_lag_zero_tail_2_ratio{{comparison="{TRAINER_ROLLOUT}"}} {WITH_NAME}',
             "{{name}}",
-            f"Tokens off by more than a factor of two: {TAIL.text}.",
+            f"Tokens off by more than a factor of two: {TAIL.text}. Of steps with nearly all tokens at lag 0.",
             unit="percentunit",
             levels=TAIL_LEVELS,
             link=RUN_OF_SERIES,

@@ -15,11 +15,15 @@ from foreshock.severity import Severity
 HEADER = """\
 # Written by `python -m dashboards.generate` from dashboards/rules.py; change it there.
 # These alerts page a person. They never move a learning rate: the service's detectors do that, which know the run's own
-# baseline and noise. Ranges hold at lag 0; a run whose model kind is unknown is judged as a dense model.
+# baseline and noise. Ranges hold at lag 0, so that the metrics compared with them are those of lag 0; a run whose model
+# kind is unknown is judged as a dense model.
 """
 
 _PROBE = "Probe a step that has a checkpoint and read its attribution, which says what the data tells about the cause."
-_QUIETEST = "run_comparison:foreshock_k3_kl_nats:min_over_time6h"
+# What the service's own rules compare with the ranges: without a sample if a step has too few tokens at lag 0.
+_K3 = "foreshock_lag_zero_k3_kl_nats"
+_TAIL = "foreshock_lag_zero_tail_2_ratio"
+_QUIETEST = f"run_comparison:{_K3}:min_over_time6h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def rules_file() -> str:
 def groups() -> tuple[Group, ...]:
     """Return every group of rules."""
     return (
-        Group("foreshock_recorded", (Recording(_QUIETEST, "min_over_time(foreshock_k3_kl_nats[6h])"),)),
+        Group("foreshock_recorded", (Recording(_QUIETEST, f"min_over_time({_K3}[6h])"),)),
         Group("foreshock_mismatch", _mismatch()),
         Group("foreshock_run", _run()),
         Group("foreshock_service", _service()),
@@ -115,9 +119,9 @@ def _mismatch_of_kind(kind: ModelKind) -> tuple[AlertRule, ...]:
     k3 = required_range("k3_kl", kind)
     assert k3.warning is not None
     assert k3.critical is not None
-    value = f"k3 of {TRAINER_ROLLOUT} is {{{{ $value | humanize }}}} nats per token; "
+    value = f"k3 of {TRAINER_ROLLOUT} at lag 0 is {{{{ $value | humanize }}}} nats per token; "
     healthy = f"{k3.healthy} is healthy for a {MODEL_KIND_NAMES[kind]}."
-    metric = _of_trainer("foreshock_k3_kl_nats")
+    metric = _of_trainer(_K3)
     return (
         AlertRule(
             "ForeshockMismatchCritical",
@@ -141,15 +145,15 @@ def _mismatch_of_kind(kind: ModelKind) -> tuple[AlertRule, ...]:
 
 
 def _growing_of_kind(kind: ModelKind) -> AlertRule:
-    k3, smallest = _of_trainer("foreshock_k3_kl_nats"), required_range("k3_kl", kind).warning
+    k3, smallest = _of_trainer(_K3), required_range("k3_kl", kind).warning
     assert smallest is not None
     return AlertRule(
         "ForeshockMismatchGrowing",
         _of_kind(f"{k3}\n  > 10 * {_of_trainer(_QUIETEST)}\nand {k3} > {threshold_number(smallest / 10)}", kind),
         "warning",
         "Run {{ $labels.run }}: the mismatch is ten times what it was",
-        f"k3 of {TRAINER_ROLLOUT} has risen to {{{{ $value | humanize }}}} nats per token, ten times its lowest "
-        f"value of the last six hours. {_PROBE}",
+        f"k3 of {TRAINER_ROLLOUT} at lag 0 has risen to {{{{ $value | humanize }}}} nats per token, ten times its "
+        f"lowest value of the last six hours. {_PROBE}",
         wait="10m",
         comment="Relative to the run's own lowest value of six hours, and not below a tenth of the healthy range.",
         model_kind=kind,
@@ -162,8 +166,17 @@ def _mismatch() -> tuple[AlertRule, ...]:
         *(rule for kind in MODEL_KINDS for rule in _mismatch_of_kind(kind)),
         *(_growing_of_kind(kind) for kind in MODEL_KINDS),
         AlertRule(
+            "ForeshockMismatchRisen",
+            'foreshock_alerts_open{rule="mismatch_rise"} > 0',
+            "warning",
+            "Run {{ $labels.run }}: the mismatch is above the run's own baseline",
+            f"The service has an open alert of this rule, which compares k3 at each lag with the baseline of that lag. "
+            f"The run's page says at which lags. {_PROBE}",
+            comment="For runs without tokens at lag 0 too, whose k3 has no range.",
+        ),
+        AlertRule(
             "ForeshockTailHeavy",
-            f"{_of_trainer('foreshock_tail_2_ratio')} > {tail.critical}",
+            f"{_of_trainer(_TAIL)} > {tail.critical}",
             "critical",
             "Run {{ $labels.run }}: π and μ differ by more than a factor of 2 at many tokens",
             f"{{{{ $value | humanizePercentage }}}} of the tokens have a ratio beyond 2. {tail.source}. {_PROBE}",

@@ -8,8 +8,11 @@ from typing import Literal, Unpack
 from dashboards.layout import Dashboard, Row, Variable
 from dashboards.panels import Level, Panel, PanelOptions, latest, levels_of, over_time
 from dashboards.queries import PromQuery, SqlQuery
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.lags import NEARLY_ALL
+from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.interval_names import RANGE
-from foreshock.measures.registry import measure_named
+from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG, measure_named
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import MODEL_KINDS
@@ -25,6 +28,7 @@ SURVIVES = (
     "{table}.attempt = (SELECT max(a.attempt) FROM attempts a "
     "WHERE a.run_id = {table}.run_id AND a.resume_step <= {table}.step)"
 )
+_SAME_STEP = "o.run_id = m.run_id AND o.attempt = m.attempt AND o.step = m.step"
 
 
 def curves(comparison: str, measures: Sequence[str]) -> SqlQuery:
@@ -50,18 +54,41 @@ def interval(comparison: str, measure: str) -> SqlQuery:
     )
 
 
-def measure_by_comparison(measure: str, comparisons: Sequence[str], judged: bool = False) -> SqlQuery:
-    """Return the query of one measure of several comparisons, a column each; `judged` adds the run's thresholds."""
+def measure_by_comparison(measure: str, comparisons: Sequence[str]) -> SqlQuery:
+    """Return the query of one measure of several comparisons, a column each."""
     column = measure_named(measure).column
     columns = ", ".join(
         f'max(m."{column}") FILTER (WHERE m.comparison = \'{name}\') AS "{name}"' for name in comparisons
     )
-    if judged:
-        columns += f", {threshold_column(measure, 'warning')}, {threshold_column(measure, 'critical')}"
     survives = SURVIVES.format(table="m")
     return SqlQuery(
         f"SELECT m.step, {columns} FROM measurements m "
         f"WHERE m.run_id = ${{run:sqlstring}} AND {survives} GROUP BY m.step ORDER BY m.step"
+    )
+
+
+def at_lag_zero(comparison: str, measure: str, with_thresholds: bool = False) -> SqlQuery:
+    """Return a measure as its range judges a step (`foreshock.diagnosis.lags`): k3 of the tokens at lag 0, another one
+    of all tokens if nearly all are at lag 0. `with_thresholds` adds those of the run."""
+    column = measure_named(measure).column
+    of_lags = [f'coalesce(m."{each.column}", 0)' for each in TOKENS_BY_LAG]
+    fresh, stale, enough = of_lags[0], " + ".join(of_lags[1:]), LEAST_TOKENS[column]
+    of_all = f'CASE WHEN coalesce(m.tokens, {enough}) >= {enough} THEN m."{column}" END'
+    # Without tokens by lag the mean lag of the step is all that is known, and none is lag 0.
+    mean = f"SELECT o.lag_mean FROM measurements o WHERE {_SAME_STEP} AND o.comparison = '{STEP_ROW}'"
+    judged = f"WHEN {fresh} + {stale} = 0 THEN CASE WHEN coalesce(round(({mean})), 0) = 0 THEN {of_all} END "
+    if column == "k3_kl":
+        of_fresh = f'm."{K3_BY_LAG[0].column}"'
+        judged += f"WHEN {stale} > 0 THEN CASE WHEN {fresh} >= {enough} THEN {of_fresh} END ELSE {of_all}"
+    else:
+        judged += f"WHEN {fresh} >= {NEARLY_ALL} * ({fresh} + {stale}) THEN {of_all}"
+    columns = f'CASE {judged} END AS "{column} at lag 0"'
+    if with_thresholds:
+        columns += f", {threshold_column(measure, 'warning')}, {threshold_column(measure, 'critical')}"
+    survives = SURVIVES.format(table="m")
+    return SqlQuery(
+        f"SELECT m.step, {columns} FROM measurements m "
+        f"WHERE m.run_id = ${{run:sqlstring}} AND m.comparison = {comparison} AND {survives} ORDER BY m.step"
     )
 
 
@@ -142,13 +169,21 @@ def run_dashboard() -> Dashboard:
 def _mismatch() -> tuple[Panel, ...]:
     return (
         Panel(
+            f"k3 per token at lag 0, {TRAINER_ROLLOUT}",
+            "trend",
+            (at_lag_zero(f"'{TRAINER_ROLLOUT}'", "k3_kl", with_thresholds=True),),
+            "Mean of k3 over the tokens at lag 0, in nats, as the service's rules judge it; empty at steps with fewer "
+            f"than {LEAST_TOKENS['k3_kl']}. The straight lines are the thresholds of the run's model kind; an unknown "
+            "kind is judged as dense. 0 is not drawn on a log axis.",
+            height=11,
+            logarithmic=True,
+        ),
+        Panel(
             "k3 per token, every comparison",
             "trend",
-            (measure_by_comparison("k3_kl", main_comparisons(), judged=True),),
-            "Mean of k3 over tokens, in nats. Against rollout, which sampled the tokens, it estimates "
-            "KL(rollout‖target); otherwise it is the size of a link, no KL. The straight lines are the thresholds of "
-            "the run's model kind at lag 0; an unknown kind is judged as dense. 0 is not drawn on a log axis.",
-            width=24,
+            (measure_by_comparison("k3_kl", main_comparisons()),),
+            "Mean of k3 over all tokens, in nats, whatever their lag. Against rollout, which sampled the tokens, it "
+            "estimates KL(rollout‖target); otherwise it is the size of a link, no KL. 0 is not drawn on a log axis.",
             height=11,
             logarithmic=True,
         ),
@@ -166,13 +201,21 @@ def _mismatch() -> tuple[Panel, ...]:
             "Healthy k3 falls with entropy during a run; this ratio is steadier.",
             logarithmic=True,
         ),
-        of_comparison(
-            "Tail: tokens off by more than a factor of two",
-            ("tail(2)",),
-            f"F(2) of R3: {TAIL.text}.",
+        Panel(
+            "Tail at lag 0: tokens off by more than a factor of two",
+            "trend",
+            (at_lag_zero(COMPARISON, "tail(2)"),),
+            f"F(2) of R3: {TAIL.text}. Of steps with nearly all tokens at lag 0, for which the range holds.",
             unit="percentunit",
             minimum=0,
             levels=TAIL_LEVELS,
+        ),
+        of_comparison(
+            "Tails: tokens off by more than a factor of 2, 5 and 10",
+            ("tail(2)", "tail(5)", "tail(10)"),
+            "Of all tokens, whatever their lag.",
+            unit="percentunit",
+            minimum=0,
         ),
         of_comparison(
             "Ratios: their mean, and E[exp|d|]",

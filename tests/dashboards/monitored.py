@@ -176,7 +176,7 @@ def monitored_service(folder: Path, *, hurried: bool) -> Iterator[Monitored]:
             Client(url, run_key="recorded", attempt_key="first", spool_directory=folder / "spool", strict=True)
         )
         run = replay_steps(client)
-        send_step(service, "experts", make_batch(8), model_kind="moe")
+        send_step(service, "experts", make_batch(40), model_kind="moe")
         probe(service, url, run)
         yield Monitored(service, prometheus, database, receiver, run)
 

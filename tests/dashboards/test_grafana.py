@@ -24,6 +24,8 @@ from dashboards.generate import FOLDER, RULES, dashboards, stale_files
 from dashboards.layout import GRID_WIDTH
 from dashboards.panels import Panel
 from dashboards.queries import POSTGRESQL, PROMETHEUS, PromQuery, SqlQuery
+from foreshock.diagnosis.lag_zero import at_lag_zero
+from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock_service.platform.database.opening import upgrade
 from foreshock_service.present.pages.endpoints import pages
 from tests.dashboards.filling import filled
@@ -273,6 +275,48 @@ def test_trend_shows_active_steps_only(reader: psycopg.Connection[tuple[Any, ...
     (sql,) = [query for where, query in SQL if where.endswith("k3 per token, every comparison")]
     rows = reader.execute(filled(sql).encode()).fetchall()
     assert [(row[0], row[1]) for row in rows] == [(1, 1e-5), (2, 2e-5), (3, 3e-5)]
+
+
+@pytest.mark.parametrize("measure", ["k3_kl", "tail_2"])
+def test_range_is_drawn_around_what_the_rules_judge(database_url: str, measure: str) -> None:
+    """Steps of every mix of lags, of few tokens, without versions and of an earlier release."""
+    none = dict.fromkeys((each.column for each in TOKENS_BY_LAG), None)
+    cases: list[dict[str, float | None]] = [
+        none | {"tokens": tokens, "tokens_lag_0": fresh, "tokens_lag_5_8": stale, "k3_kl_lag_0": 1e-4, "lag_mean": mean}
+        for tokens, fresh, stale, mean in (
+            (400, 100, 300, 6.0), (400, 99, 301, 6.0), (400, None, 400, 8.0), (400, 400, None, 0.0), (90, 90, 0, 0.0),
+            (1000, 995, 5, 0.03), (1000, 985, 15, 0.09), (400, None, None, None), (400, None, None, 0.4),
+            (400, None, None, 2.0), (20, None, None, None),
+        )
+    ]  # fmt: skip
+    (sql,) = [query for where, query in SQL if f'AS "{measure} at lag 0"' in query]
+    wanted: list[float | None] = []
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "INSERT INTO runs (id, project, key, advice_mode, state, created_at_us, updated_at_us) "
+            "VALUES ('mixed', 'default', 'mixed', 'shadow', 'running', 1, 1)"
+        )
+        connection.execute(
+            "INSERT INTO attempts (run_id, attempt, key, resume_step, fingerprint, created_at_us) "
+            "VALUES ('mixed', 1, 'first', 0, '{}', 1)"
+        )
+        for step, case in enumerate(cases):
+            row = case | {"k3_kl": 0.06, "tail_2": 0.2}
+            mean = row.pop("lag_mean")
+            for comparison, values in (("rollout", {"lag_mean": mean}), ("trainer/rollout", row)):
+                columns = ", ".join(values)
+                connection.execute(
+                    "INSERT INTO measurements (run_id, attempt, step, comparison, from_sample, computed_at_us, "
+                    f"{columns}) VALUES ('mixed', 1, %s, %s, false, 1, {', '.join(['%s'] * len(values))})".encode(),
+                    (step, comparison, *values.values()),
+                )
+            known = {f"trainer/rollout:{name}": value for name, value in row.items()} | {"rollout:lag_mean": mean}
+            wanted.append(at_lag_zero(measure, known))
+        rows = connection.execute(filled(sql, "mixed").encode()).fetchall()
+        connection.rollback()
+    assert [row[1] for row in rows] == wanted
+    assert None in wanted
+    assert len(set(wanted)) > 1
 
 
 def test_interval_is_of_the_bootstrap_if_available(reader: psycopg.Connection[tuple[Any, ...]]) -> None:

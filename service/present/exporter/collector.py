@@ -18,6 +18,8 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.lag_zero import LAG_ZERO_KEYS, at_lag_zero
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
 from foreshock_service.platform import compression, health, parameters, security
@@ -145,6 +147,12 @@ _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
     **{f"{STEP_ROW}:{column}": (family,) for column, family in families.OF_STEPS.items()},
     **{f"{TRAINER_ROLLOUT}:{name}": (family, TRAINER_ROLLOUT) for name, family in families.OF_COMPARISONS.items()},
 }
+# Columns that tell which tokens a range is compared with, beside the exported ones.
+_OF_LAGS = sorted(
+    column
+    for comparison, _, column in (key.partition(":") for key in LAG_ZERO_KEYS)
+    if comparison == TRAINER_ROLLOUT and column not in families.OF_COMPARISONS
+)
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
 _OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)
@@ -269,17 +277,30 @@ def _probes(session: Session, scrape: families.Scrape, project: str | None, know
 
 
 def _measurements(session: Session, scrape: families.Scrape, run_ids: Sequence[str]) -> None:
-    columns = [*families.OF_COMPARISONS, *families.OF_STEPS]
-    first_of_steps = 3 + len(families.OF_COMPARISONS)
+    columns = [*families.OF_COMPARISONS, *_OF_LAGS, *families.OF_STEPS]
+    end, first_of_steps = 3 + len(families.OF_COMPARISONS), 3 + len(columns) - len(families.OF_STEPS)
     of_comparisons, of_steps = tuple(families.OF_COMPARISONS.values()), tuple(families.OF_STEPS.values())
-    for row in newest_measurements(session, run_ids, columns):
+    rows = newest_measurements(session, run_ids, columns)
+    lags = {row[0]: row.lag_mean for row in rows if row[1] == STEP_ROW}
+    for row in rows:
         run_id, comparison, buckets = row[0], row[1], row[2]
         if comparison == STEP_ROW:
             scrape.add_row(of_steps, (run_id,), row[first_of_steps:])
             continue
-        scrape.add_row(of_comparisons, (run_id, comparison), row[3:first_of_steps])
-        if comparison == TRAINER_ROLLOUT and buckets is not None:
+        scrape.add_row(of_comparisons, (run_id, comparison), row[3:end])
+        if comparison != TRAINER_ROLLOUT:
+            continue
+        known = zip(columns, row[3:first_of_steps], strict=False)
+        values = {f"{comparison}:{column}": value for column, value in known} | {LAG_KEY: lags.get(run_id)}
+        _at_lag_zero(scrape, run_id, values)
+        if buckets is not None:
             _bucket_samples(scrape, run_id, comparison, buckets)
+
+
+def _at_lag_zero(scrape: families.Scrape, run_id: str, values: Mapping[str, float | None]) -> None:
+    """Add what healthy ranges are compared with, of a step's values by `comparison:measure`."""
+    for measure, family in families.AT_LAG_ZERO.items():
+        scrape.add(family, (run_id, TRAINER_ROLLOUT), at_lag_zero(measure, values))
 
 
 def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, tables.Run]) -> None:
@@ -290,6 +311,7 @@ def _scalars(session: Session, scrape: families.Scrape, runs: Mapping[str, table
         found = quantities_of(values, runs[run_id].scalar_names or {}, _QUANTITIES)
         for quantity, (family, *further) in _QUANTITIES.items():
             scrape.add(family, (run_id, *further), found.get(quantity))
+        _at_lag_zero(scrape, run_id, found)
 
 
 def _bucket_samples(scrape: families.Scrape, run_id: str, comparison: str, buckets: bytes) -> None:

@@ -11,6 +11,9 @@ from typing import Literal
 
 from prometheus_client.metrics_core import Metric
 
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.lags import NEARLY_ALL
+from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.measures.registry import COMPARISON_MEASURES
 from foreshock.measures.statistics.conditions import LOW_PROBABILITY
 from foreshock.ranges import required_range
@@ -89,7 +92,8 @@ def _help_of_comparison(column: str, text: str) -> str:
     if column not in _WITH_THRESHOLDS:
         return text
     known = required_range(column)
-    return f"{text} (warning {known.threshold_text(known.warning)}, critical {known.threshold_text(known.critical)})"
+    warning, critical = (known.threshold_text(threshold) for threshold in (known.warning, known.critical))
+    return f"{text} (at lag 0: warning {warning}, critical {critical})"
 
 
 OF_COMPARISONS = {
@@ -101,6 +105,21 @@ OF_COMPARISONS = {
     if measure.metric
 }
 OF_STEPS = {column: Family(f"foreshock_{name}", text, ("run",)) for column, (name, text) in _OF_STEPS.items()}
+# Column → what its healthy range is compared with, as the rules of the service judge a step.
+AT_LAG_ZERO = {
+    "k3_kl": Family(
+        "foreshock_lag_zero_k3_kl_nats",
+        f"k3 of {TRAINER_ROLLOUT} of the tokens at lag 0, for which its range holds; no sample if fewer than "
+        f"{LEAST_TOKENS['k3_kl']} tokens are at lag 0",
+        ("run", "comparison"),
+    ),
+    "tail_2": Family(
+        "foreshock_lag_zero_tail_2_ratio",
+        f"foreshock_tail_2_ratio of {TRAINER_ROLLOUT}, if its range holds; no sample if less than "
+        f"{100 * NEARLY_ALL:g} % of the tokens are at lag 0, or the step has fewer than {LEAST_TOKENS['tail_2']}",
+        ("run", "comparison"),
+    ),
+}
 
 RUN_INFO = Family(
     "foreshock_run_info",
@@ -181,7 +200,8 @@ OTHER_ACCELERATORS = Family(
 FAMILIES: tuple[Family, ...] = (
     BUILD_INFO, RUNS, RUNS_EXPORTED, RUNS_CUT, RUN_INFO, STEP, STEP_SHARDS, STEP_EXPECTED_SHARDS,
     LAST_SEEN, LAST_INGEST, ROLLOUTS, TOKENS,
-    *OF_COMPARISONS.values(), *OF_STEPS.values(), BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
+    *OF_COMPARISONS.values(), *AT_LAG_ZERO.values(), *OF_STEPS.values(),
+    BUCKET_TOKENS, BUCKET_K3, LINK_SHARE, LINK_K3, ATTRIBUTED_STEP,
     ALERTS_OPEN, VERDICT, REWARD_COLLAPSED, ADVICE_MODE, ADVICE_REVISION, ADVICE_ACKNOWLEDGED, ADVISED_SCALE,
     APPLIED_SCALE,
     JOBS, OLDEST_WAITING, JOB_FAILURES, WORKERS, OTHER_ACCELERATORS,

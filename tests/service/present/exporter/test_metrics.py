@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from sqlalchemy import event
 
+from foreshock.rollouts import BatchAttributes
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
@@ -76,6 +77,49 @@ def test_running_run_is_exported_with_its_measures(http: httpx.Client) -> None:
     assert value(samples, "foreshock_response_length_mean_tokens", run=run.run) == lengths["response_length_mean"][-1]
     assert value(samples, "foreshock_advice_mode", run=run.run, mode="shadow") == 1
     assert value(samples, "foreshock_learning_rate_advised_scale", run=run.run) == 1
+
+
+def test_ranges_are_compared_with_the_tokens_at_lag_zero(http: httpx.Client) -> None:
+    """Three quarters of the tokens are at lag 8: what the diagnosis judges is what Prometheus compares with a range."""
+    run = start_run(http)
+    random = np.random.default_rng(5)
+    for step in range(10, 16):
+        batch = make_batch(160, seed=step)
+        assert batch.rollout_log_probs is not None
+        is_stale = np.arange(batch.num_tokens) % 4 != 0
+        moved = np.where(is_stale, 0.4, 0.02) * random.choice([-1.0, 1.0], batch.num_tokens)
+        mixed = make_batch(
+            160,
+            seed=step,
+            trainer_log_probs=np.minimum(batch.rollout_log_probs + moved, 0.0).astype(np.float32),
+            weights_version=np.where(is_stale, step - 8, step).astype(np.int32),
+            attributes=BatchAttributes(trainer_weights_version=step),
+        )
+        run.put_shard(step, mixed).raise_for_status()
+    samples, comparison = scrape(http), "trainer/rollout"
+    whole = value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=comparison)
+    fresh = value(samples, "foreshock_lag_zero_k3_kl_nats", run=run.run, comparison=comparison)
+    columns = run.get("measurements", comparison=comparison, measure="k3_kl_lag_0").json()["columns"]
+    assert whole is not None
+    assert whole > 0.01
+    assert fresh == columns["k3_kl_lag_0"][-1] < 1e-3
+    assert value(samples, "foreshock_lag_zero_tail_2_ratio", run=run.run, comparison=comparison) is None
+    assert value(samples, "foreshock_diagnosis_verdict", run=run.run, verdict="healthy") == 1, run.get(
+        "diagnosis"
+    ).json()
+
+
+def test_without_versions_a_step_is_compared_with_the_ranges_as_a_whole(http: httpx.Client) -> None:
+    run, few = start_run(http), start_run(http, "few")
+    run.put_shard(1, make_batch(80)).raise_for_status()
+    few.put_shard(1, make_batch(2)).raise_for_status()
+    samples = scrape(http)
+    for name in ("k3_kl_nats", "tail_2_ratio"):
+        labels = {"run": run.run, "comparison": "trainer/rollout"}
+        whole = value(samples, f"foreshock_{name}", **labels)
+        assert whole is not None
+        assert value(samples, f"foreshock_lag_zero_{name}", **labels) == whole
+        assert value(samples, f"foreshock_lag_zero_{name}", run=few.run, comparison="trainer/rollout") is None
 
 
 def test_buckets_add_up_to_the_tokens_of_the_step(http: httpx.Client) -> None:
@@ -176,6 +220,7 @@ def test_run_without_rollouts_is_exported_by_its_scalars(http: httpx.Client) -> 
     assert value(samples, "foreshock_reward_mean", run=run.run) == 0.5
     assert value(samples, "foreshock_response_length_mean_tokens", run=run.run) == 70
     assert value(samples, "foreshock_k3_kl_nats", run=run.run, comparison="trainer/rollout") == 0.01
+    assert value(samples, "foreshock_lag_zero_k3_kl_nats", run=run.run, comparison="trainer/rollout") == 0.01
     assert value(samples, "foreshock_pareto_k", run=run.run, comparison="trainer/rollout") is None
 
 
