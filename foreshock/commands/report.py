@@ -25,7 +25,9 @@ class ReportCommand:
         parser.add_argument("--full", action="store_true", help="print all tables")
         parser.add_argument("--step", type=int, metavar="N", help="all tables, attribution and buckets of this step")
         parser.add_argument(
-            "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"
+            "--model-kind",
+            choices=MODEL_KINDS,
+            help="show the healthy ranges of this kind (default: the run's); the diagnosis keeps those of the run",
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         parser.add_argument(

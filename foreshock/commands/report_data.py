@@ -12,9 +12,13 @@ from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import Bucket, Curve, RunQueries
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.lag_zero import at_lag_zero
+from foreshock.diagnosis.lags import LAG_KEY, StepLags
+from foreshock.diagnosis.staleness import LagLevels
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
-from foreshock.model_kind import ModelKind
+from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
+from foreshock.model_kind import ModelKind, other_kind_note
 
 MISMATCH_MEASURES = (
     "k3_kl",
@@ -39,6 +43,7 @@ MISMATCH_MEASURES = (
     "ess_seq_predicted",
     "advantage_d_cov",
     "advantage_skew",
+    *(measure.column for measure in (*K3_BY_LAG, *TOKENS_BY_LAG)),
 )
 STEP_MEASURES = (
     "response_length_mean",
@@ -81,6 +86,33 @@ class ReportData:
     advice: AdviceRecord | None
     buckets_missing: str = ""
     ignored: str = ""
+
+    @property
+    def kind_note(self) -> str:
+        """What to know if the ranges are of another kind of model than that of the diagnosis; else empty."""
+        return other_kind_note(self.model_kind, self.run.model_kind)
+
+    @property
+    def newest_lags(self) -> LagLevels:
+        """k3 at each lag over the newest measured steps, as the diagnosis compares it with its range."""
+        k3 = self.mismatch.of("k3_kl")
+        measured = [values for values, of_all in zip(self._steps(), k3, strict=True) if math.isfinite(of_all)]
+        return LagLevels.of([StepLags.of(values) for values in measured[-RECENT_STEPS:]])
+
+    def at_lag_zero(self, measure: str) -> tuple[float, ...]:
+        """Return a measure at each step of `mismatch` as its range judges it; NaN if the range does not hold."""
+        found = (at_lag_zero(measure, values) for values in self._steps())
+        return tuple(math.nan if value is None else value for value in found)
+
+    def _steps(self) -> list[dict[str, float]]:
+        """Return the values of each step of `mismatch` by `comparison:measure`, without those that are not finite."""
+        lags = dict(zip(self.rollouts.steps, self.rollouts.of("lag_mean"), strict=True))
+        found = []
+        for index, step in enumerate(self.mismatch.steps):
+            values = {f"{TRAINER_ROLLOUT}:{name}": series[index] for name, series in self.mismatch.values.items()}
+            values[LAG_KEY] = lags.get(step, math.nan)
+            found.append({key: value for key, value in values.items() if math.isfinite(value)})
+        return found
 
 
 def collect(

@@ -253,6 +253,7 @@ def render_page(report: ReportData) -> str:
     body = [
         f"<h1>{html.escape(run.title)}</h1>",
         f'<p class="muted">{described}; newest data {html.escape(moment(run.updated_at_us))}</p>',
+        *([f'<p class="muted">{html.escape(report.kind_note)}</p>'] if report.kind_note else []),
         _verdict(report),
         f'<div class="curves">{"".join(_figures(report))}</div>',
         _cause(report),
@@ -293,29 +294,36 @@ def _figures(report: ReportData) -> list[str]:
         band = (mismatch.of("k3_kl_bootstrap_low"), mismatch.of("k3_kl_bootstrap_high"))
         known = range_of("k3_kl", report.model_kind)
         lines = (("warning", known.warning), ("critical", known.critical)) if known is not None else ()
+        is_mixed = report.newest_lags.is_mixed
+        at = " at lag 0" if is_mixed else ""
         limits = [
-            Threshold(value, severity, f"{severity} above {number(value)}")
+            Threshold(value, severity, f"{severity} above {number(value)}{at}")
             for severity, value in lines
             if value is not None
         ]
-        curve = svg_curve(
-            "k3 per token", mismatch.steps, [Series("k3", mismatch.of("k3_kl"), *band)],
-            logarithmic=True, thresholds=limits, marks=marks,
-        )  # fmt: skip
-        found.append(
-            _figure("Mismatch: k3 per token of trainer/rollout, in nats", "log scale; the band is its range", curve)
-        )
+        k3 = [Series("all lags" if is_mixed else "k3", mismatch.of("k3_kl"), *band)]
+        keys = "log scale; the band is its range"
+        if is_mixed:
+            # The thresholds are for these tokens.
+            k3.append(Series("lag 0", report.at_lag_zero("k3_kl")))
+            keys = f"log scale; {_keys(k3)}, for which the thresholds hold; the band is the range of k3 at all lags"
+        curve = svg_curve("k3 per token", mismatch.steps, k3, logarithmic=True, thresholds=limits, marks=marks)
+        found.append(_figure("Mismatch: k3 per token of trainer/rollout, in nats", keys, curve))
     lengths = [Series(label, rollouts.of(name)) for name, label in _LENGTHS if rollouts.known(name)]
     if lengths:
-        keys = ", ".join(f'<b class="key-{place}">{each.label}</b>' for place, each in enumerate(lengths, start=1))
         curve = svg_curve("Response length", rollouts.steps, lengths, marks=marks)
-        found.append(_figure("Response length, tokens", keys, curve))
+        found.append(_figure("Response length, tokens", _keys(lengths), curve))
     for name, label in _SINGLE:
         if rollouts.known(name):
             found.append(
                 _figure(label, "", svg_curve(label, rollouts.steps, [Series(label, rollouts.of(name))], marks=marks))
             )
     return [figure for figure in found if figure] or ["<p>No step is complete yet.</p>"]
+
+
+def _keys(series: Sequence[Series]) -> str:
+    """Return the names of the lines, each in its colour."""
+    return ", ".join(f'<b class="key-{place}">{each.label}</b>' for place, each in enumerate(series, start=1))
 
 
 def _figure(title: str, note: str, curve: str) -> str:

@@ -1,6 +1,7 @@
 """The report as text: the mismatch by step, and the other parts."""
 
 import math
+from collections.abc import Sequence
 
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.watch import AdviceRecord
@@ -28,6 +29,7 @@ from foreshock.commands.text import (
     wrap,
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock.diagnosis.lags import AT_LAG_ZERO
 from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.learning_rate.advice import effect_in_words
 from foreshock.measures.estimators.bootstrap import effective_of_all, interval_warning
@@ -37,6 +39,10 @@ from foreshock.ranges import required_range
 
 _CURVE_WIDTH = 34
 _TABLE_ROWS = 12
+_RANGES_AT_LAG_ZERO = (
+    "Ranges hold at lag 0. k3 is known of these tokens alone; the other measures are means over all tokens and have a "
+    "range only if nearly all tokens are at lag 0."
+)
 _COPIED = (
     "The difference is exactly 0 at all tokens: the trainer's log-probs look like a copy of the engine's (bypass), so "
     "this comparison cannot show a mismatch. Probe a step to measure it."
@@ -50,17 +56,13 @@ def mismatch_section(report: ReportData, paint: Paint) -> list[str]:
     if not curve.known("k3_kl"):
         why = "  No step has both rollout_log_probs and trainer_log_probs: log both to see the mismatch."
         return [section_title(title, paint), why]
-    rows = []
-    for measure in SHOWN_MEASURES:
-        known, values = required_range(measure, report.model_kind), curve.of(measure)
-        line = sparkline(values, _CURVE_WIDTH, logarithmic=measure == "k3_kl")
-        mean = recent_mean(values, curve.of("tokens"))
-        now = f"{mean:.5f}" if measure == "token_mult_prob_error" else number(mean)
-        rows.append([known.label, line.ljust(_CURVE_WIDTH), now, known.text])
+    rows = [row for measure in SHOWN_MEASURES for row in _rows_with_range(report, measure)]
     header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "now", "healthy"]
     lines = [section_title(title, paint), *table(header, rows, left=(0, 1, 3))]
     if report.model_kind is None:
         lines += note(UNDECLARED_NOTE, paint)
+    if report.newest_lags.is_mixed:
+        lines += note(_RANGES_AT_LAG_ZERO, paint)
     peak, at = max((value, step) for value, step in zip(curve.of("k3_kl"), curve.steps, strict=True) if value == value)
     window = f"the newest {RECENT_STEPS} measured steps"
     lines += note(f"now: mean of {window}; k3_kl in log scale, at most {number(peak)} (step {at})", paint)
@@ -68,6 +70,31 @@ def mismatch_section(report: ReportData, paint: Paint) -> list[str]:
     if _all_zero(curve):
         lines += wrap(_COPIED, "    ", "  ! ")
     return lines
+
+
+def _rows_with_range(report: ReportData, measure: str) -> list[list[str]]:
+    """Return the row of a measure of trainer/rollout: its curve, its value now and its range.
+
+    If lags are mixed, the range of k3 is beside k3 at lag 0, as the diagnosis judges it, and k3 of all tokens has none;
+    another measure has its range only if nearly all of the newest tokens are at lag 0.
+    """
+    curve, known, lags = report.mismatch, required_range(measure, report.model_kind), report.newest_lags
+
+    def row(label: str, values: Sequence[float], now: float, healthy: str) -> list[str]:
+        line = sparkline(values, _CURVE_WIDTH, logarithmic=measure == "k3_kl").ljust(_CURVE_WIDTH)
+        return [label, line, f"{now:.5f}" if measure == "token_mult_prob_error" else number(now), healthy]
+
+    values = curve.of(measure)
+    mean = recent_mean(values, curve.of("tokens"))
+    if not lags.is_mixed:
+        return [row(known.label, values, mean, known.text)]
+    if measure != "k3_kl":
+        return [row(known.label, values, mean, known.text if lags.are_nearly_all_fresh else "")]
+    fresh = math.nan if lags.hides_numerics else lags.k3[AT_LAG_ZERO]
+    return [
+        row(f"{known.label}, lag 0", report.at_lag_zero(measure), fresh, known.text),
+        row(f"{known.label}, all lags", values, mean, ""),
+    ]
 
 
 def diagnosis_section(found: Diagnosis, paint: Paint, most: int | None = None) -> list[str]:
@@ -213,16 +240,12 @@ def render_screen(report: ReportData, paint: Paint) -> list[str]:
 
 
 def _curves_and_advice(report: ReportData) -> list[str]:
-    shown = ((report.mismatch, "k3_kl", "k3 per token"), (report.rollouts, "reward_mean", "reward"),
-             (report.rollouts, "response_length_mean", "mean length"))  # fmt: skip
-    rows = []
-    for curve, measure, label in shown:
-        if curve.known(measure):
-            values, logarithmic = curve.of(measure), measure == "k3_kl"
-            now = recent_mean(values, curve.of("tokens")) if logarithmic else recent_median(values)
-            healthy = required_range(measure, report.model_kind).text if logarithmic else ""
-            line = sparkline(values, _CURVE_WIDTH, logarithmic=logarithmic).ljust(_CURVE_WIDTH)
-            rows.append([label, line, number(now), healthy])
+    rows = _rows_with_range(report, "k3_kl") if report.mismatch.known("k3_kl") else []
+    for measure, label in (("reward_mean", "reward"), ("response_length_mean", "mean length")):
+        values = report.rollouts.of(measure)
+        if report.rollouts.known(measure):
+            line = sparkline(values, _CURVE_WIDTH).ljust(_CURVE_WIDTH)
+            rows.append([label, line, number(recent_median(values)), ""])
     lines = ["", *table(["", "all steps", "now", "healthy"], rows, left=(0, 1, 3))] if rows else []
     if report.advice is not None:
         lines += ["", *wrap(f"learning rate: {_scale_in_words(report.advice)}", "    ", "  ")]
@@ -261,6 +284,7 @@ def _heading(report: ReportData, paint: Paint) -> list[str]:
     if run.initial_learning_rate is not None:
         parts.append(f"learning rate {run.initial_learning_rate:g}")
     lines += wrap(" · ".join(parts), "  ", "  ") if parts else []
+    lines += wrap(report.kind_note, "    ", "  ! ") if report.kind_note else []
     steps = report.rollouts.steps or report.mismatch.steps
     if not steps:
         return [*lines, "  no step is complete yet"]

@@ -7,7 +7,7 @@ from typing import Final
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.default_rules import default_rules
-from foreshock.diagnosis.lags import LAG_KEYS, StepLags, parts_of
+from foreshock.diagnosis.lags import AT_LAG_ZERO, KNOWN_BY_LAG, LAG_KEYS, StepLags, parts_of
 
 # The kind of model changes thresholds, not which tokens a rule judges.
 _RULES: Final = {
@@ -33,3 +33,15 @@ def at_lag_zero(measure: str, values: Mapping[str, float | None]) -> float | Non
     known = {key: value for key, value in values.items() if value is not None}
     parts = parts_of(_RULES[measure], known, StepLags.of(known))
     return parts[0].value if parts else None
+
+
+def holds_for_all_tokens(measure: str, lags: StepLags) -> bool:
+    """Return whether the range of a measure of trainer/rollout holds for its mean over all tokens of a step.
+
+    k3 and k3 / entropy are compared at lag 0 if any token is at another lag; other measures that a rule compares at
+    lag 0 only are compared if nearly all tokens are at lag 0.
+    """
+    rule = _RULES.get(measure)
+    if rule is None:
+        return True
+    return not lags.is_mixed if rule.quantity in KNOWN_BY_LAG else lags.name == AT_LAG_ZERO

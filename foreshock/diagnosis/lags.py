@@ -35,7 +35,8 @@ MIXED: Final = "mixed"
 """The name of the lag of a step with tokens at lag 0 and at others, and a mean that rounds to 0."""
 
 
-_OF_K3: Final = frozenset({K3, K3_PER_ENTROPY})
+KNOWN_BY_LAG: Final = frozenset({K3, K3_PER_ENTROPY})
+"""Quantities of which each lag of a step has a value; others are known of whole steps only."""
 
 NEWEST: Final = "newest"
 """In the name of a baseline, instead of the lag: the newest value of a reference."""
@@ -123,7 +124,7 @@ def parts_of(rule: ThresholdRule, values: Mapping[str, float], lags: StepLags) -
     if value is None:
         return []
     whole_k3 = values.get(K3, 0.0)
-    if rule.quantity in _OF_K3 and rule.direction == "above" and lags.is_mixed and whole_k3 > 0.0:
+    if rule.quantity in KNOWN_BY_LAG and rule.direction == "above" and lags.is_mixed and whole_k3 > 0.0:
         # k3 / entropy: the entropy is that of the whole step.
         scale = value / whole_k3
         wanted = [AT_LAG_ZERO] if rule.lag_zero_only else list(lags.tokens)

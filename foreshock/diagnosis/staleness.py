@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.diagnosis.lags import AT_LAG_ZERO, LAGS, StepLags, lags_in_words
+from foreshock.diagnosis.lags import AT_LAG_ZERO, LAGS, NEARLY_ALL, StepLags, lags_in_words
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.wording import number, percent
 
@@ -38,6 +38,11 @@ class LagLevels:
     def hides_numerics(self) -> bool:
         """Whether tokens are at other lags and too few at lag 0 to judge numerics."""
         return self.is_mixed and self.tokens.get(AT_LAG_ZERO, 0.0) < LEAST_AT_LAG_ZERO
+
+    @property
+    def are_nearly_all_fresh(self) -> bool:
+        """Whether ranges of measures that are known of all tokens only hold: nearly all tokens are at lag 0."""
+        return self.tokens.get(AT_LAG_ZERO, 0.0) >= NEARLY_ALL * sum(self.tokens.values())
 
     def in_words(self, mean: float, when: str) -> str:
         """Return k3 at lag 0 beside the mean over all tokens, and why they differ, as clauses."""

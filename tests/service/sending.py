@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from foreshock.rollouts import RolloutBatch, encode_rollouts
+from foreshock.rollouts import BatchAttributes, RolloutBatch, encode_rollouts
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 from foreshock.statistics_shards import FullRollouts, encode_statistics_shard
 
@@ -36,6 +36,22 @@ def make_batch(rollouts: int = 6, seed: int = 0, prefix: str = "sample", **colum
         "finish_reasons": ["stop"] * rollouts,
     }
     return RolloutBatch.from_arrays(**(values | columns))
+
+
+def make_mixed_batch(step: int) -> RolloutBatch:
+    """Return rollouts of which a quarter of the tokens is at lag 0, with a small k3, the others at lag 8, with a large
+    one."""
+    batch, random = make_batch(160, seed=step), np.random.default_rng(step)
+    assert batch.rollout_log_probs is not None
+    is_stale = np.arange(batch.num_tokens) % 4 != 0
+    moved = np.where(is_stale, 0.4, 0.02) * random.choice([-1.0, 1.0], batch.num_tokens)
+    return make_batch(
+        160,
+        seed=step,
+        trainer_log_probs=np.minimum(batch.rollout_log_probs + moved, 0.0).astype(np.float32),
+        weights_version=np.where(is_stale, step - 8, step).astype(np.int32),
+        attributes=BatchAttributes(trainer_weights_version=step),
+    )
 
 
 @dataclass(frozen=True, slots=True)

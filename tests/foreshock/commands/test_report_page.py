@@ -9,7 +9,7 @@ from foreshock.api.diagnosis import Diagnosis, MissingData
 from foreshock.api.watch import AlertRecord, AlertState
 from foreshock.commands.queries import Curve
 from foreshock.commands.report_page import render_page
-from tests.foreshock.commands.test_report_text import report
+from tests.foreshock.commands.test_report_text import mixed_report, report
 
 
 class _Elements(HTMLParser):
@@ -75,6 +75,14 @@ def test_page_has_verdict_curves_alerts_and_the_text() -> None:
     assert 'class="mark critical"' in page
     assert "taken_back" not in page
     assert "Alerts ──" in page  # a title of the text
+
+
+def test_thresholds_are_of_the_line_at_lag_zero() -> None:
+    page = render_page(mixed_report(model_kind="moe"))
+    assert '<b class="key-1">all lags</b>, <b class="key-2">lag 0</b>, for which the thresholds hold' in page
+    assert "warning above 0.0100 at lag 0" in page
+    assert "The ranges shown are those of a mixture of experts" in page
+    assert "at lag 0" not in render_page(report()).partition("<pre>")[0]
 
 
 def test_names_of_a_run_are_text_and_never_markup() -> None:

@@ -21,6 +21,7 @@ from foreshock.commands.text import WIDTH, Paint
 from foreshock.learning_rate import Advice
 from foreshock.learning_rate.advice import Applied
 from foreshock.measures.estimators.attribution import attribute
+from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from tests.foreshock.commands.attributions import attribution_of
@@ -45,6 +46,7 @@ def chain(**differences: float) -> Any:
 def report(**changes: Any) -> ReportData:
     k3 = tuple(1e-5 * step for step in STEPS)
     values = dict.fromkeys(MISMATCH_MEASURES, k3) | {"token_mult_prob_error": (1.2,) * 40, "tokens": (1000.0,) * 40}
+    values |= {each.column: (float("nan"),) * 40 for each in (*K3_BY_LAG, *TOKENS_BY_LAG)}
     mismatch = Curve("trainer/rollout", STEPS, values)
     rollouts = Curve("rollout", STEPS, {name: tuple(map(float, STEPS)) for name in STEP_MEASURES})
     run = RunRecord(
@@ -131,6 +133,37 @@ def test_ranges_are_those_of_the_model_kind_and_an_unknown_kind_is_reported() ->
         assert row.endswith(required_range("k3_kl", kind).text)
     assert ["model kind is unknown" in " ".join(text.split()) for text in texts.values()] == [True, False, False]
     assert "mixture of experts" in texts["moe"]
+
+
+def mixed_report(**changes: Any) -> ReportData:
+    """Three quarters of the tokens are at lag 8: k3 is 5e-4 at lag 0 and 6.6e-2 over all tokens."""
+    made = report()
+    of_steps = {"tokens_lag_0": 250.0, "tokens_lag_5_8": 750.0, "k3_kl_lag_0": 5e-4, "k3_kl_lag_5_8": 0.088,
+                "k3_kl": 0.0661, "tail_2": 0.2}  # fmt: skip
+    values = {**made.mismatch.values, **{name: (value,) * 40 for name, value in of_steps.items()}}
+    return dataclasses.replace(made, mismatch=dataclasses.replace(made.mismatch, values=values), **changes)
+
+
+@pytest.mark.parametrize("as_text", [render, render_screen])
+def test_range_of_k3_stands_beside_k3_at_lag_zero(as_text: Any) -> None:
+    lines = as_text(mixed_report(), Paint())
+    (fresh,) = [line for line in lines if "k3 per token, lag 0" in line]
+    (whole,) = [line for line in lines if "k3 per token, all lags" in line]
+    assert fresh.endswith(f"5.00e-4  {required_range('k3_kl').text}")
+    assert whole.endswith("0.0661")
+    assert max(map(len, lines)) <= WIDTH
+    for line in lines:
+        if line.startswith("  F(2)"):
+            assert line.endswith("0.200")
+
+
+def test_ranges_of_another_kind_than_the_diagnosis_are_named() -> None:
+    found = "The ranges shown are those of a mixture of experts, as asked for."
+    for lines in (render(report(model_kind="moe"), Paint()), render_screen(report(model_kind="moe"), Paint())):
+        assert found in " ".join(" ".join(lines).split())
+    declared = dataclasses.replace(report().run, model_kind="moe")
+    assert found not in " ".join(text_of(model_kind="moe", run=declared).split())
+    assert "as asked for" not in text_of(model_kind="dense")
 
 
 def test_chain_lists_its_links_with_their_shares() -> None:

@@ -18,11 +18,14 @@ MANY_DECADES = 1e7
 # The same comparison has the same colour and dash on every page.
 # A link has the colour of the scorer that it ends at, and the whole has that of its first scorer.
 MAIN_COMPARISONS = scorers.main_comparisons()
+AT_LAG_ZERO = f"{comparisons.TRAINER_ROLLOUT} at lag 0"
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 
 
 def style_of(comparison: str) -> tuple[str, str]:
     """Return (colour, dash) of a comparison's line."""
+    if comparison == AT_LAG_ZERO:
+        return drawing.HEALTHY, "solid"
     if comparison not in MAIN_COMPARISONS:
         return drawing.SERIES[-1], "dot"
     target, behaviour = comparisons.split_comparison(comparison)
@@ -31,11 +34,12 @@ def style_of(comparison: str) -> tuple[str, str]:
 
 
 def mismatch_figure(
-    curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None = None
+    curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None = None, at_lag_zero: drawing.Curve | None = None
 ) -> drawing.Figure | drawing.Missing:
     """Return the mismatch over steps in front of the ranges of a kind of model.
 
     `curves`: k3_kl by comparison, in nats per token; an estimate of KL(μ‖π) only if the behaviour sampled.
+    `at_lag_zero`: that of trainer/rollout for which the ranges hold, if tokens are at other lags too.
     """
     there = [name for name in sorted(curves, key=known_first) if curves[name]]
     drawn = {name: curves[name] for name in shown_comparisons(there)}
@@ -45,6 +49,8 @@ def mismatch_figure(
             "No step has log-probs of two scorers yet. "
             "Log trainer_log_probs beside rollout_log_probs, or probe a step that has a checkpoint.",
         )
+    if at_lag_zero:
+        drawn[AT_LAG_ZERO] = at_lag_zero
     positive = [value for curve in drawn.values() for _, value in curve.points() if value > 0]
     low = min([*positive, LOWEST_SHOWN * 2]) / 2
     ranges = required_range("k3_kl", model_kind)
@@ -84,7 +90,9 @@ def _traces(name: str, curve: drawing.Curve) -> list[drawing.Json]:
     colour, dash = style_of(name)
     # One click in the legend away, so that the chain itself can be read.
     hidden: drawing.Json = (
-        {"visible": "legendonly"} if comparisons.split_comparison(name)[0] == scorers.REFERENCE else {}
+        {"visible": "legendonly"}
+        if name != AT_LAG_ZERO and comparisons.split_comparison(name)[0] == scorers.REFERENCE
+        else {}
     )
     # A log axis cannot show 0: the caption counts those steps.
     visible = drawing.Curve(curve.steps, [value if value is not None and value > 0 else None for value in curve.values])
@@ -133,6 +141,8 @@ def _caption(curves: Mapping[str, drawing.Curve], model_kind: ModelKind | None) 
     )
     is_long = any(len(curve.points()) > overview.MOST_COLUMNS for curve in curves.values())
     lines = ["Lines: the mean of neighbouring steps; bands: their range."] if is_long else []
+    if AT_LAG_ZERO in curves:
+        lines.append(f"The ranges hold for the line {AT_LAG_ZERO}; {comparisons.TRAINER_ROLLOUT} is of all tokens.")
     return " ".join([bands, *lines, *(f"{zero}." for zero in zeros)])
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from foreshock.api.attribution import AttributionRecord
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.corrections import Evaluation
+from foreshock.diagnosis.lag_zero import holds_for_all_tokens
+from foreshock.diagnosis.lags import StepLags
 from foreshock.interval_names import RANGE, RANGE_NOTE, ends_in_words
 from foreshock.measures.estimators.attribution import OLD_METHOD
 from foreshock.measures.estimators.bootstrap import effective_of_all
-from foreshock.measures.registry import COMPARISON_MEASURES, measure_named
+from foreshock.measures.registry import COMPARISON_MEASURES, K3_BY_LAG, measure_named
 from foreshock.measures.statistics.tails import LARGEST_TAIL_SHAPE
 from foreshock.model_kind import ModelKind
 from foreshock.theory import GradientNoise, StepNoise
@@ -178,6 +180,8 @@ GROUPS = (
     ),
 )  # fmt: skip
 
+_AT_A_GLANCE = ("k3_kl", "max_abs_d", "tail(2)", "ess_token", "rollout_probs_diff_mean")
+
 # A heavy tail harms a mean only if ratios reach e, |d| ≥ 1: the measure that tells how far they reach.
 PARETO_FAR = 1.0
 INTERVALS_NOTE = (
@@ -185,6 +189,14 @@ INTERVALS_NOTE = (
     f"{LARGEST_TAIL_SHAPE:g}, that of k3 is known to be too short."
 )
 _PARETO_REACH = {"pareto_k": "max_d", "pareto_k_inverse": "min_d"}
+
+
+def measures_at_a_glance(groups: Sequence[MeasureGroup], values: Values) -> list[MeasureRow]:
+    """Return the rows that a step is judged by, k3 at lag 0 first if its lags are mixed."""
+    rows = {row.name: row for group in groups for row in group.rows}
+    lags = _lags_of(values)
+    names = (K3_BY_LAG[0].name, *_AT_A_GLANCE) if lags.is_mixed else _AT_A_GLANCE
+    return [rows[name] for name in names if name in rows]
 
 
 def measure_groups(
@@ -215,6 +227,12 @@ def _row(name: str, columns: Sequence[Values], model_kind: ModelKind | None) -> 
 def _with_interval(column: str, values: Values, model_kind: ModelKind | None) -> Value:
     """Return the value with its bootstrap-t interval, or Student's t if there is only that; called what it is."""
     value = measure_value(column, values.get(column), model_kind)
+    lags = _lags_of(values)
+    if column == K3_BY_LAG[0].column and lags.numerics is not None:
+        # The range of k3 holds for these tokens.
+        value = replace(value, tone=judged_value("k3_kl", lags.numerics, model_kind).tone)
+    if not holds_for_all_tokens(column, lags):
+        value = replace(value, tone="")
     if column == "effective_groups":
         return replace(value, text=effective_of_all(values))
     if column in _PARETO_REACH and not _ratios_reach_e(values.get(_PARETO_REACH[column])):
@@ -226,6 +244,11 @@ def _with_interval(column: str, values: Values, model_kind: ModelKind | None) ->
             mean = abs(values.get(column) or 0.0)
             return replace(value, interval=name + ends_in_words(mean, low, high, number))
     return value
+
+
+def _lags_of(values: Values) -> StepLags:
+    """Return the lags of a comparison's tokens, whose columns are the same for each."""
+    return StepLags.of({f"{TRAINER_ROLLOUT}:{name}": each for name, each in values.items() if each is not None})
 
 
 def measure_value(column: str, value: float | None, model_kind: ModelKind | None) -> Value:

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.lag_zero import LAG_ZERO_KEYS, at_lag_zero
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY, names_of
+from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.measures.statistics import conditions, tails
 from foreshock.ranges import HealthyRange, required_range
 from foreshock_service.platform import parameters, problem
@@ -27,6 +30,7 @@ _OVERVIEW: Mapping[str, str] = {
     "Gradient norm": "scalars:grad_norm",
     "Learning rate": LEARNING_RATE_KEY,
 }
+_LAG_ZERO_COLUMNS = [key.partition(":") for key in LAG_ZERO_KEYS]
 _MEASURED = ("k3_kl", "reward_mean", "response_length_mean", "entropy_mean")
 LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
@@ -90,7 +94,25 @@ def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
     """Return k3 of every comparison over steps."""
     found = curves_of(viewing, run.id, ("k3_kl",), max_points=None)
     k3 = {name: of["k3_kl"] for name, of in found.items() if name != STEP_ROW}
-    return mismatch.mismatch_figure(k3, run.model_kind)
+    return mismatch.mismatch_figure(k3, run.model_kind, _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl"))
+
+
+def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[str, Curve]:
+    """Return measures of trainer/rollout as their ranges judge each step; empty if every token is at lag 0."""
+    columns = sorted({*measures, *(column for _, _, column in _LAG_ZERO_COLUMNS)})
+    found = curves_of(viewing, run.id, columns, (TRAINER_ROLLOUT, STEP_ROW), max_points=None)
+    of_tokens = found.get(TRAINER_ROLLOUT, {})
+    if not any(any(of_tokens[each.column].values) for each in TOKENS_BY_LAG[1:] if each.column in of_tokens):
+        return {}
+    rollouts = found.get(STEP_ROW, {}).get("lag_mean", NOTHING)
+    lags = dict(zip(rollouts.steps, rollouts.values, strict=True))
+    steps = next(iter(of_tokens.values())).steps
+    of_steps = [
+        {f"{TRAINER_ROLLOUT}:{name}": curve.values[place] for name, curve in of_tokens.items()}
+        | {LAG_KEY: lags.get(step)}
+        for place, step in enumerate(steps)
+    ]
+    return {each: Curve(steps, [at_lag_zero(each, values) for values in of_steps]) for each in measures}
 
 
 def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
@@ -127,6 +149,9 @@ def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missin
         curve = measured.get(comparison, {}).get(column) or _longest(reported, names_of([key], run.scalar_names or {}))
         is_k3 = key == K3
         lines = _lines_of_k3(viewing, run) if is_k3 else {}
+        if is_k3 and (fresh := _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl")):
+            panels.append(overview.Panel(f"{title} at lag 0", asked.part(fresh), logarithmic=True, lines=lines))
+            title, lines = f"{title} of all tokens", {}
         panels.append(
             overview.Panel(title, asked.part(curve), logarithmic=is_k3 or key == "scalars:grad_norm", lines=lines)
         )
@@ -135,7 +160,7 @@ def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missin
     marks = alerts.marks_of(viewing, run.id)
     known = required_range("k3_kl", run.model_kind)
     caption = (
-        f"Over training steps. k3: nats per token, {TRAINER_ROLLOUT}; {known.healthy} is healthy, dashed: the "
+        f"Over training steps. k3: nats per token, {TRAINER_ROLLOUT}; {known.healthy} is healthy at lag 0, dashed: the "
         f"thresholds and the run's own baseline. Length: tokens per response. Entropy: nats per token. Of a long run "
         f"each place shows the mean and the range of neighbouring steps. {overview.legend_of(marks)}"
     )
@@ -186,16 +211,16 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     )  # fmt: skip
     found = curves_of(viewing, run.id, names, (TRAINER_ROLLOUT,), max_points=None).get(TRAINER_ROLLOUT, {})
     tail, asymmetry, shape, difference, low, ess, largest = (asked.part(found.get(name, NOTHING)) for name in names)
-    kind = run.model_kind
+    fresh, kind = _at_lag_zero(viewing, run, ("tail_2", "rollout_probs_diff_mean")), run.model_kind
     tail_range, shape_range = required_range("tail_2", kind), required_range("pareto_k", kind)
     difference_range = required_range("rollout_probs_diff_mean", kind)
     # If no ratio reaches e, a heavy shape makes intervals too short, and leaves means of ratios alone.
     matters = any(value >= attribution.PARETO_FAR for _, value in largest.points())
     panels = (
-        _judged("F(2): off by more than a factor of 2", tail, tail_range),
+        _judged("F(2): off by more than a factor of 2", tail, None if fresh else tail_range),
         overview.Panel("tail asymmetry at ln 2", asymmetry),
         _judged("k̂, shape of the tail of π/μ", shape, shape_range if matters else None),
-        _judged("mean |Δ probability|", difference, difference_range),
+        _judged("mean |Δ probability|", difference, None if fresh else difference_range),
         overview.Panel(f"mean |d| where μ < {conditions.LOW_PROBABILITY:g}, nats", low, logarithmic=True),
         overview.Panel("effective sample size of tokens", ess),
     )
@@ -206,8 +231,8 @@ def tails_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
         else "No ratio of this run reaches e, so k̂ concerns intervals only."
     )
     caption = (
-        f"{TRAINER_ROLLOUT}. F(2): {tail_range.text}. Asymmetry above 0: π ≪ μ. "
-        f"Mean |Δ probability|: {difference_range.text}. "
+        f"{TRAINER_ROLLOUT}. F(2) at lag 0: {tail_range.text}. Asymmetry above 0: π ≪ μ. "
+        f"Mean |Δ probability| at lag 0: {difference_range.text}. "
         f"k̂ above {tails.LARGEST_TAIL_SHAPE:g}: the range of k3 is too short. {means}"
     )
     missing = f"No step has {TRAINER_ROLLOUT} yet: log trainer_log_probs beside rollout_log_probs."

@@ -170,8 +170,6 @@ def _steps_after(viewing: Viewing, run_id: str, step: int, limit: int) -> list[S
     return steps.steps_after(viewing.session, run_id, None, step, limit)
 
 
-JUDGED = ("k3_kl", "max_abs_d", "tail(2)", "ess_token", "rollout_probs_diff_mean")
-"""The measures that a step is judged by, of its first comparison."""
 IN_THE_HEADER = frozenset({"num_rollouts", "num_tokens"})
 WORST_TOKENS = 20
 WORST_ROLLOUTS = 8
@@ -241,7 +239,7 @@ def step_page(viewing: Viewing, run_id: str, number_of_step: int) -> StepPage:
         state=_state(step),
         earlier=around.earlier,
         later=around.later,
-        judged=[row for row in measures[0].rows if row.name in JUDGED] if comparisons else [],
+        judged=links.measures_at_a_glance(measures, values[comparisons[0]]) if comparisons else [],
         out_of_date=rendering.OUT_OF_DATE if measurements.is_out_of_date(viewing.session, key) else None,
         lint=lint_of_step(viewing, run_id, step.step, step.attempt),
         comparisons=comparisons,

@@ -18,7 +18,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from sqlalchemy import event
 
-from foreshock.rollouts import BatchAttributes
 from foreshock_service.maintenance.delete_runs import delete_rows_of_deleted_runs
 from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.settings import Settings
@@ -26,7 +25,7 @@ from foreshock_service.present.exporter.collector import newest_closed_steps, ne
 from foreshock_service.present.exporter.collector import scrape as read_samples
 from foreshock_service.present.exporter.families import FAMILIES, exposed_names
 from tests.paths import PROMETHEUS
-from tests.service.sending import make_batch, start_run
+from tests.service.sending import make_batch, make_mixed_batch, start_run
 from tests.service.working import announce_checkpoint, ask_for_lease, ask_for_probe, take_lease, work_off
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -82,20 +81,8 @@ def test_running_run_is_exported_with_its_measures(http: httpx.Client) -> None:
 def test_ranges_are_compared_with_the_tokens_at_lag_zero(http: httpx.Client) -> None:
     """Three quarters of the tokens are at lag 8: what the diagnosis judges is what Prometheus compares with a range."""
     run = start_run(http)
-    random = np.random.default_rng(5)
     for step in range(10, 16):
-        batch = make_batch(160, seed=step)
-        assert batch.rollout_log_probs is not None
-        is_stale = np.arange(batch.num_tokens) % 4 != 0
-        moved = np.where(is_stale, 0.4, 0.02) * random.choice([-1.0, 1.0], batch.num_tokens)
-        mixed = make_batch(
-            160,
-            seed=step,
-            trainer_log_probs=np.minimum(batch.rollout_log_probs + moved, 0.0).astype(np.float32),
-            weights_version=np.where(is_stale, step - 8, step).astype(np.int32),
-            attributes=BatchAttributes(trainer_weights_version=step),
-        )
-        run.put_shard(step, mixed).raise_for_status()
+        run.put_shard(step, make_mixed_batch(step)).raise_for_status()
     samples, comparison = scrape(http), "trainer/rollout"
     whole = value(samples, "foreshock_k3_kl_nats", run=run.run, comparison=comparison)
     fresh = value(samples, "foreshock_lag_zero_k3_kl_nats", run=run.run, comparison=comparison)

@@ -14,6 +14,7 @@ from foreshock.learning_rate.schedule import POINTS_SENT
 from foreshock_service.present.pages.figures import overview
 from foreshock_service.present.pages.figures.drawing import scientific, spark_paths
 from tests.service.present.pages.conftest import SentRun, Site, send_run
+from tests.service.sending import make_mixed_batch, start_run
 from tests.service.watch.recorded import LENGTH, RecordedRun
 
 
@@ -33,6 +34,27 @@ def test_small_multiples_have_the_newest_values_and_the_extremes_of_all_steps(si
         assert f"and {scientific(high)} (step {columns['step'][values.index(high)]})" in summary
     assert "Mismatch, k3: " in summary
     assert "Learning rate ×: 1 at step 12" in summary
+
+
+def test_thresholds_stand_beside_the_tokens_at_lag_zero(http: httpx.Client) -> None:
+    """Of a run with mixed lags: what is judged has the range, what is not has none."""
+    run = start_run(http, "mixed lags")
+    for step in (10, 11):
+        run.put_shard(step, make_mixed_batch(step)).raise_for_status()
+    figures = {
+        name: http.get(f"/pages/runs/{run.run}/figures/{name}.json").raise_for_status().json()
+        for name in ("overview", "mismatch", "tails")
+    }
+    curves = {trace["name"]: trace["y"] for trace in figures["overview"]["data"]}
+    (fresh, whole), names = (curves[f"Mismatch, k3 {of}"] for of in ("at lag 0", "of all tokens")), list(curves)
+    assert max(fresh) < 1e-3 < 1e-2 < min(whole)
+    axis = {name: place + 1 for place, name in enumerate(names)}["Mismatch, k3 at lag 0"]
+    lines = [each for each in figures["overview"]["layout"]["shapes"] if each["type"] == "line"]
+    assert {each["yref"] for each in lines} == {f"y{axis}"}
+    drawn = {trace["name"]: trace["y"] for trace in figures["mismatch"]["data"]}
+    assert drawn == {"trainer/rollout": whole, "trainer/rollout at lag 0": fresh}
+    assert "The ranges hold for the line trainer/rollout at lag 0" in figures["mismatch"]["caption"]
+    assert "warning" not in str(figures["tails"]["layout"])
 
 
 def test_run_without_a_step_says_so(http: httpx.Client) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from foreshock.measures.registry import measure_named
 from foreshock.model_kind import ModelKind
-from foreshock_service.present.pages.presenters.attribution import GROUPS, MeasureGroup, Values, measure_groups
+from foreshock_service.present.pages.presenters.attribution import (
+    GROUPS,
+    MeasureGroup,
+    Values,
+    measure_groups,
+    measures_at_a_glance,
+)
 from foreshock_service.present.pages.view_models import Value
 from tests.service.present.pages.conftest import Site
 
@@ -75,6 +81,30 @@ def test_the_tone_follows_the_kind_of_model() -> None:
     tones = [value_of("k3_kl", {"k3_kl": 5e-3}, kind).tone for kind in (None, "dense", "moe")]
     assert tones == ["warning", "warning", ""]
     assert value_of("tail(2)", {"tail_2": 0.2}, "moe").tone == "critical"
+
+
+MIXED: Values = {
+    "k3_kl": 0.066, "tail_2": 0.2, "tokens": 1000, "tokens_lag_0": 250, "tokens_lag_5_8": 750, "k3_kl_lag_0": 5e-4,
+    "k3_kl_lag_5_8": 0.088, "pareto_k": 0.8, "max_d": 2.0,
+}  # fmt: skip
+
+
+def test_of_mixed_lags_the_range_judges_the_tokens_at_lag_zero() -> None:
+    """The diagnosis of such a run is healthy: no value beside it is called critical for its stale tokens."""
+    tones = {name: value_of(name, MIXED).tone for name in ("k3_kl", "tail(2)", "k3_kl(lag 0)", "k3_kl(lag 5-8)")}
+    assert tones == {"k3_kl": "", "tail(2)": "", "k3_kl(lag 0)": "", "k3_kl(lag 5-8)": ""}
+    assert value_of("k3_kl(lag 0)", {**MIXED, "k3_kl_lag_0": 0.05}).tone == "critical"
+    assert value_of("k3_kl(lag 0)", {**MIXED, "k3_kl_lag_0": 0.05, "tokens_lag_0": 20}).tone == ""
+    # The trust in a mean does not depend on the lag.
+    assert value_of("pareto_k", MIXED).tone == "critical"
+    nearly_fresh = {**MIXED, "tokens_lag_0": 996, "tokens_lag_5_8": 4}
+    assert value_of("tail(2)", nearly_fresh).tone == "critical"
+
+
+def test_of_mixed_lags_k3_at_lag_zero_comes_first() -> None:
+    for values, first in ((MIXED, ["k3_kl(lag 0)", "k3_kl"]), ({"k3_kl": 5e-4, "tail_2": 0.0}, ["k3_kl", "max_abs_d"])):
+        rows = measures_at_a_glance(measure_groups({WHOLE: values}, [WHOLE], None), values)
+        assert [row.name for row in rows][:2] == first
 
 
 def test_infinite_values_are_shown_as_too_large() -> None:
