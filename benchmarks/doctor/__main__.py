@@ -67,7 +67,7 @@ class Result:
 
     @property
     def is_said_unknown(self) -> bool:
-        """Whether the side with a fault is called unknown, with what was ruled out, and the other is not."""
+        """Whether the side with a fault is called unknown, with what was tried, and the other is not."""
         unknown = tuple(each.side for each in self.report.findings if each.kind == "unknown")
         return unknown == self.sides and bool(self.report.ruled_out)
 

@@ -1,4 +1,4 @@
-"""What the doctor says of a batch: findings, what was ruled out, what could not be tried, and the price."""
+"""What the doctor says of a batch: findings, what was tried and not named, what could not be tried, and the price."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,7 +56,8 @@ class SideReport(Record):
 
 @dataclass(frozen=True, slots=True)
 class RuledOut(Record):
-    """A variant that does not reproduce a side, and the share of E[d²] that it explains."""
+    """A variant that was tried and not named, as it does not reproduce a side alone, and the share of E[d²] that it
+    explains. It may be the cause all the same, beside another one."""
 
     variant: str
     share: Measured
@@ -64,7 +65,8 @@ class RuledOut(Record):
 
 @dataclass(frozen=True, slots=True)
 class NotTried(Record):
-    """What could not be tried, and why."""
+    """What could not be tried, and why. `variant` ends with its side, such as "[rollout]", if it was not left out for
+    both."""
 
     variant: str
     why: str
@@ -72,7 +74,8 @@ class NotTried(Record):
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport(Record):
-    """All findings of one batch, gravest first; `ruled_out`: the variants that explain most come first."""
+    """All findings of one batch, gravest first; `ruled_out`: what was tried and not named, those that explain most
+    first. Variants end with the side that they were tried for, such as "[rollout]"."""
 
     rollouts: int
     tokens: int

@@ -63,12 +63,17 @@ def examine(
         tokens=batch.num_tokens,
         findings=tuple(sorted(findings, key=lambda each: order[each.kind])),
         sides=tuple(_on_side(search) for search in searches.values()),
-        ruled_out=_ruled_out(searches),
+        ruled_out=_tried(searches),
         not_tried=tuple(
             NotTried(*pair)
             for pair in dict.fromkeys(
                 [*experimenter.subject.unusable.items()]
-                + [pair for search in searches.values() for pair in search.not_tried.items()]
+                + [pair for search in searches.values() for pair in search.refused.items()]
+                + [
+                    (f"{variant} [{side}]", why)
+                    for side, search in searches.items()
+                    for variant, why in search.not_tried.items()
+                ]
             )
         ),
         replays=int(np.ceil(budget.replays)),
@@ -77,8 +82,8 @@ def examine(
     )
 
 
-def _ruled_out(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
-    """Return the single variants that were tried for sides that none reproduces, those that explain most first."""
+def _tried(searches: dict[str, SideSearch]) -> tuple[RuledOut, ...]:
+    """Return the single variants that were tried for sides for which none is named, those that explain most first."""
     tried = {
         f"{_words(trial)} [{side}]": search.share(trial)[0]
         for side, search in searches.items()

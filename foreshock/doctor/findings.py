@@ -1,4 +1,4 @@
-"""The text of the doctor's report: findings, with what was ruled out and what could not be tried."""
+"""The text of the doctor's report: findings, with what was tried and not named, and what could not be tried."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = [
     "lines_of_differences",
     "record_lines",
     "report_lines",
-    "ruled_out_in_words",
+    "tried_in_words",
 ]
 
 SIDE_WORDS = {"rollout": "the engine's logged log-probs (μ)", "trainer": "the trainer's logged log-probs (π)"}
@@ -29,16 +29,19 @@ def report_lines(report: DoctorReport) -> list[str]:
         found += ["", f"{finding.kind}: {finding.sentence}", *_details(finding)]
     found += ["", *(_on_side(side) for side in report.sides)]
     if report.ruled_out:
-        found.append(ruled_out_in_words(report))
+        found.append(tried_in_words(report))
     found += [f"not tried: {each.variant}: {each.why}" for each in report.not_tried]
     found.append(f"price: {plural(report.replays, 'replay')}, {report.seconds:.1f} s.")
     return found
 
 
-def ruled_out_in_words(report: DoctorReport) -> str:
-    """Return how many variants were ruled out, and those that explain most."""
+def tried_in_words(report: DoctorReport) -> str:
+    """Return how many variants were tried and not named, and those that explain most.
+
+    One of them may be the cause all the same, if something else hides it.
+    """
     best = ", ".join(f"{each.variant} ({percent(each.share)})" for each in report.ruled_out[:6])
-    return f"ruled out: {plural(len(report.ruled_out), 'variant')}; those that explain most: {best}."
+    return f"tried and not named: {plural(len(report.ruled_out), 'variant')}; those that explain most: {best}."
 
 
 def explained(finding: Finding) -> str:

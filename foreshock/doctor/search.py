@@ -20,7 +20,7 @@ small at such tokens, against the rounding of that mean.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -74,7 +74,7 @@ class SideSearch:
         self._chances: dict[Trial, float] = {}
         self._lows: dict[tuple[Trial, int], float] = {}
         self._healthy_shares: dict[tuple[tuple[Variant, ...], bool], tuple[float, float]] = {}
-        self.not_tried: dict[str, str] = dict(self._floors.refused)
+        self.not_tried: dict[str, str] = {}
         self.base: Trial = self._floors.base
         self.found: Trial = self.base
 
@@ -131,6 +131,11 @@ class SideSearch:
             return [each for each in others if self.is_exact(each)]
         named = [each for each in others if self._names(each, against_others=False)]
         return [each for each in named if self.share(self.found, each)[1] <= 0]
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """The engines that cannot be asked, whatever the side, and why."""
+        return self._floors.refused
 
     def noise_of(self, trial: Trial) -> float:
         """Return E[d²]/2 that the announced weights differ by from themselves in other batches."""

@@ -106,7 +106,7 @@ def read_report(
     principal: security.Reader,
     attempt: parameters.ActiveOrAttempt = None,
 ) -> DoctorStepRecord:
-    """Return the newest report of the doctor on a step: found, ruled out, not tried, and the price.
+    """Return the newest report of the doctor on a step: found, tried and not named, not tried, and the price.
 
     404 `doctor-not-found`: the step was not examined; request it with POST at this address.
     """

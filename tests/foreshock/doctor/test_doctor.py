@@ -58,7 +58,7 @@ def test_forward_pass_is_searched_only_beyond_what_decoding_differs_by(batch: Ro
     report = examine(replace(batch, rollout_log_probs=values), lab)
     assert report.causes == ()
     why = {each.variant: each.why for each in report.not_tried}
-    is_left = why.get("forward") == "what is left is no more than what decoding token by token differs by"
+    is_left = why.get("forward [rollout]") == "what is left is no more than what decoding token by token differs by"
     assert is_left == (decoding == 0.008)
     assert any(change.get("positions") for change in lab.made) != is_left
 
@@ -150,7 +150,7 @@ def test_what_an_engine_refuses_is_not_tried_in_its_own_words(batch: RolloutBatc
     refused = {each.variant: each.why for each in report.not_tried if "refused" in each.why}
     assert refused == {
         "the engine vllm.decode": "vllm.decode is refused",
-        "engine_option: vllm.decode:kv_cache_dtype=fp8": "vllm.decode:kv_cache_dtype=fp8 is refused",
+        "engine_option: vllm.decode:kv_cache_dtype=fp8 [rollout]": "vllm.decode:kv_cache_dtype=fp8 is refused",
     }
     assert [each.cause for each in report.causes] == ["positions"]
 
@@ -211,7 +211,22 @@ def test_a_fault_that_no_variant_reproduces_is_unknown(batch: RolloutBatch, lab:
     assert report.causes == ()
     assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
     assert report.ruled_out
-    assert NotTried("kv_cache: fp8 with scale 1", "the fake has no such change") in report.not_tried
+    assert NotTried("kv_cache: fp8 with scale 1 [rollout]", "the fake has no such change") in report.not_tried
+
+
+def test_a_cause_that_noise_hides_is_not_called_ruled_out(batch: RolloutBatch, lab: FakeExperimenter) -> None:
+    """The engine samples at a temperature of 1.04 and its log has noise beside: neither alone reproduces it."""
+    noise = np.random.default_rng(3).normal(0, 0.04, batch.num_tokens).astype(np.float32)
+    report = _examined(batch, np.minimum(logged(lab, temperature=1.04) + noise, 0), logged(lab))
+    assert report.causes == ()
+    text = "\n".join(report_lines(report))
+    assert "tried and not named: " in text
+    assert "ruled out" not in text
+    # The trainer's side is reproduced, so that its forward pass is not searched; the engine's was.
+    sides = {"[rollout]", "[trainer]"}
+    variants = [*(each.variant for each in report.ruled_out), *(each.variant for each in report.not_tried)]
+    assert all(sides & set(each.split()) for each in variants)
+    assert "not tried: forward [trainer]: the side is reproduced as exactly as other batches" in text
 
 
 def test_a_copied_column_is_named_and_only_the_engine_is_explained(batch: RolloutBatch, lab: FakeExperimenter) -> None:
@@ -243,7 +258,7 @@ def test_a_spent_budget_is_said_with_what_it_left_out(batch: RolloutBatch, lab: 
     report = _examined(batch, logged(lab, positions="zero"), logged(lab, precision="autocast"), budget)
 
     assert report.ended == "the budget is spent"
-    assert NotTried("positions", "the budget is spent") in report.not_tried
+    assert NotTried("positions [rollout]", "the budget is spent") in report.not_tried
     assert report.causes == ()
 
 

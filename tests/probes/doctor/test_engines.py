@@ -36,8 +36,8 @@ def test_options_that_vllm_refuses_are_reported_in_its_words_after_one_try(
     assert report.causes == ()
     why = {each.variant: each.why for each in report.not_tried}
     if "avx512f" not in Path("/proc/cpuinfo").read_text():
-        assert "FP8 KV cache on CPU requires" in why["engine_option: vllm.prefill:kv_cache_dtype=fp8"]
-    assert "speculation" in why["engine_option: vllm.prefill:speculation=1"]
+        assert "FP8 KV cache on CPU requires" in why["engine_option: vllm.prefill:kv_cache_dtype=fp8 [rollout]"]
+    assert "speculation" in why["engine_option: vllm.prefill:speculation=1 [rollout]"]
     assert "FORESHOCK_ENGINE_SERVERS" in why["the engine sglang.http"]
     assert sorted(made) == sorted(asked)
     assert np.abs(of_engines.log_probs("vllm.prefill") - log_probs).mean() < 0.1

@@ -186,7 +186,7 @@ def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
         )
     finally:
         engines.close()
-    engine, working, refused = f"the engine {asked[0]}", asked[1], f"engine_option: {asked[2]}"
+    engine, working, refused = f"the engine {asked[0]}", asked[1], f"engine_option: {asked[2]} [rollout]"
     assert f"engine option {working} [rollout]" in {each.variant for each in scored.ruled_out}
     why = reasons(scored)
     assert engine not in why

@@ -14,7 +14,7 @@ from foreshock.api.runs import StepRecord
 from foreshock.api.steps import CheckRecord, LintRecord, LintWarningRecord, RunWarningRecord
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.wording import as_sentence, plural
-from foreshock.doctor.findings import ruled_out_in_words
+from foreshock.doctor.findings import tried_in_words
 from foreshock.lint import CHECKS
 from foreshock.measures import registry, rollout_summaries
 from foreshock.probe_kinds import DOCTOR
@@ -118,12 +118,12 @@ def doctor_of_run(viewing: Viewing, run_id: str) -> DoctorPanel | None:
 def panel(
     record: DoctorStepRecord | None, step: int, state: str, action: str | None, *, is_possible: bool = True
 ) -> DoctorPanel:
-    """Return a report as a page shows it: found, ruled out, not tried, and what would come next."""
+    """Return a report as a page shows it: found, tried and not named, not tried, and what would come next."""
     if record is None:
         return DoctorPanel(step, (), (), state, action, is_possible)
     report = record.report
     notes = [f"Checksums: {each}" for each in record.checksums]
-    notes += [as_sentence(ruled_out_in_words(report))] if report.ruled_out else []
+    notes += [as_sentence(tried_in_words(report))] if report.ruled_out else []
     notes += [f"Not tried: {each.variant}: {each.why}." for each in report.not_tried[:_MOST_NOT_TRIED]]
     more = len(report.not_tried) - _MOST_NOT_TRIED
     notes += [f"{plural(more, 'more variant')} could not be tried."] if more > 0 else []
