@@ -6,7 +6,22 @@ import re
 
 import pytest
 
+from tests.paths import REPOSITORY
 from tests.service.present.pages.conftest import Site
+
+PAGES = REPOSITORY / "service" / "present" / "pages"
+
+
+def test_focusable_parts_have_a_role_a_name_and_a_rule_of_css() -> None:
+    css, found = (PAGES / "static" / "foreshock.css").read_text(), 0
+    for path in (PAGES / "templates").glob("*.html"):
+        for tag in re.findall(r"<[^<>]*\btabindex=[^<>]*>", path.read_text()):
+            found += 1
+            assert 'role="' in tag, f"{path.name}: {tag}"
+            assert re.search(r'aria-label(ledby)?="', tag), f"{path.name}: {tag}"
+            for name in re.findall(r'class="([\w-]+)"', tag):
+                assert re.search(rf"\.{name}\b", css), f"{path.name}: no rule for .{name}"
+    assert found > 10
 
 
 class TestStaticFiles:
