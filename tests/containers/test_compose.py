@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.paths import REPOSITORY
 SCHEMA = Path(__file__).parent / "data" / "compose-spec.json"
 SCHEMA_SHA256 = "d549057ebc2925f39f62799eab0db7b9e2c18b35b6c00595199116da3ed10e64"
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Z_]+)(?P<rule>:[?-][^}]*)?")
+
+NESTED = re.compile(r"\$\{(?P<name>[A-Z_]+)(?::-(?P<default>(?:[^{}]|\$\{[^}]*\})*)|:\?[^}]*)?\}")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,15 @@ def source_of_bind(volume: Any) -> str | None:
         return str(volume["source"]) if volume["type"] == "bind" else None
     source = str(volume).split(":", 1)[0]
     return source if source.startswith((".", "/")) else None
+
+
+def environment_of(service: dict[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a service's environment as Compose substitutes it: `${NAME:-default}`, whose default may have others."""
+
+    def substituted(text: str) -> str:
+        return NESTED.sub(lambda match: variables.get(match["name"]) or substituted(match["default"] or ""), text)
+
+    return {name: substituted(str(value)) for name, value in service["environment"].items()}
 
 
 def name_of_volume(volume: Any) -> str | None:
@@ -197,6 +209,17 @@ def test_only_the_service_reaches_the_object_store(
     assert "-master.telemetry=false" in command
     bucket = services["service"]["environment"]["FORESHOCK_STORE_URL"].partition("s3://")[2].partition("/")[0]
     assert f"-bucket={bucket}" in command, "the store makes the bucket that the service uses"
+
+
+@pytest.mark.parametrize("name", ["FORESHOCK_PUBLIC_URL", "FORESHOCK_GRAFANA_URL"])
+def test_addresses_of_links_are_those_of_the_example(services: dict[str, dict[str, Any]], name: str) -> None:
+    """Behind a proxy the pages have another address than the port that is bound to loopback."""
+    address = "https://foreshock.example.org"
+    assert environment_of(services["service"], {name: address})[name] == address
+    host, port = {"FORESHOCK_PUBLIC_HOST": "gpu-1"}, {"FORESHOCK_PUBLIC_URL": 8765, "FORESHOCK_GRAFANA_URL": 3000}[name]
+    assert environment_of(services["service"], host)[name] == f"http://gpu-1:{port}"
+    assert environment_of(services["service"], {})[name] == f"http://localhost:{port}"
+    assert name in (REPOSITORY / "docs" / "operations.md").read_text().partition("## Keep tokens")[0]
 
 
 def test_no_secret_is_written_in_the_file_and_empty_ones_are_refused() -> None:

@@ -11,9 +11,12 @@ import httpx
 import pytest
 
 from foreshock_service.app import create_app
+from foreshock_service.platform.database.session import Database
 from foreshock_service.platform.decoding.pool import DecoderPool
 from foreshock_service.platform.health import resident_bytes
+from foreshock_service.platform.keys import Scope
 from foreshock_service.platform.settings import Settings
+from tests.service.keys import make_key
 from tests.service.operation.processes import read_answer
 from tests.service.server import RunningServer
 
@@ -29,6 +32,22 @@ def server(settings: Settings, decoders: DecoderPool) -> Iterator[RunningServer]
     """A server with a small cap on headers."""
     with RunningServer(create_app(settings.model_copy(update={"max_header_bytes": CAP}), decoders)) as running:
         yield running
+
+
+@pytest.mark.parametrize("scheme", ["https", "http", None])
+def test_session_behind_a_proxy_with_tls_is_for_tls_only(
+    server: RunningServer, database: Database, scheme: str | None
+) -> None:
+    """The proxy is another container: uvicorn takes the scheme from a proxy on its own machine only."""
+    _, key = make_key(database, Scope.READ)
+    headers = {"Host": "localhost", "Origin": f"{scheme or 'http'}://localhost"}
+    headers |= {} if scheme is None else {"X-Forwarded-Proto": scheme}
+    with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=server.url) as client:
+        form = {"api_key": key["Authorization"].removeprefix("Bearer ")}
+        answer = client.post("/login", data=form, headers=headers)
+    assert answer.status_code == 303
+    cookie = {part.strip() for part in answer.headers["set-cookie"].split(";")}
+    assert ("Secure" in cookie) == (scheme == "https")
 
 
 def connect(server: RunningServer) -> socket.socket:

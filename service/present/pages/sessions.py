@@ -99,9 +99,18 @@ def sign_in(context: ServiceContext, request: Request, api_key: str, next_path: 
             max_age=int(context.settings.session_hours * 3600),
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=_is_over_tls(request),
         )
     return response
+
+
+def _is_over_tls(request: Request) -> bool:
+    """Return whether the browser speaks TLS, to the service or to a proxy in front of it.
+
+    uvicorn takes the scheme from a proxy on its own machine only, and in Compose it is another container. The header
+    may be believed here, whoever sends it: it makes the sender's own cookie stricter, and nothing else.
+    """
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
 
 def sign_out(context: ServiceContext, request: Request) -> Response:
