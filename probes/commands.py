@@ -5,6 +5,7 @@ import signal
 import sys
 from types import FrameType
 
+from foreshock.commands.option_types import COUNT, SECONDS, real
 from foreshock.errors import ConfigurationError
 from foreshock_probes.console import WorkerConsole
 from foreshock_probes.ray_workers import RayPlacement, RayWorkers
@@ -34,15 +35,15 @@ class WorkerCommand:
         )
         cluster = parser.add_argument_group("on a Ray cluster")
         cluster.add_argument("--ray", action="store_true", help="run the workers as Ray actors (RAY_ADDRESS)")
-        cluster.add_argument("--workers", type=int, default=1, metavar="N", help="number of workers (default: 1)")
+        cluster.add_argument("--workers", type=COUNT, default=1, metavar="N", help="number of workers (default: 1)")
         cluster.add_argument("--accelerator-type", metavar="NAME", help="Ray's name of the accelerator, such as H100")
         cluster.add_argument(
-            "--gpus-per-worker", type=float, metavar="N", help="default: 1 with --accelerator-type, else 0"
+            "--gpus-per-worker", type=real(), metavar="N", help="default: 1 with --accelerator-type, else 0"
         )
-        cluster.add_argument("--cpus-per-worker", type=float, default=1.0, metavar="N", help="default: 1")
+        cluster.add_argument("--cpus-per-worker", type=real(), default=1.0, metavar="N", help="default: 1")
         ends = parser.add_mutually_exclusive_group()
         ends.add_argument("--once", action="store_true", help="exit after one job")
-        ends.add_argument("--until-idle", type=float, metavar="SECONDS", help="exit after SECONDS without a job")
+        ends.add_argument("--until-idle", type=SECONDS, metavar="SECONDS", help="exit after SECONDS without a job")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the worker and return the exit status.

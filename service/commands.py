@@ -4,6 +4,8 @@ import argparse
 import os
 import secrets
 
+from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled, real
+
 
 class ServeCommand:
     """`foreshock serve`: check the settings, migrate the database, serve."""
@@ -62,21 +64,21 @@ class KeysCommand:
         """Add the four actions."""
         actions = parser.add_subparsers(dest="action", required=True)
         create = actions.add_parser("create", help="make a key and print it, once")
-        create.add_argument("name", help="what it is for, such as `trainer`")
-        create.add_argument("--project", help="the project it is bound to; without: every project")
+        create.add_argument("name", type=filled, help="what it is for, such as `trainer`")
+        create.add_argument("--project", type=filled, help="the project it is bound to; without: every project")
         create.add_argument(
             "--scope",
             action="append",
             choices=["ingest", "read", "worker", "admin"],
             help="may be repeated (default: ingest and read)",
         )
-        create.add_argument("--expires", type=_positive, metavar="DAYS", help="valid for so long (default: for ever)")
+        create.add_argument("--expires", type=POSITIVE, metavar="DAYS", help="valid for so long (default: for ever)")
         actions.add_parser("list", help="list keys, when each was used last; their secrets are not stored")
         rotate = actions.add_parser("rotate", help="give a key another secret, and print it, once")
         rotate.add_argument("key", help="its id, as `list` shows it")
         rotate.add_argument(
             "--overlap",
-            type=_not_negative,
+            type=real(),
             default=24.0,
             metavar="HOURS",
             help="how long the secret before stays valid (default: 24; 0 ends it at once)",
@@ -130,8 +132,8 @@ class RemeasureCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options; the FORESHOCK_* variables of the service locate the data."""
         parser.add_argument("run", nargs="?", help="a run's id, key or name (default: every run)")
-        parser.add_argument("--step", type=int, metavar="N", help="this step only")
-        parser.add_argument("--attempt", type=int, metavar="N", help="this attempt only")
+        parser.add_argument("--step", type=STEP, metavar="N", help="this step only")
+        parser.add_argument("--attempt", type=COUNT, metavar="N", help="this attempt only")
         parser.add_argument("--everything", action="store_true", help="also what this release has measured already")
         parser.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
 
@@ -162,20 +164,6 @@ class FsckCommand:
         return fsck(Request(arguments.repair, arguments.quick), as_json=arguments.json)
 
 
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1e6, got {text}")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("must be above 0, got 0")
-    return value
-
-
 class DeleteCommand:
     """`foreshock delete run|sample|group`: delete a run, or rollouts of one."""
 
@@ -192,7 +180,7 @@ class DeleteCommand:
             parser_of_action = actions.add_parser(action, help=text)
             parser_of_action.add_argument("run", help="a run's id, key or name")
             if action != "run":
-                parser_of_action.add_argument("ids", nargs="+", metavar="ID", help=f"a {action} id")
+                parser_of_action.add_argument("ids", nargs="+", type=filled, metavar="ID", help=f"a {action} id")
             parser_of_action.add_argument("--dry-run", action="store_true", help="count, and change nothing")
 
     def run(self, arguments: argparse.Namespace) -> int:

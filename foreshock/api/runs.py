@@ -21,6 +21,10 @@ Plain = str | float | int | bool
 """A value of the setup."""
 
 
+LARGEST_STEP = 2**31 - 1
+"""Of the API: a database stores a step in 32 bits."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(Record):
     """A run."""

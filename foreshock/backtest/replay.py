@@ -83,8 +83,8 @@ def replay_episodes(
 def replay_run(
     name: str, steps: Sequence[ClosedStep], configuration: WarningConfiguration, floor: float | None = None
 ) -> RecordedRun:
-    """Replay a run. ``floor`` is the reward of a policy that learned nothing; None: 0 if no reward is negative, −1 if
-    none is below −1, else the lowest one."""
+    """Replay a run. ``floor`` is the reward of a policy that learned nothing; None: 0 if no reward is below
+    −0.1, −1 if none is below −1, else the lowest one."""
     episodes, armed = replay_episodes(steps, configuration)
     rewards = [(step.step, step.values[REWARD_KEY]) for step in steps if REWARD_KEY in step.values]
     collapse = None

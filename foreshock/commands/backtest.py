@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from foreshock.commands.command import check_output, write_output
+from foreshock.commands.option_types import COUNT, FINITE
 from foreshock.commands.text import Progress, table
 from foreshock.errors import ConfigurationError
 
@@ -36,12 +38,13 @@ class BacktestCommand:
         )  # fmt: skip
         parser.add_argument("--model-kind", choices=("dense", "moe"), help="whose healthy ranges hold (default: dense)")
         parser.add_argument(
-            "--reward-floor", type=float, metavar="REWARD",
-            help="reward of a policy that learned nothing (default: 0, or -1 if some reward is negative)",
+            "--reward-floor", type=FINITE, metavar="REWARD",
+            help="reward of a policy that learned nothing (default: 0 if no reward is below -0.1, else -1 if none is "
+            "below -1, else the lowest reward)",
         )  # fmt: skip
         schedule = parser.add_argument_group("schedule", "whose cost in Σ η is shown; defaults of the service")
         for name, text in SCHEDULE.items():
-            kind = int if name == "minimum_period" else float
+            kind = COUNT if name == "minimum_period" else FINITE
             schedule.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
         parser.add_argument(
             "--full", action="store_true", help="also print every rule, what it is compared with, and the ROC"
@@ -59,6 +62,8 @@ class BacktestCommand:
         from foreshock.diagnosis.detectors import WarningConfiguration
         from foreshock.learning_rate.schedule import ScheduleSettings
 
+        if arguments.html is not None:
+            check_output("--html", arguments.html)
         progress, steps = Progress("reading runs", len(arguments.files)), []
         for path in arguments.files:
             steps.append(read_run(path))
@@ -71,7 +76,7 @@ class BacktestCommand:
         configuration = replace(WarningConfiguration.for_model(arguments.model_kind), schedule=schedule)
         result = backtest([str(path) for path in arguments.files], steps, configuration, arguments.reward_floor)
         if arguments.html is not None:
-            arguments.html.write_text(render_page(result), encoding="utf-8")
+            write_output("--html", arguments.html, render_page(result))
         if arguments.json:
             print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
         else:

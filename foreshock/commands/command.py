@@ -1,12 +1,15 @@
 """What commands share: the parser, the options of the service, the connection."""
 
 import argparse
+import errno
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configured
-from foreshock.errors import did_you_mean
+from foreshock.errors import ConfigurationError, did_you_mean
 from foreshock.page_addresses import run_page_path
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
@@ -75,6 +78,30 @@ def add_run_argument(parser: argparse.ArgumentParser, *, required: bool) -> None
 def add_project_option(parser: argparse.ArgumentParser) -> None:
     """Add `--project`, for `foreshock.commands.queries.find_run`."""
     parser.add_argument("--project", help="the run's project, if several projects use its key")
+
+
+def check_output(option: str, output: Path) -> None:
+    """Raise ConfigurationError if a file cannot be written, before the work whose result it is to hold."""
+    code = None
+    if output.is_dir():
+        code = errno.EISDIR
+    elif not output.parent.is_dir():
+        code = errno.ENOENT
+    elif not os.access(output.parent, os.W_OK | os.X_OK):
+        code = errno.EACCES
+    if code is not None:
+        raise ConfigurationError(f"{option} {output} cannot be written ({os.strerror(code)})")
+
+
+def write_output(option: str, output: Path, text: str) -> None:
+    """Write the file in one piece: a failure, a ConfigurationError, leaves what was there."""
+    temporary = output.with_name(f".{output.name}.part")
+    try:
+        temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        temporary.replace(output)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigurationError(f"{option} {output} cannot be written ({error.strerror})") from None
 
 
 def run_url(connection: ServiceConnection, project: str, key: str) -> str:

@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import run_url
+from foreshock.commands.option_types import SECONDS
 from foreshock.commands.queries import losses_of, refuse_losses, wait_for_delivery
+from foreshock.diagnosis.wording import plural
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
 from foreshock.importers import FORMATS, DumpFormat, ImportedStep, ReadOptions, find_dumps, formats_of
@@ -30,10 +32,10 @@ def add_dump_options(parser: argparse.ArgumentParser) -> None:
         "--follow", action="store_true", help="import the dumps of folder PATH as they appear, until Ctrl-C"
     )
     group.add_argument(
-        "--until-idle", type=float, metavar="SECONDS", help="end --follow after a time without a new dump"
+        "--until-idle", type=SECONDS, metavar="SECONDS", help="end --follow after a time without a new dump"
     )
     group.add_argument(
-        "--settle", type=float, default=5.0, metavar="SECONDS",
+        "--settle", type=SECONDS, default=5.0, metavar="SECONDS",
         help="--follow: time without a change after which a file without a marker is finished (default: 5)",
     )  # fmt: skip
 
@@ -98,9 +100,13 @@ def import_dumps(
     kind: DumpFormat,
     attributes: BatchAttributes,
     arguments: argparse.Namespace,
+    start: Callable[[], None],
 ) -> int:
-    """Import the dumps with a client that was started, and close it. Raises ForeshockError."""
-    importing = _Importing(client, kind, read_options(arguments, attributes), arguments)
+    """Import the dumps with a client, and close it. Raises ForeshockError.
+
+    `start` starts its run; not before the first dump is read, unless --follow waits for it.
+    """
+    importing = _Importing(client, kind, read_options(arguments, attributes), arguments, start)
     try:
         status = importing.follow() if arguments.follow else importing.once()
         if not arguments.unfinished and not importing.interrupted:
@@ -108,7 +114,8 @@ def import_dumps(
             wait_for_delivery(client)
     finally:
         client.close()
-        importing.summarise(connection)
+        if importing.is_started:
+            importing.summarise(connection)
     return status
 
 
@@ -120,8 +127,17 @@ def is_selected(step: int, arguments: argparse.Namespace) -> bool:
 class _Importing:
     """One import: what was logged, and the remarks that were already printed."""
 
-    def __init__(self, client: Client, kind: DumpFormat, options: ReadOptions, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        client: Client,
+        kind: DumpFormat,
+        options: ReadOptions,
+        arguments: argparse.Namespace,
+        start: Callable[[], None],
+    ) -> None:
         self._client = client
+        self._start = start
+        self.is_started = False
         self._kind = kind
         self._options = options
         self._arguments = arguments
@@ -133,8 +149,15 @@ class _Importing:
         self.interrupted = False
 
     def once(self) -> int:
-        """Import all dumps that are there. Raises RolloutsError for the first one that is unfinished or invalid."""
-        dumps = [dump for dump in find_dumps(self._kind.name, self._path) if is_selected(dump.step, self._arguments)]
+        """Import all finished dumps that are there.
+
+        Raises RolloutsError for the first one that is invalid, and ConfigurationError if there is none.
+        """
+        found = find_dumps(self._kind.name, self._path)
+        dumps = [dump for dump in found if is_selected(dump.step, self._arguments)]
+        if not dumps:
+            first, last = found[0].step, found[-1].step
+            raise ConfigurationError(f"no dump between --from-step and --to-step: there are steps {first} to {last}")
         for dump in dumps:
             if dump.finished is False:
                 self._remark(
@@ -142,11 +165,14 @@ class _Importing:
                 )
                 continue
             self._log(self._kind.read(dump, self._options))
+        if not self.is_started:
+            raise ConfigurationError(f"no dump in {str(self._path)!r} is finished")
         wait_for_delivery(self._client)
         return 0
 
     def follow(self) -> int:
         """Import dumps as they appear, until Ctrl-C, SIGTERM or --until-idle. Returns 1 if some were not imported."""
+        self._start_run()
         record = ImportRecord(self._record_path())
         if len(record):
             print(f"continuing: {len(record)} steps were imported before; to import them again, remove {record.path}")
@@ -188,12 +214,21 @@ class _Importing:
     def summarise(self, connection: ServiceConnection) -> None:
         """Print what was imported."""
         known = self._client.counters.duplicates
-        steps = f"{len(self._steps)} steps" + (f" ({self._steps[0]} to {self._steps[-1]})" if self._steps else "")
-        already = f", {known} shards of them already stored" if known else ""
+        steps = plural(len(self._steps), "step")
+        if self._steps:
+            first, last = self._steps[0], self._steps[-1]
+            steps += f" ({first})" if len(self._steps) == 1 else f" ({first} to {last})"
+        already = f", {plural(known, 'shard')} of them already stored" if known else ""
         url = run_url(connection, self._client.project, self._client.run_key)
-        print(f"{steps} with {self._rollouts} rollouts imported{already}; run {self._client.run_id}: {url}")
+        print(f"{steps} with {plural(self._rollouts, 'rollout')} imported{already}; run {self._client.run_id}: {url}")
+
+    def _start_run(self) -> None:
+        if not self.is_started:
+            self._start()
+            self.is_started = True
 
     def _log(self, step: ImportedStep) -> None:
+        self._start_run()
         for note in step.notes:
             self._remark(note)
         for shard, batch in enumerate(step.batches):
@@ -204,8 +239,8 @@ class _Importing:
         tokens = sum(batch.num_tokens for batch in step.batches)
         self._steps.append(step.step)
         self._rollouts += rollouts
-        scalars = f", {len(step.scalars)} scalars" if step.scalars else ""
-        print(f"step {step.step}: {rollouts} rollouts, {tokens:,} tokens{scalars}", flush=True)
+        scalars = f", {plural(len(step.scalars), 'scalar')}" if step.scalars else ""
+        print(f"step {step.step}: {plural(rollouts, 'rollout')}, {plural(tokens, 'token')}{scalars}", flush=True)
 
     def _deliver(self) -> None:
         """Wait for the service, however long it takes. Raises Rejected for items of this step."""

@@ -13,9 +13,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from foreshock.api.runs import LARGEST_STEP
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_service_options, connect, run_url
@@ -27,8 +29,10 @@ from foreshock.commands.import_dumps import (
     is_selected,
     sampling_attributes,
 )
+from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled
 from foreshock.commands.queries import wait_for_delivery
 from foreshock.commands.text import Progress
+from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
 from foreshock.importers import METRICS_ONLY, find_dumps
 from foreshock.model_kind import MODEL_KINDS
@@ -39,6 +43,7 @@ from foreshock.rollouts.jsonl import read_jsonl
 from foreshock.rollouts.parquet import decode_rollouts
 
 _SHARD_NAME = re.compile(r"step_(?P<step>\d+)(?:_shard_(?P<shard>\d+))?\.(?P<kind>jsonl|jsonl\.gz|parquet)")
+_PARQUET_MAGIC = b"PAR1"
 _CHECKPOINT_NAME = re.compile(r"step_(\d+)")
 
 
@@ -101,14 +106,24 @@ def read_shard(
     try:
         if file.path.suffix != ".parquet":
             return read_jsonl(file.path, step=file.step, attributes=attributes, check_values=check_values, note=note)
-        return decode_rollouts(file.path.read_bytes(), check_values=check_values)
+        return decode_rollouts(_parquet_of(file.path), check_values=check_values)
     except InvalidRolloutsError as error:
-        if error.row is None:
+        if file.path.name in error.message or (error.row is None and file.path.suffix != ".parquet"):
             raise
         message = f"{error.message}, in {file.path.name}"
         raise InvalidRolloutsError(message, row=error.row, column=error.column) from error
     except OSError as error:
         raise InvalidRolloutsError(f"{file.path.name!r} cannot be read: {error}") from error
+
+
+def _parquet_of(path: Path) -> bytes:
+    """Return the bytes of a file. Raises InvalidRolloutsError, with what to do about a file, if it is no Parquet."""
+    data = path.read_bytes()
+    if data.startswith(_PARQUET_MAGIC) and len(data) > len(_PARQUET_MAGIC) and data.endswith(_PARQUET_MAGIC):
+        return data
+    if not data or data.startswith(_PARQUET_MAGIC):
+        raise InvalidRolloutsError(f"{path.name} is empty or cut off: expected a Parquet file")
+    raise InvalidRolloutsError(f"{path.name} is not a Parquet file")
 
 
 def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
@@ -120,10 +135,11 @@ def read_scalars(path: Path) -> list[tuple[int, Mapping[str, float]]]:
         try:
             line = json.loads(text)
             step = int(line.pop("step"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ConfigurationError(
                 f"{path.name}, line {row + 1}: expected a JSON object with `step`: {error}"
             ) from error
+        _check_step(step, f"{path.name}, line {row + 1}")
         numbers = {
             name: math.nan if value is None else float(value)
             for name, value in line.items()
@@ -143,6 +159,7 @@ def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
                 f"no step in the file name {path.name!r}; name it like step_0012.parquet, or use --step{METRICS_ONLY}"
             )
         number = int(match["step"]) if match is not None else int(step or 0)
+        _check_step(number, path.name)
         shard = int(match["shard"] or 0) if match is not None else 0
         by_step.setdefault(number, []).append((shard, path))
     return [
@@ -150,6 +167,11 @@ def _numbered(files: Iterable[Path], step: int | None) -> list[ShardFile]:
         for number, in_step in sorted(by_step.items())
         for index, (_, path) in enumerate(sorted(in_step))
     ]
+
+
+def _check_step(step: int, place: str) -> None:
+    if not 0 <= step <= LARGEST_STEP:
+        raise ConfigurationError(f"a step must be from 0 to {LARGEST_STEP}, got {step} in {place}")
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
@@ -171,18 +193,20 @@ class ImportCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, or files of rollouts")
-        parser.add_argument("--run-key", required=True, help="your permanent name for the run")
+        parser.add_argument("--run-key", required=True, type=filled, help="your permanent name for the run")
         parser.add_argument("--project", default=DEFAULT_PROJECT)
         for name in _DESCRIBED:
             parser.add_argument(f"--{name}", help=f"the run's {name}")
         parser.add_argument(
             "--model-kind", choices=MODEL_KINDS, help="whose healthy ranges hold (default: the checkpoint's)"
         )
-        parser.add_argument("--initial-learning-rate", type=float, metavar="RATE")
-        parser.add_argument("--length-cap", type=int, metavar="TOKENS", help="longest response that generation allowed")
-        parser.add_argument("--step", type=int, metavar="N", help="the step of a file without a step in its name")
-        parser.add_argument("--from-step", type=int, default=0, metavar="N", help="first step to import")
-        parser.add_argument("--to-step", type=int, metavar="N", help="last step to import")
+        parser.add_argument("--initial-learning-rate", type=POSITIVE, metavar="RATE")
+        parser.add_argument(
+            "--length-cap", type=COUNT, metavar="TOKENS", help="longest response that generation allowed"
+        )
+        parser.add_argument("--step", type=STEP, metavar="N", help="the step of a file without a step in its name")
+        parser.add_argument("--from-step", type=STEP, default=0, metavar="N", help="first step to import")
+        parser.add_argument("--to-step", type=STEP, metavar="N", help="last step to import")
         parser.add_argument(
             "--weights-root",
             metavar="NAME=FOLDER",
@@ -197,14 +221,18 @@ class ImportCommand:
         """Import. Raises ConfigurationError, RolloutsError, ServiceError."""
         attributes = sampling_attributes(arguments, length_cap=arguments.length_cap)
         chosen = chosen_format(arguments)
+        if arguments.to_step is not None and arguments.to_step < arguments.from_step:
+            raise ConfigurationError(
+                f"--from-step must not be above --to-step, got {arguments.from_step} and {arguments.to_step}"
+            )
         if chosen is not None:
             if not arguments.follow:
                 # Before a run is made for them.
                 find_dumps(chosen.name, arguments.paths[0])
             with connect(arguments) as connection:
                 client = self._client(connection, arguments)
-                self._start(client, attributes, arguments, trainer=chosen.framework)
-                return import_dumps(client, connection, chosen, attributes, arguments)
+                start = partial(self._start, client, attributes, arguments, trainer=chosen.framework)
+                return import_dumps(client, connection, chosen, attributes, arguments, start)
         recording = _selected(find_recording(arguments.paths, step=arguments.step), arguments)
         root = _weights_root(arguments.weights_root)
         with connect(arguments) as connection:
@@ -216,8 +244,8 @@ class ImportCommand:
                 client.close()
             counters = client.counters.snapshot()
             print(
-                f"{len(recording.shards)} shards of rollouts imported, {counters.duplicates} of them already stored; "
-                f"run {client.run_id}: {run_url(connection, client.project, client.run_key)}"
+                f"{plural(len(recording.shards), 'shard')} of rollouts imported, {counters.duplicates} of them already "
+                f"stored; run {client.run_id}: {run_url(connection, client.project, client.run_key)}"
             )
         return 0
 
@@ -256,19 +284,22 @@ class ImportCommand:
         arguments: argparse.Namespace,
         root: tuple[str, Path] | None,
     ) -> None:
+        # Before a run is made: files that cannot be read must not leave an empty one, which would be the newest.
+        scalars = [each for path in recording.scalars for each in read_scalars(path)]
+        first = read_shard(recording.shards[0], attributes, note=print)
+        paths = [_below(root[1], folder) for _, folder in recording.checkpoints] if root is not None else []
         self._start(client, attributes, arguments)
-        for path in recording.scalars:
-            for step, values in read_scalars(path):
-                if is_selected(step, arguments):
-                    client.log_scalars(step, values)
+        for step, values in scalars:
+            if is_selected(step, arguments):
+                client.log_scalars(step, values)
         if root is not None:
-            for step, folder in recording.checkpoints:
-                client.log_checkpoint(step, root=root[0], path=_below(root[1], folder), local_folder=folder)
+            for (step, folder), path in zip(recording.checkpoints, paths, strict=True):
+                client.log_checkpoint(step, root=root[0], path=path, local_folder=folder)
         elif recording.checkpoints:
-            print(f"{len(recording.checkpoints)} checkpoints were not announced; use --weights-root NAME=FOLDER")
+            print(f"not announced: {plural(len(recording.checkpoints), 'checkpoint')}; use --weights-root NAME=FOLDER")
         progress = Progress("reading rollouts", len(recording.shards))
         for index, file in enumerate(recording.shards):
-            batch = read_shard(file, attributes, note=print)
+            batch = read_shard(file, attributes, note=print) if index else first
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
         if not arguments.unfinished:
@@ -276,9 +307,15 @@ class ImportCommand:
 
 
 def _selected(recording: Recording, arguments: argparse.Namespace) -> Recording:
+    shards = tuple(file for file in recording.shards if is_selected(file.step, arguments))
+    if not shards:
+        first, last = recording.shards[0].step, recording.shards[-1].step
+        raise ConfigurationError(
+            f"no rollouts between --from-step and --to-step: the files are of steps {first} to {last}"
+        )
     return replace(
         recording,
-        shards=tuple(file for file in recording.shards if is_selected(file.step, arguments)),
+        shards=shards,
         checkpoints=tuple(item for item in recording.checkpoints if is_selected(item[0], arguments)),
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 from foreshock.api.attribution import AttributionRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
+from foreshock.commands.option_types import COUNT, SECONDS, STEP, whole
 from foreshock.commands.probe_matrix import add_matrix_arguments, run_matrix
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import table, wrap
@@ -76,7 +77,7 @@ class ProbeCommand:
             choices=("low", "normal", "high", "urgent"),
             help="which probe workers take first (default: urgent near an open alert, else normal)",
         )
-        parser.add_argument("--max-rollouts", type=int, metavar="N", help="score a sample of N rollouts")
+        parser.add_argument("--max-rollouts", type=COUNT, metavar="N", help="score a sample of N rollouts")
         parser.add_argument(
             "--trainer-autocast", choices=("bfloat16", "none"), help=f"how {_TRAINER_REPLAY} runs its forward pass"
         )
@@ -89,7 +90,11 @@ class ProbeCommand:
         add_matrix_arguments(parser)
         parser.add_argument("--no-wait", action="store_true", help="do not wait for the result")
         parser.add_argument(
-            "--timeout", type=float, default=600.0, metavar="SECONDS", help="longest wait for the result (default: 600)"
+            "--timeout",
+            type=SECONDS,
+            default=600.0,
+            metavar="SECONDS",
+            help="longest wait for the result (default: 600)",
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         add_service_options(parser)
@@ -139,12 +144,12 @@ def _add_other_kinds(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{kind.document}", action="store_true", help=kind.flag_help())
     parser.add_argument(
         "--checkpoint-step",
-        type=int,
+        type=STEP,
         metavar="N",
         help="the step with the weights after the update (default: the next)",
     )
     parser.add_argument(
-        "--max-candidates", type=int, metavar="N", help="earlier checkpoints that the doctor tries (default: 8)"
+        "--max-candidates", type=whole(0), metavar="N", help="earlier checkpoints that the doctor tries (default: 8)"
     )
 
 
@@ -160,7 +165,7 @@ def _kind(arguments: argparse.Namespace) -> ProbeKind:
 
 def _step_or_probe(text: str) -> int | str:
     """Return a step; other text is the id of a probe, or a run after `matrix`."""
-    return int(text) if text.isdecimal() else text
+    return STEP(text) if text.isdecimal() else text
 
 
 def _cancel(arguments: argparse.Namespace) -> int:

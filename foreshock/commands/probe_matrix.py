@@ -11,6 +11,7 @@ from typing import Any
 
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import connect
+from foreshock.commands.option_types import STEP
 from foreshock.commands.queries import find_run
 from foreshock.commands.text import table, wrap
 from foreshock.configuration_grid import (
@@ -33,7 +34,7 @@ def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only a matrix has."""
     options = parser.add_argument_group("of a matrix")
     options.add_argument(
-        "--step", type=int, dest="matrix_step", metavar="S", help="the step whose rollouts are replayed"
+        "--step", type=STEP, dest="matrix_step", metavar="S", help="the step whose rollouts are replayed"
     )
     options.add_argument(
         "--vary",

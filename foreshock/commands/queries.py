@@ -17,6 +17,7 @@ from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
+from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.reading.caller import Request, answer_of, items_of
@@ -93,8 +94,8 @@ def refuse_losses(client: Client) -> None:
     if losses_of(client):
         kept = client.settings.spool_directory / "rejected"
         raise Rejected(
-            f"{now.rejected} items were rejected by the service (their bytes are in {kept}), "
-            f"{now.invalid} were invalid, {now.dropped} were dropped"
+            f"{plural(now.rejected, 'item')} rejected by the service (bytes in {kept}), {now.invalid} invalid, "
+            f"{now.dropped} dropped"
         )
 
 

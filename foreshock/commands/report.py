@@ -7,7 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foreshock.commands import report_data, report_page, report_text
-from foreshock.commands.command import add_run_argument, add_service_options, connect, run_url
+from foreshock.commands.command import (
+    add_run_argument,
+    add_service_options,
+    check_output,
+    connect,
+    run_url,
+    write_output,
+)
+from foreshock.commands.option_types import STEP
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import Paint
 from foreshock.errors import ConfigurationError
@@ -23,7 +31,7 @@ class ReportCommand:
         """Add the arguments."""
         add_run_argument(parser, required=False)
         parser.add_argument("--full", action="store_true", help="print all tables")
-        parser.add_argument("--step", type=int, metavar="N", help="all tables, attribution and buckets of this step")
+        parser.add_argument("--step", type=STEP, metavar="N", help="all tables, attribution and buckets of this step")
         parser.add_argument(
             "--model-kind",
             choices=MODEL_KINDS,
@@ -41,7 +49,10 @@ class ReportCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the report, or write it to a file. Raises ConfigurationError for a file of another kind."""
-        form = None if arguments.output is None else _form(arguments.output, as_json=arguments.json)
+        form = None
+        if arguments.output is not None:
+            form = _form(arguments.output, as_json=arguments.json)
+            check_output("--output", arguments.output)
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run, arguments.project)
             queries = RunQueries(connection, run.id)
@@ -57,7 +68,7 @@ class ReportCommand:
             lines = report_text.render if whole else report_text.render_screen
             print(_json(found) if arguments.json else "\n".join(lines(found, Paint())))
         else:
-            _write(arguments.output, _WRITERS[form](found))
+            write_output("--output", arguments.output, _WRITERS[form](found))
             print(f"{arguments.output}: the report of {run.title}", file=sys.stderr)
         return 0
 
@@ -81,17 +92,6 @@ def _form(output: Path, *, as_json: bool) -> str:
         )
         raise ConfigurationError(f"--output must be {known}, got {output}")
     return form
-
-
-def _write(output: Path, text: str) -> None:
-    """Write the file in one piece: a failure leaves what was there."""
-    temporary = output.with_name(f".{output.name}.part")
-    try:
-        temporary.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-        temporary.replace(output)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigurationError(f"--output {output} cannot be written ({error.strerror})") from None
 
 
 command = ReportCommand()

@@ -30,6 +30,7 @@ from foreshock.commands.text import (
 )
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lags import AT_LAG_ZERO
+from foreshock.diagnosis.wording import plural
 from foreshock.interval_names import RANGE, ends_in_words
 from foreshock.learning_rate.advice import effect_in_words
 from foreshock.measures.estimators.bootstrap import effective_of_all, interval_warning
@@ -290,9 +291,10 @@ def _heading(report: ReportData, paint: Paint) -> list[str]:
         return [*lines, "  no step is complete yet"]
     rollouts = sum(value for value in report.rollouts.of("num_rollouts") if math.isfinite(value))
     tokens = sum(value for value in report.rollouts.of("num_tokens") if math.isfinite(value))
+    of_steps = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
     lines.append(
-        f"  {count(len(steps))} steps ({steps[0]} to {steps[-1]}), {count(int(rollouts))} rollouts, "
-        f"{count(int(tokens))} tokens; newest data {moment(run.updated_at_us)}"
+        f"  {plural(len(steps), 'step')} ({of_steps}), {plural(int(rollouts), 'rollout')}, "
+        f"{plural(int(tokens), 'token')}; newest data {moment(run.updated_at_us)}"
     )
     lines += _incomplete(report)
     lines += _coverage(report)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AlertOfRun
 from foreshock.commands.command import add_service_options, connect
+from foreshock.commands.option_types import COUNT
 from foreshock.commands.queries import list_runs
 from foreshock.commands.text import count, moment, table
 from foreshock.reading.caller import items_of
@@ -27,7 +28,7 @@ class RunsCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         parser.add_argument("--project", help="only the runs of this project")
-        parser.add_argument("--limit", type=int, default=50, metavar="N", help="at most N runs (default: 50)")
+        parser.add_argument("--limit", type=COUNT, default=50, metavar="N", help="at most N runs (default: 50)")
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         add_service_options(parser)
 

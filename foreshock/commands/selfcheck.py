@@ -20,6 +20,7 @@ from foreshock.commands.import_dumps import (
     sampling_attributes,
 )
 from foreshock.commands.import_rollouts import ShardFile, find_recording, read_shard
+from foreshock.commands.option_types import STEP
 from foreshock.commands.text import STYLES, Paint, Progress, count, wrap
 from foreshock.errors import ConfigurationError, RolloutsError
 from foreshock.importers import Dump, DumpFormat, ReadOptions, find_dumps
@@ -132,7 +133,7 @@ class SelfcheckCommand:
         parser.epilog = "Exit status: 0 clean, 1 warnings, 2 a file could not be read."
         parser.add_argument("paths", nargs="+", type=Path, metavar="FILE", help="rollouts, a run's folder, or dumps")
         parser.add_argument(
-            "--step", type=int, default=0, metavar="N", help="the step of files without a step in their name"
+            "--step", type=STEP, default=0, metavar="N", help="the step of files without a step in their name"
         )
         parser.add_argument("--json", action="store_true", help="print JSON instead of text")
         add_format_options(parser)

@@ -14,6 +14,7 @@ from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import waiting_folders
 from foreshock.commands.command import add_service_options
 from foreshock.commands.text import moment, table
+from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, ServiceError, ServiceUnavailable, SpoolError
 
 
@@ -49,7 +50,7 @@ class SpoolCommand:
         if arguments.action == "drop":
             for item in chosen:
                 rejected.drop(item)
-            print(f"{len(chosen)} items dropped")
+            print(f"{plural(len(chosen), 'item')} dropped")
             return 0
         return _resend(rejected, chosen, settings)
 
@@ -87,7 +88,7 @@ def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: Cl
             try:
                 registrar.send(delivery)
             except ServiceUnavailable:
-                print(f"{sent} of {len(items)} items sent; the others are kept", file=sys.stderr)
+                print(f"{sent} of {plural(len(items), 'item')} sent; the others are kept", file=sys.stderr)
                 raise
             except ServiceError as error:
                 print(f"{item.name}: refused again: {error}", file=sys.stderr)
@@ -95,7 +96,7 @@ def _resend(rejected: RejectedItems, items: Sequence[RejectedItem], settings: Cl
                 continue
             rejected.drop(item)
             sent += 1
-    print(f"{sent} of {len(items)} items sent")
+    print(f"{sent} of {plural(len(items), 'item')} sent")
     return 0 if sent == len(items) else 1
 
 

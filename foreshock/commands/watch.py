@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from foreshock.api.watch import AlertRecord
 from foreshock.commands.command import add_run_argument, add_service_options, connect
+from foreshock.commands.option_types import POSITIVE, STEP
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
@@ -96,8 +97,10 @@ class WatchCommand:
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments."""
         add_run_argument(parser, required=False)
-        parser.add_argument("--from-step", type=int, metavar="N", help="start at step N (default: the last 10 steps)")
-        parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between polls (default: 2)")
+        parser.add_argument("--from-step", type=STEP, metavar="N", help="start at step N (default: the last 10 steps)")
+        parser.add_argument(
+            "--interval", type=POSITIVE, default=2.0, metavar="SECONDS", help="between polls (default: 2)"
+        )
         parser.add_argument("--once", action="store_true", help="print the present state and exit")
         parser.add_argument(
             "--model-kind", choices=MODEL_KINDS, help="use the healthy ranges of this kind (default: the run's)"

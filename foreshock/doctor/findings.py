@@ -105,8 +105,9 @@ def _details(finding: Finding) -> list[str]:
 
 
 def _on_side(side: SideReport) -> str:
+    article = "an" if side.precision[:1] in "aeiou" else "a"
     return (
-        f"{SIDE_WORDS[side.side]} against a {side.precision} replay: E[d²]/2 {number(side.before)}, "
+        f"{SIDE_WORDS[side.side]} against {article} {side.precision} replay: E[d²]/2 {number(side.before)}, "
         f"{number(side.after)} after the findings; noise of other batches {number(side.noise)}, "
         f"ordinary rounding {number(side.rounding)}."
     )

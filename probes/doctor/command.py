@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,23 @@ from foreshock.api.runs import RunRecord
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_project_option, add_service_options, connect
 from foreshock.commands.import_rollouts import find_recording, read_shard
+from foreshock.commands.option_types import COUNT, STEP, real, whole
 from foreshock.commands.probe import probe_lines, wait_for_probe
 from foreshock.commands.queries import find_run
 from foreshock.doctor import Budget, CannotTryError, examine, lines_of_differences, report_lines
 from foreshock.doctor.findings import record_lines
-from foreshock.errors import ConfigurationError
+from foreshock.errors import ConfigurationError, did_you_mean
 from foreshock.probe_kinds import DOCTOR, DOCTOR_SECONDS
 from foreshock.reading.caller import answer_of, items_of
 from foreshock.reading.reader import Reader
 from foreshock.rollouts import BatchAttributes, RolloutBatch
 from foreshock.rollouts.attributes import LOGPROBS_MODES
 from foreshock.rollouts.sampling import select_rollouts
+from foreshock.scorers import available_scorers
 
 _LONGEST_START_SECONDS = 600.0
 """For a worker to take the job, and to load the weights."""
+_MOST_THREADS = 4096
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -46,7 +49,7 @@ class DoctorCommand:
             metavar="RUN|FILE",
             help="a run of the service; with --engine-weights: files of rollouts, as `foreshock import` takes",
         )
-        parser.add_argument("--step", type=int, metavar="N", help="step of the run (default: the newest with weights)")
+        parser.add_argument("--step", type=STEP, metavar="N", help="step of the run (default: the newest with weights)")
         parser.add_argument(
             "--engine-weights",
             nargs="+",
@@ -80,14 +83,20 @@ class DoctorCommand:
         )
         parser.add_argument(
             "--rollouts",
-            type=int,
+            type=COUNT,
             default=DOCTOR.rollouts,
             metavar="N",
             help=f"an even sample of N rollouts (default: {DOCTOR.rollouts})",
         )
         parser.add_argument("--temperature", type=float, help="declare the sampling temperature, if the file does not")
         parser.add_argument("--logprobs-mode", choices=LOGPROBS_MODES, help="declare what the engine logs")
-        parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of torch (default: its own)")
+        parser.add_argument(
+            "--threads",
+            type=whole(0, _MOST_THREADS),
+            default=0,
+            metavar="N",
+            help="threads of torch (default: its own)",
+        )
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
         add_project_option(parser)
         add_service_options(parser)
@@ -169,6 +178,7 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     from foreshock_probes.doctor.engines import EngineReplays
     from foreshock_probes.doctor.experimenter import TorchExperimenter
 
+    _check_engines(arguments.engine)
     batch = _read(arguments)
     engine = [Path(each) for each in arguments.engine_weights]
     trainer = [Path(each) for each in arguments.trainer_weights or engine]
@@ -192,12 +202,26 @@ def _examine_files(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_engines(asked: Sequence[str]) -> None:
+    """Raise ConfigurationError for a scorer that does not exist: the search without it would answer something else."""
+    known = available_scorers()
+    for each in asked:
+        scorer, _, options = each.partition(":")
+        if scorer not in known:
+            raise ConfigurationError(
+                f"--engine: unknown scorer {scorer!r}{did_you_mean(scorer, known)}; scorers: {', '.join(known)}"
+            )
+        wrong = next((option for option in options.split(",") if option and not re.fullmatch("[^=]+=.+", option)), None)
+        if wrong is not None:
+            raise ConfigurationError(f"--engine: options must be OPTION=VALUE, got {wrong!r}")
+
+
 def seconds(text: str) -> float:
     """Return a time such as 90s, 10m or 1h in seconds. Raises argparse.ArgumentTypeError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"must be a time such as 90s, 10m or 1h, got {text!r}")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
+    return real(most=86_400, above=True)(str(float(found[1]) * _SECONDS[found[2] or "s"]))
 
 
 def _read(arguments: argparse.Namespace) -> RolloutBatch:

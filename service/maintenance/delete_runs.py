@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
 
+from pydantic import ValidationError
 from sqlalchemy import ColumnElement, CursorResult, Table, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from foreshock.clock import now_us
+from foreshock.errors import ConfigurationError
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions, steps_beyond, strip_step
 from foreshock_service.maintenance.stored_files import maintenance_context, run_called
 from foreshock_service.platform import security, settings
@@ -202,6 +204,12 @@ def delete_whole_run(run: str, *, dry_run: bool) -> None:
 
 def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str], *, dry_run: bool) -> None:
     """Delete rollouts of a run by their ids; print what is deleted, or would be."""
+    try:
+        body = DeletionCreate(sample_ids=list(sample_ids), group_ids=list(group_ids))
+    except ValidationError as error:
+        fault = error.errors(include_input=False)[0]
+        place = ": ".join(str(part) for part in fault["loc"])
+        raise ConfigurationError(f"{f'{place}: ' if place else ''}{fault['msg']}") from None
     with maintenance_context(settings.load_settings()) as context:
         with context.database.read() as session:
             found = run_called(session, run)
@@ -209,7 +217,6 @@ def delete_rollouts(run: str, sample_ids: Sequence[str], group_ids: Sequence[str
             rollouts, steps, files = _count(context, found.id, sample_ids, group_ids)
             print(f"{rollouts} rollouts of {steps} steps in {files} files would be deleted; nothing was changed")
             return
-        body = DeletionCreate(sample_ids=list(sample_ids), group_ids=list(group_ids))
         made = context.database.write(lambda session: store_deletion(session, operator(), found.id, body))
         while carry_out_deletions(context):
             pass

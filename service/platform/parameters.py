@@ -18,10 +18,11 @@ from sqlalchemy import Select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 from starlette.types import Scope
 
+from foreshock.api import runs
 from foreshock.errors import did_you_mean
 from foreshock_service.platform.problem import InvalidRequest, ProblemError, ProblemItem
 
-LARGEST_STEP = 2**31 - 1
+LARGEST_STEP = runs.LARGEST_STEP
 _DEEPEST = 16
 LARGEST_INTEGER = 2**63 - 1
 NO_NUL = r"^[^\x00]*$"

@@ -96,7 +96,7 @@ def test_invalid_step_ends_the_import_and_sends_nothing_of_it(
     assert run(shared_service, str(tmp_path / "dumps"), "--run-key", "invalid") == 1
     shown = capsys.readouterr()
     assert "error: rank_1.jsonl, line 1, field `token_ids`: is missing" in shown.err
-    assert "1 steps (1 to 1)" in shown.out
+    assert "1 step (1)" in shown.out
     # Rank 0 of the step is valid and was not sent either.
     assert set(columns(shared_service, "invalid", "measurements")["step"]) == {1}
 
@@ -278,7 +278,7 @@ def test_other_content_of_a_stored_step_is_rejected_and_later_steps_are_imported
     words = ("--format", "nemo-rl", "--until-idle", "3", "--unfinished")
     with following(shared_service, folder, "rejected", tmp_path / "spool", *words) as follower:
         assert follower.process.wait(120) == 1
-        assert "note: step 1 was not imported: 1 items were rejected" in follower.text()
+        assert "note: step 1 was not imported: 1 item rejected" in follower.text()
         assert follower.text().count("was not imported") == 1
     after = k3(shared_service, "rejected")
     assert set(after) == {1, 2}

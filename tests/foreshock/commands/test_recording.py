@@ -17,6 +17,37 @@ from tests.foreshock.batches import random_batch
 LINE = {"group": 0, "prompt_token_ids": [1], "response_token_ids": [2, 3], "rollout_log_probs": [-1.0, -2.0]}
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "step_0001.parquet is empty or cut off: expected a Parquet file"),
+        (encode_rollouts(random_batch(1))[:-9], "step_0001.parquet is empty or cut off: expected a Parquet file"),
+        (b"sample_id,tokens", "step_0001.parquet is not a Parquet file"),
+    ],
+)
+def test_file_that_is_no_parquet_is_named_with_what_to_do_about_a_file(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    path = tmp_path / "step_0001.parquet"
+    path.write_bytes(data)
+    with pytest.raises(InvalidRolloutsError) as raised:
+        read_shard(ShardFile(path, 1, 0, 1), BatchAttributes())
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("step", [-1, 2**31, 10**30])
+def test_step_that_no_service_takes_is_refused(tmp_path: Path, step: int) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": step, "lr": 0.5}))
+    with pytest.raises(
+        ConfigurationError, match=r"a step must be from 0 to 2147483647, got .* in metrics\.jsonl, line 1"
+    ):
+        read_scalars(tmp_path / "metrics.jsonl")
+    if step > 0:
+        (tmp_path / f"step_{step}.parquet").write_bytes(b"")
+        with pytest.raises(ConfigurationError, match="a step must be from 0 to 2147483647"):
+            find_recording([tmp_path])
+
+
 def write_run(folder: Path) -> None:
     (folder / "rollouts").mkdir(parents=True)
     for step in (2, 10, 1):

@@ -92,7 +92,36 @@ def test_importing_other_rollouts_under_the_same_key_is_rejected(
 ) -> None:
     (tmp_path / "step_0001.parquet").write_bytes(encode_rollouts(random_batch(99)))
     assert run(imported, "import", str(tmp_path), "--run-key", "imported") == 1
-    assert "1 items were rejected" in capsys.readouterr().err
+    assert "1 item rejected by the service" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/foo", "/v1"])
+@pytest.mark.parametrize("words", [["runs"], ["report"], ["audit"]])
+def test_address_with_a_path_too_many_is_named(
+    imported: RunningService, path: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", imported.url + path]) == 1
+    assert f"{imported.url}{path} is not a Foreshock service; check FORESHOCK_URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--from-step", "40"], "no rollouts between --from-step and --to-step: the files are of steps 1 to 30"),
+        (["--from-step", "10", "--to-step", "5"], "--from-step must not be above --to-step, got 10 and 5"),
+        ([], "step_0001.parquet is empty or cut off: expected a Parquet file"),
+    ],
+)
+def test_import_of_nothing_makes_no_run(
+    imported: RunningService, recorded: Path, tmp_path: Path, words: list[str], message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = recorded if words else tmp_path
+    (tmp_path / "step_0001.parquet").write_bytes(b"")
+    assert run(imported, "import", str(folder), "--run-key", "nothing", *words) == 1
+    assert message in capsys.readouterr().err
+    assert run(imported, "runs", "--json") == 0
+    assert [each["key"] for each in json.loads(capsys.readouterr().out)].count("nothing") == 0
 
 
 def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,3 +342,17 @@ def test_commands_accept_a_key_and_suggest_a_similar_one(
     assert f"{imported.url}/runs/b/team%2Fnightly" in capsys.readouterr().out
     assert run(imported, "report", "team/nightli") == 1
     assert "did you mean 'team/nightly'?" in capsys.readouterr().err
+
+
+def test_audit_of_a_run_is_found_by_key(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
+    with httpx.Client(base_url=imported.url, timeout=60) as http:
+        made = http.post("/v1/runs", json={"key": "audited"}).raise_for_status().json()["id"]
+        http.patch(f"/v1/runs/{made}", json={"name": "after the audit"}).raise_for_status()
+    shown = []
+    for name in (made, "audited", "after the audit"):
+        assert run(imported, "audit", "--run", name) == 0
+        shown.append(capsys.readouterr().out)
+    assert "run.update" in shown[0]
+    assert shown == [shown[0]] * 3
+    assert run(imported, "audit", "--run", "nobody") == 1
+    assert "no run with the id, key or name 'nobody'" in capsys.readouterr().err
