@@ -41,6 +41,9 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 # What httpx raises without an answer; RuntimeError: the connection was closed meanwhile.
 _FAILURES = (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError)
 _TEMPORARY_STATUSES = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
+_NO_SUCH_PATH = frozenset({httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED})
+_PATHS_OF_EVERY_SERVICE = ("/v1/runs", "/v1/audit", "/livez")
+"""Without them the address is another program's, or has a path too many, such as http://host:8765/v1."""
 _CONNECT_SECONDS = 5.0
 # A body of a request may be sent so slowly, on average.
 _LEAST_BYTES_PER_SECOND = 65_536
@@ -159,6 +162,8 @@ class _Connection:
         message = f"{response.request.method} {response.request.url.path}: {status} {detail}"
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise Unauthorized(f"{message}; check FORESHOCK_API_KEY", **fields)
+        if status in _NO_SUCH_PATH and response.request.url.path.endswith(_PATHS_OF_EVERY_SERVICE):
+            raise wrong_service(self.url)
         if status >= 500 or status in _TEMPORARY_STATUSES:
             raise ServiceUnavailable(message, **fields)
         if problem.get("type") == PROBLEM_TYPE_PREFIX + RUN_NOT_FOUND:

@@ -64,17 +64,28 @@ def test_example_of_the_page_runs(
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(400, Rejected), (404, Rejected), (409, Rejected), (410, Rejected), (413, Rejected), (422, Rejected),
-     (401, Unauthorized), (403, Unauthorized), (408, ServiceUnavailable), (425, ServiceUnavailable),
+    [(400, Rejected), (404, Rejected), (405, Rejected), (409, Rejected), (410, Rejected), (413, Rejected),
+     (422, Rejected), (401, Unauthorized), (403, Unauthorized), (408, ServiceUnavailable), (425, ServiceUnavailable),
      (429, ServiceUnavailable), (500, ServiceUnavailable), (503, ServiceUnavailable), ("reset", ServiceUnavailable),
      ("half", ServiceUnavailable), ("html", WrongService), (302, WrongService)],
 )  # fmt: skip
 def test_connection_raises_the_error_of_the_answer(status: int | str, expected: type[ServiceError]) -> None:
     with faulty_service(always=status) as service, ServiceConnection(service.url) as connection:
         with pytest.raises(ServiceError) as raised:
-            connection.get_json("/v1/runs")
+            connection.get_json("/v1/runs/some")
         assert type(raised.value) is expected
         assert raised.value.status == (status if isinstance(status, int) else None)
+
+
+@pytest.mark.parametrize("status", [404, 405])
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/audit"])
+def test_service_without_the_paths_of_every_service_is_another(status: int, path: str) -> None:
+    with (
+        faulty_service(always=status) as service,
+        ServiceConnection(f"{service.url}/v1") as connection,
+        pytest.raises(WrongService, match="/v1 is not a Foreshock service; check FORESHOCK_URL"),
+    ):
+        connection.get_json(path)
 
 
 def test_address_without_a_listener_is_unavailable() -> None:
