@@ -347,7 +347,7 @@ def test_commands_accept_a_key_and_suggest_a_similar_one(
 def test_audit_of_a_run_is_found_by_key(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     with httpx.Client(base_url=imported.url, timeout=60) as http:
         made = http.post("/v1/runs", json={"key": "audited"}).raise_for_status().json()["id"]
-        http.patch(f"/v1/runs/{made}", json={"name": "after the audit"}).raise_for_status()
+        http.patch(f"/v1/runs/{made}", json={"name": "after the audit", "advice_mode": "apply"}).raise_for_status()
     shown = []
     for name in (made, "audited", "after the audit"):
         assert run(imported, "audit", "--run", name) == 0
