@@ -221,9 +221,9 @@ def _causes(
             causes.append(
                 DiagnosisCause(
                     name=name,
-                    sentence=f"{title}, at step {newest}: {sentence}",
+                    sentence=f"{title} (step {newest}): {sentence}",
                     source=by,
-                    title=f"{title} at step {newest}",
+                    title=f"{title} (step {newest})",
                     what_to_do=remedy or "",
                     evidence={"step": newest},
                 )

@@ -31,5 +31,7 @@ def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def spooled_bodies(spool: Path) -> list[bytes]:
     """Return the bytes of the undelivered requests in a spool, without those of registrations, in order."""
-    bodies = (path.read_bytes().partition(b"\n")[2] for path in sorted(spool.glob("*/*.item")))
+    # An item that is being written has a name that begins with a dot, and may go while it is read.
+    items = [path for path in sorted(spool.glob("*/*.item")) if not path.name.startswith(".")]
+    bodies = (path.read_bytes().partition(b"\n")[2] for path in items)
     return [body for body in bodies if body]
