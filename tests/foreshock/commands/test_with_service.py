@@ -174,7 +174,9 @@ def test_report_is_one_screen_unless_asked_for_more(
     assert not [line for line in lines if len(line) > WIDTH and " since step " not in line]
     titles = [lines.index(f"  {title}") for title in ("What happened, in order", "What to do")]
     assert titles == sorted(titles)
-    assert [line.split("  ")[1] for line in lines if "▁" in line] == ["k3 per token", "reward", "mean length"]
+    assert any("k3 per token, lag 0" in line for line in lines)
+    drawn = [line.split("  ")[1] for line in lines if "▁" in line]
+    assert drawn == ["k3 per token, all lags", "reward", "mean length"]
     assert any(line.startswith("  learning rate: scale ") and "; mode shadow (" in line for line in lines)
     assert lines[-2:] == [
         "Tables of steps, tokens, probes and alerts: --full",
