@@ -154,7 +154,7 @@ class Client:
         master_dtype: str | None = None,
         autocast: str | None = None,
         head_dtype: str | None = None,
-        advice_mode: Literal["shadow", "apply"] = "shadow",
+        advice_mode: Literal["shadow", "apply"] | None = None,
         scalar_names: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
         note: str | None = None,
@@ -175,6 +175,8 @@ class Client:
         `attributes` (sampling defaults, logprobs mode, …) apply to every batch without its own. Without this call the
         first logged item starts the run. `model_kind` ("dense", "moe") decides which healthy ranges hold; None: that of
         a logged checkpoint. `scalar_names` gives watched scalars with names of their own: `{"reward": "my/score"}`.
+        `advice_mode` is the mode of a new run, None: "shadow". A restart keeps the mode that the run has, which an
+        operator may have switched; it is warned of if it asks for another one.
         `tags` and `note` are shown in the list of runs; `baseline` is the id of a run to compare with.
 
         `master_dtype`, `autocast` and `head_dtype` ("float32", "bfloat16", "float16", or torch's dtypes) are the

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 import uuid
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import httpx
 
@@ -80,19 +80,30 @@ class Registrar:
 
     def _register(self, registration: Registration, connection: ServiceConnection) -> tuple[str, int]:
         """Return the run's id and the attempt's number, registering them if needed. Raises ServiceError."""
-        run = self.run_id(registration)
-        if run is None:
-            run = str(self._post(connection, "/v1/runs", registration.run, registration.identified.run, "id"))
-            self._runs[registration.run_identity] = run
-        attempt = self.attempt_number(registration)
+        run, attempt = self.run_id(registration), self.attempt_number(registration)
+        # A restart in one process asks again for its run if it wants a mode.
+        if run is None or (attempt is None and "advice_mode" in registration.run):
+            answer = self._post(connection, "/v1/runs", registration.run, registration.identified.run, "id")
+            run = self._runs[registration.run_identity] = str(answer["id"])
+            self._warn_of_another_mode(registration, answer.get("advice_mode"))
         if attempt is None:
             path, at_us = f"/v1/runs/{run}/attempts", now_us()
             body, identity = registration.attempt_body(at_us), registration.identified.attempt_body(at_us)
-            attempt = int(self._post(connection, path, body, identity, "attempt"))
+            attempt = int(self._post(connection, path, body, identity, "attempt")["attempt"])
             self._attempts[registration.attempt_identity] = attempt
         return run, attempt
 
-    def _post(self, connection: ServiceConnection, path: str, body: Any, identity: Any, field: str) -> Any:
+    def _warn_of_another_mode(self, registration: Registration, served: object) -> None:
+        """Warn if the run has another mode than its trainer asks for: only the first start of a run sets it."""
+        asked = registration.run.get("advice_mode")
+        if asked is not None and served is not None and asked != served:
+            self._log.warning(
+                "advice mode",
+                f"advice_mode={asked!r} is not used: the run {registration.run['key']} exists in mode {served!r}. "
+                f"Switch it on the run's page, or by PATCH /v1/runs/{{run}} with advice_mode={asked!r}",
+            )
+
+    def _post(self, connection: ServiceConnection, path: str, body: Any, identity: Any, field: str) -> dict[str, Any]:
         """Get or create by `body`; by `identity` alone if the service finds the description in `body` invalid."""
         try:
             return _created(connection, path, body, field)
@@ -108,8 +119,8 @@ class Registrar:
         return _created(connection, path, identity, field)
 
 
-def _created(connection: ServiceConnection, path: str, body: Any, field: str) -> Any:
-    answer = connection.decoded(connection.request("POST", path, json_body=dict(body)))
+def _created(connection: ServiceConnection, path: str, body: Any, field: str) -> dict[str, Any]:
+    answer: Any = connection.decoded(connection.request("POST", path, json_body=dict(body)))
     found = answer.get(field) if isinstance(answer, dict) else None
     # It becomes a part of paths.
     known = isinstance(found, str) and _IDENTIFIER.fullmatch(found[:100]) is not None
@@ -117,7 +128,7 @@ def _created(connection: ServiceConnection, path: str, body: Any, field: str) ->
         known = type(found) is int and 0 <= found < 1 << 31
     if not known:
         raise wrong_service(connection.url)
-    return found
+    return cast(dict[str, Any], answer)
 
 
 class Heartbeats:

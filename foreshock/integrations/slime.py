@@ -197,7 +197,7 @@ class SlimeRun:
             initial_learning_rate=getattr(args, "lr", None),
             length_cap=getattr(args, "rollout_max_response_len", None),
             model_kind=model_kind_of(args),
-            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
+            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None,
             resume_step=step if start is None else int(start),
             shard=self.place.shard if several else None,
             shards=self.place.shards if several else None,

@@ -47,6 +47,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         trainer: the `GRPOTrainer` or `RLOOTrainer`, before `train()`.
         run_key: your permanent name of the run; None: `FORESHOCK_RUN_KEY`, else `args.run_name`.
         advice_mode: "apply" multiplies the learning rate by the advised scale; "shadow" only shows the advice.
+            None: "shadow" for a new run; a restart keeps the run's mode.
         weights_root: the workers' name of the folder `args.output_dir`. With it, every checkpoint that TRL saves is
             announced, and a checkpoint that the service asks for is saved; so that steps can be replayed.
         notary: compare the weights of each process's vLLM (`vllm_mode="colocate"`, no tensor parallelism) with the
@@ -61,7 +62,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         trainer: Any,
         *,
         run_key: str | None = None,
-        advice_mode: Literal["shadow", "apply"] = "shadow",
+        advice_mode: Literal["shadow", "apply"] | None = None,
         weights_root: str | None = None,
         notary: bool = False,
         client: Client | None = None,

@@ -67,7 +67,7 @@ class VerlRun:
             length_cap=actor.rollout.get("response_length", None),
             model_kind=model_kind_of_folder(str(actor.model.path)),
             **precision_of(actor.actor),
-            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else "shadow",
+            advice_mode="apply" if os.environ.get("FORESHOCK_ADVICE_MODE") == "apply" else None,
             resume_step=int(self.trainer.global_steps) if resume_step is None else resume_step,
             shard=0,
             shards=1,

@@ -48,7 +48,7 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
     assert scalars.json() == {"source": "actor", "values": {"grad_norm": 0.5, "entropy": None}}
     assert checkpoint.path == "/v1/runs/run-run/checkpoints/5"
     assert checkpoint.json()["format"] == "hf_safetensors"
-    assert ack.json() == {"revision": 3, "step": 5, "applied_lr": 1e-6}
+    assert ack.json() == {"revision": 3, "step": 5, "applied_lr": 1e-6, "attempt": 1}
     assert (state.method, state.json()) == ("PATCH", {"state": "finished"})
     assert (client.run_id, client.attempt) == ("run-run", 1)
     assert (client.counters.delivered, client.counters.dropped) == (6, 0)

@@ -266,3 +266,29 @@ def test_announced_change_is_in_the_runs_changes_and_a_bad_kind_is_refused(make:
     assert client.flush(30)
     (change,) = get(client, "/changes")["items"]
     assert (change["step"], change["kind"], change["before"], change["after"]) == (7, "length_cap", 2048, 4096)
+
+
+@pytest.mark.parametrize(("asked", "warned"), [("apply", True), (None, False), ("shadow", False)])
+def test_restart_that_asks_for_another_mode_is_warned_of_it_and_changes_nothing(
+    make: Callable[..., Client], caplog: pytest.LogCaptureFixture, asked: Any, warned: bool
+) -> None:
+    for mode in (None, asked):
+        client = make(f"mode-{asked}")
+        client.start_run(advice_mode=mode)
+        assert client.flush(60)
+    assert get(client, "")["advice_mode"] == "shadow"
+    assert ("advice_mode='apply' is not used" in caplog.text) == warned
+
+
+def test_restart_by_default_keeps_the_mode_that_an_operator_set(
+    make: Callable[..., Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make("switched")
+    client.start_run()
+    assert client.flush(60)
+    url = f"{client.settings.url}/v1/runs/{client.run_id}"
+    httpx.patch(url, json={"advice_mode": "apply"}, timeout=60).raise_for_status()
+    client.start_run(resume_step=2)
+    assert client.flush(60)
+    assert get(client, "")["advice_mode"] == "apply"
+    assert "is not used" not in caplog.text
