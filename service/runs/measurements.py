@@ -245,23 +245,21 @@ def newest_rows(
     return found[::-1]
 
 
+LATE = 256
+"""No later step is one of the first."""
+
+
 def first_rows(
     session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], columns: Sequence[str], count: int
 ) -> list[tuple[Any, ...]]:
-    """Return (step, the columns) of trainer/rollout at the first `count` active steps, in order."""
-    table, found = tables.measurements.c, list[tuple[Any, ...]]()
-    for each in reversed(attempts.active_ranges(starts)):
-        query = select(table.step, *(table[name] for name in columns)).where(
-            table.run_id == run_id,
-            table.attempt == each.attempt,
-            table.step >= each.first,
-            table.comparison == comparisons.TRAINER_ROLLOUT,
-        )
-        within = query if each.end is None else query.where(table.step < each.end)
-        found += [tuple(row) for row in session.execute(within.order_by(table.step).limit(count - len(found)))]
-        if len(found) >= count:
-            break
-    return found
+    """Return (step, the columns) of trainer/rollout at the first `count` active steps up to step `LATE`, in order."""
+    table = tables.measurements.c
+    # Bounded, so that a long run of many attempts is not sorted whole.
+    active = attempts.is_active(starts, table.attempt, table.step, 0, LATE)
+    query = select(table.step, *(table[name] for name in columns)).where(
+        table.run_id == run_id, table.comparison == comparisons.TRAINER_ROLLOUT, active
+    )
+    return [tuple(row) for row in session.execute(query.order_by(table.step).limit(count))]
 
 
 @cache
