@@ -14,7 +14,10 @@ from foreshock.api.diagnosis import DiagnosisCause
 from foreshock.diagnosis.statistics import median
 from foreshock.diagnosis.wording import number
 
-__all__ = ["FIRST_STEPS", "causes_of_course"]
+__all__ = ["FIRST_STEP", "FIRST_STEPS", "causes_of_course"]
+
+FIRST_STEP = 1
+"""The largest number that a run's first step may have."""
 
 FIRST_STEPS = 16
 """Measured steps, from the run's first one on, that tell whether k3 grew from its start."""
@@ -23,7 +26,7 @@ FIRST_STEPS = 16
 _LEAST_JUMP, _LEAST_SIDE, _DEVIATIONS, _LEAST_K3 = 1.5, 5, 6.0, 1e-4
 # A side may drift by this part of the jump.
 _MOST_DRIFT = 0.35
-_FIRST_STEP, _LEAST_STEPS = 1, 4
+_LEAST_STEPS = 4
 # What grew since the first step is there as long as the newest values are not below this part of it.
 _STILL_THERE, _NEWEST = 0.5, 5
 _HEALTHY_START, _GROWTH, _STATIC = 1e-3, 8.0, 1.6
@@ -137,7 +140,7 @@ def _since_start(
 ) -> DiagnosisCause | None:
     """Return that k3 is there since the first step, or that it grew since then; None if the first step is unknown."""
     steps = [*first_steps, *newest_steps]
-    if steps[0] > _FIRST_STEP:
+    if steps[0] > FIRST_STEP:
         return None
     values = np.exp(np.concatenate([first_logs, newest_logs]))
     first, which = float(values[0]), f"all steps from {steps[0]} to {steps[-1]}"

@@ -245,17 +245,16 @@ def newest_rows(
     return found[::-1]
 
 
-LATE = 256
-"""No later step is one of the first."""
+_LAST_OF_FIRST_STEPS = 256
 
 
 def first_rows(
     session: Session, run_id: str, starts: Sequence[attempts.AttemptStart], columns: Sequence[str], count: int
 ) -> list[tuple[Any, ...]]:
-    """Return (step, the columns) of trainer/rollout at the first `count` active steps up to step `LATE`, in order."""
+    """Return (step, the columns) of trainer/rollout at the first `count` active steps, in order; none is above 256."""
     table = tables.measurements.c
     # Bounded, so that a long run of many attempts is not sorted whole.
-    active = attempts.is_active(starts, table.attempt, table.step, 0, LATE)
+    active = attempts.is_active(starts, table.attempt, table.step, 0, _LAST_OF_FIRST_STEPS)
     query = select(table.step, *(table[name] for name in columns)).where(
         table.run_id == run_id, table.comparison == comparisons.TRAINER_ROLLOUT, active
     )
