@@ -193,5 +193,5 @@ def test_the_doctor_asks_the_server_once_and_reports_its_refusals(
     assert "set when it is started" in why[refused]
     why = reasons(elsewhere)
     assert "cannot be seen to hold the checkpoint" in why[engine]
-    assert why[f"engine_option: {working}"] == why[engine]
+    assert why[f"engine_option: {working} [rollout]"] == why[engine]
     assert "a rollout has 160 tokens, and the server takes less than 123" in reasons(too_long)[engine]
