@@ -97,6 +97,8 @@ class Client:
         self.counters = Counters()
         self._log = LogOnce("foreshock.client")
         self.failures = Failures(self.counters, self._log, strict=strict)
+        self.newest_step = -1
+        """The newest step that this start logged or acknowledged, or resumes at; −1 before it is started."""
         self._registration: Registration | None = None
         self._attributes = BatchAttributes()
         self._shard: int | None = None
@@ -243,6 +245,7 @@ class Client:
             raise
         make = functools.partial(encode_shard, captured, registration, step, (shard, shards), self.settings, self._log)
         self._pipeline.put(Work(what, size, make))
+        self.newest_step = max(self.newest_step, int(step))
         if shard == 0 and self._exports is not None:
             self._exports.note_step(int(step))
 
@@ -252,6 +255,7 @@ class Client:
         registration = self._started()
         if len(values):
             self._log_delivery(f"scalars of step {step}", deliveries.scalars(registration, step, source, values))
+            self.newest_step = max(self.newest_step, int(step))
 
     @never_raises
     def log_checkpoint(
@@ -343,6 +347,7 @@ class Client:
         """Report the learning rate used at `step`, the scale in it, and the revision of the advice that it followed."""
         body = deliveries.acknowledgement_body(revision, step, applied_learning_rate, applied_scale)
         self._log_delivery("an acknowledgement", deliveries.acknowledgement(self._started(), body))
+        self.newest_step = max(self.newest_step, int(step))
 
     @never_raises
     def finish(self, *, failed: bool = False) -> None:
@@ -426,6 +431,7 @@ class Client:
 
     def _register(self, registration: Registration) -> None:
         self._registration = registration
+        self.newest_step = registration.attempt["resume_step"]
         self._pipeline.begin(registration, self._shard)
         self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 

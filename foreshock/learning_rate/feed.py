@@ -37,11 +37,16 @@ _LONGEST_RETRY_SECONDS = 30.0
 _MIN_SECONDS_BETWEEN_POLLS = 0.2
 _MAX_ACKNOWLEDGEMENTS = 256
 _MAX_CLOSE_SECONDS = 2.0
+# A trainer asks one or two steps ahead of what it has logged.
+_STEPS_AHEAD = 2
 _RUN_ID = re.compile(r"run_[0-9a-zA-Z]{26}")
 
 
 class AdviceFeed:
     """The advice of one run. `scale`, `advised_scale` and `acknowledge` never wait and never raise.
+
+    `scale` may be asked for any step, as for a plot. It reports the step to the service, as the one that the trainer
+    does, only if it is at most two beyond the newest one that was logged, acknowledged, or seen by the service.
 
     Create it from a Client (polling starts when the run is registered), or from the service's address and a run's id.
     The default is shadow mode: advice is shown, `scale()` returns 1.0. `attempt` is the number of this trainer's
@@ -85,7 +90,9 @@ class AdviceFeed:
         self._advice_lock = threading.Lock()
         # The id of the run that is advised; None until the client or the service says it, if `run` is a key.
         self._known_run = run if run is not None and _RUN_ID.fullmatch(run) else None
+        # The newest step that the trainer does, and the newest acknowledged one if there is no client to know it.
         self._step: int | None = None
+        self._acknowledged_step = -1
         self._followed_step: int | None = None
         self._polled_past_request_at: int | None = None
         self._etag: str | None = None
@@ -136,6 +143,7 @@ class AdviceFeed:
         if self._client is not None:
             self._client.acknowledge(self.revision, step, applied_learning_rate, applied_scale)
             return
+        self._acknowledged_step = max(self._acknowledged_step, int(step))
         self._acknowledgements.append((self.revision, step, applied_learning_rate, applied_scale))
         if self._acknowledger is None:
             self._acknowledger = threading.Thread(
@@ -187,8 +195,13 @@ class AdviceFeed:
         self.close()
 
     def _advice_at(self, step: int) -> Advice | None:
-        self._step = int(step) if self._step is None else max(self._step, int(step))
-        return self._advice
+        step, advice = int(step), self._advice
+        logged = self._acknowledged_step if self._client is None else self._client.newest_step
+        reached = max(logged, -1 if advice is None else advice.observed_step)
+        # No later decision changes the steps up to a followed one: a step far ahead would end all advice.
+        if step <= reached + _STEPS_AHEAD:
+            self._step = step if self._step is None else max(self._step, step)
+        return advice
 
     @property
     def _run_key(self) -> list[str] | None:

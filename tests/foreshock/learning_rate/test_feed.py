@@ -71,8 +71,11 @@ def test_newest_answer_is_followed(service: FaultyService) -> None:
 def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
     service.set_advice(advice(1))
     with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
+        wait_until(lambda: fed.revision == 1)
         fed.scale(17)
-        wait_until(lambda: service.requests >= 5)
+        wait_until(lambda: service.requests >= 5 and service.bodies("/follow"))
+        fed.scale(17)
+        wait_until(lambda: [item.query.get("step") for item in service.received].count("17") >= 2)
     followed, polls = service.bodies("/follow"), [item for item in service.received if item.method == "GET"]
     assert [json.loads(body)["step"] for body in followed] == [17]
     assert polls[0].path == "/v1/runs/run-1/lr-advice"
@@ -318,9 +321,37 @@ def test_key_that_may_only_read_gets_advice(service: FaultyService) -> None:
     service.set_advice(advice(1))
     service.always = lambda received: 403 if received.path.endswith("/follow") else None
     with AdviceFeed(service.url, "run-1") as fed:
-        fed.scale(17)
         wait_until(lambda: fed.revision == 1)
+        fed.scale(17)
+        wait_until(lambda: any(item.query.get("step") == "17" for item in service.received))
         assert fed.scale(400) == 0.25
+
+
+def followed(service: FaultyService) -> list[tuple[int, int | None]]:
+    """Return the steps that were reported as done, each with its attempt."""
+    bodies = [json.loads(body) for body in service.bodies("/follow")]
+    return [(body["step"], body["attempt"]) for body in bodies]
+
+
+def test_step_far_ahead_of_what_was_logged_or_acknowledged_is_not_reported_as_done(
+    service: FaultyService, tmp_path: Any
+) -> None:
+    service.set_advice(advice(1, observed_step=-1))
+    client = Client(service.url, run_key="k", spool_directory=tmp_path)
+    with AdviceFeed(client, wait_seconds=0.1) as of_client, AdviceFeed(service.url, "run-k", wait_seconds=0.1) as alone:
+        client.start_run(resume_step=30)
+        for fed, attempt in ((of_client, 1), (alone, None)):
+            wait_until(lambda fed=fed: fed.revision == 1)
+            fed.acknowledge(30, 1e-6)
+            del service.received[:]
+            assert fed.scale(31) == 1.0
+            assert [fed.scale(10_000), fed.advised_scale(10_000)] == [0.1, 0.1]
+            wait_until(lambda: len([item for item in service.received if item.query.get("step")]) >= 2)
+            assert followed(service) == [(31, attempt)]
+        client.log_scalars(40, {"grad_norm": 0.3})
+        of_client.scale(41)
+        wait_until(lambda: followed(service)[-1] == (41, 1))
+    client.close()
 
 
 def test_acknowledgements_queued_at_close_are_sent(service: FaultyService) -> None:

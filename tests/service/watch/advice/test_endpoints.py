@@ -254,8 +254,8 @@ def test_old_trainer_that_still_reports_does_not_hold_back_the_advice_of_the_new
     # Attempt 1 dies slowly: what it did last is reported after attempt 2 has resumed.
     feed = AdviceFeed(old) if old_feed_has_a_client else AdviceFeed(server.url, run.run, attempt=1)
     with feed:
-        feed.scale(300)
         feed.acknowledge(300, 1e-6, 1.0)
+        feed.scale(300)
         assert old.flush(60)
         wait_until(lambda: feed._followed_step == 300)
     assert old.counters.rejected == 0
@@ -348,6 +348,8 @@ def test_surge_in_rollouts_reaches_the_advice_feed(http: httpx.Client, server: R
         assert feed.advice.schedule.surge_step == 50
         assert [feed.scale(step) for step in (89, 90, 180, 270, 360)] == [1.0, 0.5, 0.25, 0.125, 0.1]
         assert "length_surge" in {alert.rule for alert in feed.alerts}
+        feed.acknowledge(360, 1e-7, 0.1)
+        feed.scale(361)
         # Nothing changes any more, and yet the feed hears which weights are wanted next.
         wait_until(lambda: (feed.want_weights_at_step or 0) > 360)
 
