@@ -297,15 +297,28 @@ class AdviceFeed:
 
     def _follow(self, run: str, step: int) -> None:
         """Report the step that the trainer does with this advice: later decisions do not change steps up to it."""
-        body = {"step": step, "attempt": self._own_attempt()}
+        attempt = self._own_attempt()
+        if attempt is None and self._client is not None:
+            # Not registered yet: the step would count for the attempt before.
+            return
+        body = {"step": step, "attempt": attempt}
         try:
-            self._connection.request("POST", f"/v1/runs/{run}/lr-advice/follow", json_body=body)
+            answer = self._connection.request("POST", f"/v1/runs/{run}/lr-advice/follow", json_body=body)
+            if answer.content and self._is_too_early(attempt, self._connection.decoded(answer)):
+                return
         except ServiceUnavailable:
             raise
         except ServiceError as error:
             # A key that may only read, or a service of the release before, which is told by acknowledgements.
             self._log.warning("follow", f"the step of this trainer is not reported: {error}")
         self._followed_step = step
+
+    def _is_too_early(self, attempt: int | None, answer: Any) -> bool:
+        """Return whether a report did not count because its attempt has not begun yet."""
+        if not isinstance(answer, dict) or "newest_attempt" not in answer:
+            return False
+        newest = answer["newest_attempt"]
+        return newest is None or (attempt is not None and newest < attempt)
 
     def _passed_requested_step(self) -> bool:
         # The ETag does not depend on the step, so the next requested step needs a poll without it: one per step, or a
@@ -349,7 +362,8 @@ class AdviceFeed:
                 connection.request("POST", f"/v1/runs/{self._run}/lr-advice/ack", json_body=body)
             except ServiceError as error:
                 self._log.warning("acknowledge", f"reporting the applied learning rate failed: {error}")
-                if isinstance(error, ServiceUnavailable):
+                # 404: the run or the attempt is not registered yet.
+                if isinstance(error, ServiceUnavailable) or error.status == httpx.codes.NOT_FOUND:
                     if self._stop.is_set():
                         return False
                     self._stop.wait(backoff.next_delay(error.retry_after_seconds))

@@ -53,6 +53,8 @@ class FaultyService:
     asked_at: list[float] = field(default_factory=list)
     advice: dict[str, Any] | None = None
     retry_after: str | None = None
+    not_counted: int | None = None
+    """The newest attempt, in the answer to a followed step that does not count; None: it counts."""
 
     def __post_init__(self) -> None:
         self._server: ThreadingHTTPServer | None = None
@@ -188,6 +190,9 @@ class _Handler(BaseHTTPRequestHandler):
             if key not in service.attempts:
                 service.attempts.append(key)
             return 201, json.dumps({"attempt": service.attempts.index(key) + 1, "key": key}).encode()
+        if received.path.endswith("/follow"):
+            newest = service.not_counted
+            return (204, b"") if newest is None else (200, json.dumps({"newest_attempt": newest, "why": "w"}).encode())
         return (201 if received.method == "PUT" else 200), b'{"status": "stored"}'
 
     def _advise(self, received: Received) -> None:

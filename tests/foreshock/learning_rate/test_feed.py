@@ -354,6 +354,36 @@ def test_step_far_ahead_of_what_was_logged_or_acknowledged_is_not_reported_as_do
     client.close()
 
 
+def test_step_is_reported_when_its_attempt_has_begun(service: FaultyService, tmp_path: Any) -> None:
+    service.set_advice(advice(1))
+    service.always = lambda received: 503 if received.path.endswith("/attempts") else None
+    client = Client(service.url, run_key="k", spool_directory=tmp_path)
+    with AdviceFeed(client, wait_seconds=0.1) as fed:
+        client.start_run()
+        fed.acknowledge(1, 1e-6)
+        fed.scale(1)
+        wait_until(lambda: fed.revision == 1 and service.requests >= 5)
+        assert followed(service) == []
+        service.always = None
+        wait_until(lambda: followed(service) == [(1, 1)] and len(service.bodies("/ack")) == 1)
+    client.close()
+
+
+def test_reports_of_a_feed_without_a_client_wait_for_their_run_and_attempt(service: FaultyService) -> None:
+    service.set_advice(advice(1, attempt=3))
+    service.always = lambda received: 404 if received.path.endswith("/ack") else None
+    service.not_counted = 2
+    with AdviceFeed(service.url, "run-1", attempt=3, wait_seconds=0.1) as fed:
+        fed.acknowledge(5, 1e-6)
+        fed.scale(5)
+        wait_until(lambda: len(followed(service)) >= 2)
+        service.always = service.not_counted = None
+        wait_until(lambda: len(service.bodies("/ack")) == 1)
+        del service.received[:]
+        wait_until(lambda: len([item for item in service.received if item.method == "GET"]) >= 3)
+        assert followed(service) in ([], [(5, 3)])
+
+
 def test_acknowledgements_queued_at_close_are_sent(service: FaultyService) -> None:
     service.set_advice(advice(1))
     for attempt in range(3):
