@@ -17,6 +17,7 @@ from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
@@ -44,6 +45,17 @@ class Curve:
     def known(self, measure: str) -> bool:
         """Return True if any step has a finite value of the measure."""
         return any(math.isfinite(value) for value in self.of(measure))
+
+
+def values_of_steps(mismatch: Curve, rollouts: Curve) -> list[dict[str, float]]:
+    """Return the finite values of each step of `mismatch` by `comparison:measure`, with the lag of its rollouts."""
+    lags = dict(zip(rollouts.steps, rollouts.of("lag_mean"), strict=True))
+    found = []
+    for index, step in enumerate(mismatch.steps):
+        values = {f"{mismatch.comparison}:{name}": series[index] for name, series in mismatch.values.items()}
+        values[LAG_KEY] = lags.get(step, math.nan)
+        found.append({key: value for key, value in values.items() if math.isfinite(value)})
+    return found
 
 
 @dataclass(frozen=True, slots=True)

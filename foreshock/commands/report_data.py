@@ -10,10 +10,10 @@ from foreshock.api.attribution import AttributionRecord
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
-from foreshock.commands.queries import Bucket, Curve, RunQueries
+from foreshock.commands.queries import Bucket, Curve, RunQueries, values_of_steps
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import at_lag_zero
-from foreshock.diagnosis.lags import LAG_KEY, StepLags
+from foreshock.diagnosis.lags import StepLags
 from foreshock.diagnosis.staleness import LagLevels
 from foreshock.errors import ConfigurationError
 from foreshock.json_values import json_value
@@ -105,14 +105,7 @@ class ReportData:
         return tuple(math.nan if value is None else value for value in found)
 
     def _steps(self) -> list[dict[str, float]]:
-        """Return the values of each step of `mismatch` by `comparison:measure`, without those that are not finite."""
-        lags = dict(zip(self.rollouts.steps, self.rollouts.of("lag_mean"), strict=True))
-        found = []
-        for index, step in enumerate(self.mismatch.steps):
-            values = {f"{TRAINER_ROLLOUT}:{name}": series[index] for name, series in self.mismatch.values.items()}
-            values[LAG_KEY] = lags.get(step, math.nan)
-            found.append({key: value for key, value in values.items() if math.isfinite(value)})
-        return found
+        return values_of_steps(self.mismatch, self.rollouts)
 
 
 def collect(

@@ -5,22 +5,26 @@ import math
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foreshock.api.watch import AlertRecord
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import POSITIVE, STEP
-from foreshock.commands.queries import RunQueries, find_run
+from foreshock.commands.queries import RunQueries, find_run, values_of_steps
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.lag_zero import at_lag_zero
 from foreshock.errors import ServiceUnavailable
+from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import verdict_of
 
-_MISMATCH = ("k3_kl", "token_mult_prob_error")
+# With the tokens and k3 of each lag: k3 is judged at lag 0.
+_MISMATCH = ("k3_kl", "token_mult_prob_error", "tokens", *(each.column for each in (*K3_BY_LAG, *TOKENS_BY_LAG)))
 _SHOWN_STEPS = 60
 """Newest steps in the sparklines."""
-_ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean")
+_ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean", "lag_mean")
 
 
 @dataclass(slots=True)
@@ -51,15 +55,14 @@ class _Watch:
         """Print new steps and alerts. Raises ServiceError."""
         rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
         mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
-        mismatch_index = dict(zip(mismatch.steps, range(len(mismatch.steps)), strict=True))
+        of_steps = dict(zip(mismatch.steps, values_of_steps(mismatch, rollouts), strict=True))
         for index, step in enumerate(rollouts.steps):
-            at = {name: mismatch.of(name)[mismatch_index[step]] for name in _MISMATCH if step in mismatch_index}
-            k3, error = at.get("k3_kl", math.nan), at.get("token_mult_prob_error", math.nan)
-            length, truncated, reward, entropy = (rollouts.of(name)[index] for name in _ROLLOUTS)
+            values = of_steps.get(step, {})
+            k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH[:2])
+            length, truncated, reward, entropy, _ = (rollouts.of(name)[index] for name in _ROLLOUTS)
             self.shown.append((k3, length, reward))
-            style = STYLES.get(verdict_of("k3_kl", k3, self.model_kind))
             print(
-                f"step {step:<5} k3 {self.paint(f'{number(k3):<8}', style)} E[exp|d|] {number(error, 4):<6} "
+                f"step {step:<5} k3 {self._k3(k3, values)} E[exp|d|] {number(error, 4):<6} "
                 f"len {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,
@@ -72,6 +75,14 @@ class _Watch:
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
+
+    def _k3(self, k3: float, values: Mapping[str, float]) -> str:
+        """Return k3 of all tokens, and beside it that of lag 0 if it is another; what the range judges is coloured."""
+        judged = at_lag_zero("k3_kl", values)
+        if judged is None:
+            return f"{number(k3):<8}"
+        fresh = self.paint(f"{number(judged):<8}", STYLES.get(verdict_of("k3_kl", judged, self.model_kind)))
+        return fresh if judged == k3 else f"{number(k3):<8} lag 0 {fresh}"
 
     def _print_diagnosis(self) -> None:
         """Print the headline if it has changed."""

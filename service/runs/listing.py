@@ -12,8 +12,11 @@ from sqlalchemy import Select, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.diagnosis.lag_zero import at_lag_zero
+from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of
+from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock_service.platform.database.tables import Attempt, Scalar, measurements
 from foreshock_service.runs.attempts import is_superseded
 from foreshock_service.runs.measurements import POOLED_STEPS, newest_steps
@@ -35,6 +38,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "reward": Quantity(STEP_ROW, "reward_mean", REWARD_KEY),
     "k3": Quantity(TRAINER_ROLLOUT, "k3_kl", K3),
 }
+
+_K3_AND_LAGS = ("k3_kl", "tokens", *(each.column for each in (*K3_BY_LAG, *TOKENS_BY_LAG)))
+_FRESH_TOKENS = TOKENS_BY_LAG[0].column
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,28 @@ def newest_values(session: Session, run_ids: Collection[str]) -> dict[str, dict[
         tokens = sum(weight for _, weight in pairs)
         if tokens:
             found["k3"][run_id] = sum(value * weight for value, weight in pairs) / tokens
+    return found
+
+
+def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
+    """Return by run k3 per token over the newest measured steps, of the tokens for which its range holds.
+
+    These are those at lag 0. A run without a step that has enough of them is absent.
+    """
+    of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, _K3_AND_LAGS, POOLED_STEPS)
+    of_rollouts = newest_steps(session, run_ids, STEP_ROW, ("lag_mean",), POOLED_STEPS)
+    lags = {each.key: each.values["lag_mean"] for steps in of_rollouts.values() for each in steps}
+    found: dict[str, float] = {}
+    for run_id, steps in of_tokens.items():
+        total = tokens = 0.0
+        for step in steps:
+            values = {f"{TRAINER_ROLLOUT}:{name}": value for name, value in step.values.items()}
+            judged = at_lag_zero("k3_kl", values | {LAG_KEY: lags.get(step.key)})
+            weight = step.values[_FRESH_TOKENS] or step.values["tokens"]
+            if judged is not None and weight:
+                total, tokens = total + judged * weight, tokens + weight
+        if tokens:
+            found[run_id] = total / tokens
     return found
 
 

@@ -36,7 +36,10 @@ MOST_RUNS = 200
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The runs of one configuration on one kind of hardware: least and largest k3, and the run with the largest."""
+    """The runs of one configuration on one kind of hardware: least and largest k3, and the run with the largest.
+
+    k3 is that of the tokens at lag 0; of a run with too few of them that of all, which has no tone.
+    """
 
     hardware: str
     configuration: str
@@ -57,22 +60,31 @@ class HardwarePage:
 def hardware_page(viewing: Viewing) -> HardwarePage:
     """Return the newest runs by hardware × configuration, and the accelerators of the workers."""
     runs = list_runs(viewing.session, RunFilter(viewing.principal.projects(None)), None, MOST_RUNS).items
-    k3 = listing.newest_values(viewing.session, [run.id for run in runs])["k3"]
+    run_ids = [run.id for run in runs]
+    judged = listing.judged_k3(viewing.session, run_ids)
+    k3 = listing.newest_values(viewing.session, run_ids)["k3"] | judged
     groups: defaultdict[tuple[str, str], list[RunRecord]] = defaultdict(list)
     for run in runs:
         names = [each or "not declared" for each in (run.engine, run.trainer, run.model)]
         groups[run.hardware or "not declared", ", ".join(names)].append(run)
-    rows = [_configuration(*key, groups[key], k3) for key in sorted(groups)]
+    rows = [_configuration(*key, groups[key], k3, judged) for key in sorted(groups)]
     hardware = hardware_of(viewing.session, viewing.principal)
     rows.sort(key=lambda each: -1.0 if each.high is None else each.high, reverse=True)
     return HardwarePage(rows, hardware.accelerators, hardware.accelerators_left_out)
 
 
-def _configuration(hardware: str, configuration: str, runs: list[RunRecord], k3: Mapping[str, float]) -> Configuration:
+def _configuration(
+    hardware: str,
+    configuration: str,
+    runs: list[RunRecord],
+    k3: Mapping[str, float],
+    judged: Mapping[str, float],
+) -> Configuration:
     means = {run.id: k3[run.id] for run in runs if run.id in k3}
     worst = max(runs, key=lambda run: means.get(run.id, -1.0))
     low, high = min(means.values(), default=None), max(means.values(), default=None)
-    tone = "" if high is None else rendering.VERDICT_TONES[ranges.verdict_of("k3_kl", high, worst.model_kind)]
+    verdicts = [ranges.verdict_of("k3_kl", judged[run.id], run.model_kind) for run in runs if run.id in judged]
+    tone = rendering.VERDICT_TONES[ranges.worst(verdicts)]
     return Configuration(hardware, configuration, len(runs), low, high, tone, worst)
 
 

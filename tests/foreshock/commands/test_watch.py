@@ -1,0 +1,61 @@
+"""What `foreshock watch` prints of a step, and what is coloured."""
+
+from __future__ import annotations
+
+import io
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from foreshock.api.diagnosis import Diagnosis
+from foreshock.commands.queries import Curve, RunQueries
+from foreshock.commands.text import Paint
+from foreshock.commands.watch import _Watch
+from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+
+CRITICAL = "\x1b[31;1m"
+FRESH = {"k3_kl": 5e-4, "tokens": 1000.0, "tokens_lag_0": 1000.0, "k3_kl_lag_0": 5e-4}
+# Three quarters of the tokens are at lag 8.
+MIXED = {"k3_kl": 0.066, "tokens": 1000.0, "tokens_lag_0": 250.0, "tokens_lag_5_8": 750.0, "k3_kl_lag_5_8": 0.088}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def line_of(values: dict[str, float], capsys: pytest.CaptureFixture[str], lag: float = 0.0) -> str:
+    def curve(comparison: str, measures: Any, *, from_step: int = 0) -> Curve:
+        known = {"lag_mean": lag} if comparison == STEP_ROW else values
+        assert comparison in (STEP_ROW, TRAINER_ROLLOUT)
+        return Curve(comparison, (7,), {name: (known.get(name, math.nan),) for name in measures})
+
+    found = Diagnosis(verdict="healthy", headline="Healthy.")
+    queries = SimpleNamespace(curve=curve, diagnosis=lambda: found, alerts=list)
+    _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 7).print_new()
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 7"))
+
+
+@pytest.fixture(autouse=True)
+def _colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_k3_is_coloured_by_the_tokens_at_lag_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    fresh = line_of(FRESH, capsys)
+    assert "k3 \x1b[32m5.00e-4" in fresh
+    assert "lag 0" not in fresh
+    mixed = line_of(MIXED | {"k3_kl_lag_0": 5e-4}, capsys, 6.0)
+    assert "k3 0.0660   lag 0 \x1b[32m5.00e-4" in mixed
+    assert f"lag 0 {CRITICAL}0.0500" in line_of(MIXED | {"k3_kl_lag_0": 0.05}, capsys, 6.0)
+
+
+def test_k3_of_a_step_without_enough_tokens_at_lag_zero_has_no_colour(capsys: pytest.CaptureFixture[str]) -> None:
+    few = MIXED | {"k3_kl_lag_0": 5e-4, "tokens_lag_0": 20.0}
+    for values, lag in ((few, 6.0), ({"k3_kl": 0.066, "tokens": 1000.0}, 6.0)):
+        line = line_of(values, capsys, lag)
+        assert "k3 0.0660 " in line
+        assert "\x1b[" not in line
