@@ -13,7 +13,7 @@ from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import run_url
 from foreshock.commands.option_types import SECONDS
-from foreshock.commands.queries import losses_of, refuse_losses, wait_for_delivery
+from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
 from foreshock.diagnosis.wording import plural
 from foreshock.digests import digest_of_json
 from foreshock.errors import ConfigurationError, Rejected, RolloutsError
@@ -108,12 +108,12 @@ def import_dumps(
     """
     importing = _Importing(client, kind, read_options(arguments, attributes), arguments, start)
     try:
-        status = importing.follow() if arguments.follow else importing.once()
-        if not arguments.unfinished and not importing.interrupted:
-            client.finish()
-            wait_for_delivery(client)
+        with closing_import(client, connection, unfinished=arguments.unfinished):
+            status = importing.follow() if arguments.follow else importing.once()
+            if not arguments.unfinished and not importing.interrupted:
+                client.finish()
+                wait_for_delivery(client)
     finally:
-        client.close()
         if importing.is_started:
             importing.summarise(connection)
     return status

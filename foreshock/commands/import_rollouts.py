@@ -30,7 +30,7 @@ from foreshock.commands.import_dumps import (
     sampling_attributes,
 )
 from foreshock.commands.option_types import COUNT, POSITIVE, STEP, filled
-from foreshock.commands.queries import wait_for_delivery
+from foreshock.commands.queries import closing_import, wait_for_delivery
 from foreshock.commands.text import Progress
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, InvalidRolloutsError
@@ -237,11 +237,12 @@ class ImportCommand:
         root = _weights_root(arguments.weights_root)
         with connect(arguments) as connection:
             client = self._client(connection, arguments)
-            try:
+            with closing_import(client, connection, unfinished=arguments.unfinished):
                 self._log(client, recording, attributes, arguments, root)
                 wait_for_delivery(client)
-            finally:
-                client.close()
+                if not arguments.unfinished:
+                    client.finish()
+                    wait_for_delivery(client)
             counters = client.counters.snapshot()
             print(
                 f"{plural(len(recording.shards), 'shard')} of rollouts imported, {counters.duplicates} of them already "
@@ -302,8 +303,6 @@ class ImportCommand:
             batch = read_shard(file, attributes, note=print) if index else first
             client.log_rollouts(file.step, batch, shard=file.shard, shards=file.shards, copy=False)
             progress.show(index + 1)
-        if not arguments.unfinished:
-            client.finish()
 
 
 def _selected(recording: Recording, arguments: argparse.Namespace) -> Recording:

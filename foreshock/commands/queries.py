@@ -2,8 +2,10 @@
 
 import itertools
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,7 +21,7 @@ from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.wording import plural
-from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceUnavailable, did_you_mean
+from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceError, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
 from foreshock.reading.caller import Request, answer_of, items_of
 from foreshock.reading.columns import Measurements
@@ -109,6 +111,37 @@ def refuse_losses(client: Client) -> None:
             f"{plural(now.rejected, 'item')} rejected by the service (bytes in {kept}), {now.invalid} invalid, "
             f"{now.dropped} dropped"
         )
+
+
+@contextmanager
+def closing_import(client: Client, connection: ServiceConnection, *, unfinished: bool) -> Iterator[None]:
+    """Close the client after the block. If that raises, mark its run as failed, unless the run had ended before.
+
+    `unfinished` leaves the run's state as it is.
+    """
+    try:
+        yield
+    except BaseException:
+        if not unfinished:
+            _fail_run(client, connection)
+        raise
+    finally:
+        client.close()
+
+
+def _fail_run(client: Client, connection: ServiceConnection) -> None:
+    if client.newest_step < 0:
+        return
+    client.flush(client.settings.exit_seconds)
+    run = client.run_id
+    with suppress(ServiceError):
+        if run is not None and find_run(connection, run).state in ("running", "stale"):
+            client.finish(failed=True)
+            print(
+                f"note: the run {client.run_key} is marked as failed; the same command continues it: what is stored is "
+                "not sent again",
+                file=sys.stderr,
+            )
 
 
 Answer = TypeVar("Answer")

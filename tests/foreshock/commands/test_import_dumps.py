@@ -99,6 +99,15 @@ def test_invalid_step_ends_the_import_and_sends_nothing_of_it(
     assert "1 step (1)" in shown.out
     # Rank 0 of the step is valid and was not sent either.
     assert set(columns(shared_service, "invalid", "measurements")["step"]) == {1}
+    assert "the run invalid is marked as failed; the same command continues it" in shown.err
+    assert run_named(shared_service, "invalid")["state"] == "failed"
+    shutil.copy(DUMPS / "prime-rl" / "token_exports" / "step_45" / "rank_1.jsonl", file)
+    assert run(shared_service, str(tmp_path / "dumps"), "--run-key", "invalid") == 0
+    assert run_named(shared_service, "invalid")["state"] == "finished"
+    # A run that had ended stays what it was.
+    file.write_text("")
+    assert run(shared_service, str(tmp_path / "dumps"), "--run-key", "invalid") == 1
+    assert run_named(shared_service, "invalid")["state"] == "finished"
 
 
 def test_unfinished_step_is_left_out(

@@ -124,6 +124,23 @@ def test_import_of_nothing_makes_no_run(
     assert [each["key"] for each in json.loads(capsys.readouterr().out)].count("nothing") == 0
 
 
+def test_import_that_fails_after_its_first_file_fails_its_run(
+    real_service: RunningService, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("step_0001.parquet", "step_0002.parquet"):
+        (tmp_path / name).write_bytes((recorded / "rollouts" / name).read_bytes())
+    (tmp_path / "step_0002.parquet").write_bytes(b"PAR1")
+    words = ["import", str(tmp_path), "--run-key", "half imported"]
+    for unfinished, state in ((["--unfinished"], "running"), ([], "failed")):
+        assert run(real_service, *words, *unfinished) == 1
+        with ServiceConnection(real_service.url) as connection:
+            found = find_run(connection, "half imported")
+            assert found.state == state
+    assert "the same command continues it" in capsys.readouterr().err
+    with httpx.Client(base_url=real_service.url, timeout=60) as http:
+        http.delete(f"/v1/runs/{found.id}").raise_for_status()
+
+
 def test_runs_are_listed(imported: RunningService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(imported, "runs") == 0
     header, line = capsys.readouterr().out.splitlines()
