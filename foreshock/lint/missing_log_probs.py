@@ -16,6 +16,7 @@ from foreshock.lint.counting import NO_MU_VALUES, NO_PI_VALUES, EvidenceBuilder,
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number
 from foreshock.lint.sampling import GREEDY
 from foreshock.lint.values import example_at
+from foreshock.measures.inputs import truncated_rollouts
 from foreshock.rollouts.batch import RolloutBatch
 from foreshock.rollouts.schema import are_log_probs
 
@@ -70,6 +71,7 @@ def count_masked_values(batch: RolloutBatch, builder: EvidenceBuilder) -> NDArra
             placeholders = int((np.isfinite(at_masked) & ~are_log_probs(at_masked)).sum() + constant.sum())
             builder.count(masked_placeholders=placeholders)
             carried = carried[~constant]
+        carried = _outside_overlong(batch, carried)
         builder.count(**{f"masked_{name}": carried.size})
         if name in ("rollout", "advantage"):
             for place in carried[:2].tolist():
@@ -89,7 +91,7 @@ def missing_by_token_id(
     without_target = without_target[_is_real(behaviour[without_target])]
     # At a masked token any log μ other than 0 counts, but a constant.
     constant = np.isin(behaviour[masked], masked_constant)
-    masked = masked[_carries(behaviour[masked]) & ~constant]
+    masked = _outside_overlong(batch, masked[_carries(behaviour[masked]) & ~constant])
     if without_target.size == 0 and masked.size == 0:
         return MissingByTokenId.empty()
     ids = np.union1d(batch.response_token_ids[without_target], batch.response_token_ids[masked])
@@ -143,6 +145,18 @@ def _without_target(batch: RolloutBatch, builder: EvidenceBuilder) -> Places:
 
 def _masked(batch: RolloutBatch) -> Places:
     return np.zeros(0, np.int64) if batch.response_mask is None else np.flatnonzero(batch.response_mask == 0)
+
+
+def _outside_overlong(batch: RolloutBatch, masked: Places) -> Places:
+    """Return the masked places but those of truncated responses that are masked as a whole.
+
+    Overlong filtering (DAPO) keeps these out of the loss: the model sampled them, and no value contradicts the mask.
+    """
+    if not masked.size:
+        return masked
+    overlong = truncated_rollouts(batch)[0] & (batch.generated_lengths == 0)
+    rows = np.searchsorted(batch.response_offsets, masked, side="right") - 1
+    return np.asarray(masked[~overlong[rows]])
 
 
 def _is_real(behaviour: NDArray[np.float32]) -> NDArray[np.bool_]:

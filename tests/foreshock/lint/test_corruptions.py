@@ -271,6 +271,21 @@ def test_masked_tokens_with_log_mu_and_advantages_are_found(step: RolloutBatch) 
     assert "mask 0" in warning.where[0].text
 
 
+@pytest.mark.parametrize("reason", ["length", "stop", None])
+def test_truncated_responses_that_are_masked_as_a_whole_are_no_finding(step: RolloutBatch, reason: str | None) -> None:
+    # Overlong filtering: no token of the truncated responses is in the loss.
+    overlong = np.arange(step.num_rollouts) % 8 == 0
+    mask = np.repeat(~overlong, step.response_lengths).astype(np.uint8)
+    reasons = [reason if each else "stop" for each in overlong]
+    advantage = np.repeat(np.asarray(step.reward), step.response_lengths) - np.float32(0.3)
+    filtered = replace(step, response_mask=mask, finish_reasons=reasons, advantage=advantage, advantage_per_token=True)
+    assert names(lint_batch(filtered)) == (set() if reason == "length" else {"masked_values"})
+    # A part of a truncated response is none of it.
+    if reason == "length":
+        mask[step.response_offsets[:-1]] = 1
+        assert only(lint_batch(replace(filtered, response_mask=mask)), "masked_values")
+
+
 def test_masked_tokens_scored_by_trainer_only_are_clean(step: RolloutBatch) -> None:
     place = np.repeat(step.response_offsets[1:], step.response_lengths) - np.arange(step.num_tokens)
     mask = (place > 2).astype(np.uint8)
