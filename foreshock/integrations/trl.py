@@ -158,6 +158,8 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def _start(self, args: Any, state: Any) -> None:
         import trl
 
+        # Training starts again without an end after an error, also that of `auto_find_batch_size` in older releases.
+        self._forget_start()
         if self._client is None:
             name = self._run_key or os.environ.get("FORESHOCK_RUN_KEY") or getattr(args, "run_name", None)
             self._client = Client(run_key=name)
@@ -249,14 +251,20 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 step + 1, root=self._weights_root, path=name, local_folder=folder, weights_version=step
             )
 
-    def _end(self, *, finished: bool) -> None:
-        feed, client = self._feed, self._client
-        # The next `train()` of this trainer starts another attempt, with the rate that TRL has.
-        self._feed, self._client, self._applied = None, self._given_client, None
+    def _forget_start(self) -> None:
+        """Close the feed, and forget the applied rate and rollouts that were not logged."""
+        feed, self._feed, self._applied = self._feed, None, None
+        self._generations.take()
         if feed is not None:
             feed.close()
+
+    def _end(self, *, finished: bool) -> None:
+        leads, client = self._feed is not None, self._client
+        # The next `train()` of this trainer starts another attempt, with the rate that TRL has.
+        self._client = self._given_client
+        self._forget_start()
         if client is not None:
-            if feed is not None and finished:
+            if leads and finished:
                 client.finish()
             if client is self._given_client:
                 client.flush()

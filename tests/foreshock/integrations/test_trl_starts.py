@@ -73,3 +73,16 @@ def test_each_train_of_a_trainer_is_an_attempt(start: Start, shared_service: Run
         for key in ("trl-twice", "trl-twice-given"):
             attempts = http.get(f"/v1/runs/{runs[key]}/attempts").raise_for_status().json()["items"]
             assert [each["attempt"] for each in attempts] == [1, 2], key
+
+
+def test_start_after_an_error_leaves_no_feed_and_no_rollouts(start: Start, shared_service: RunningService) -> None:
+    """`auto_find_batch_size`, in releases of TRL that allow it, starts again like this."""
+    (feeds,), _ = start("again")
+    assert feeds == [1] * 3
+    with httpx.Client(base_url=shared_service.url, timeout=60) as http:
+        run = next(each["id"] for each in http.get("/v1/runs").json()["items"] if each["key"] == "trl-again")
+        attempts = http.get(f"/v1/runs/{run}/attempts").raise_for_status().json()["items"]
+        assert [each["attempt"] for each in attempts] == [1, 2]
+        query = {"comparison": "rollout", "measure": ["num_rollouts"]}
+        columns = http.get(f"/v1/runs/{run}/measurements", params=query).raise_for_status().json()["columns"]
+        assert (columns["step"], columns["num_rollouts"]) == ([1, 2], [2, 2])

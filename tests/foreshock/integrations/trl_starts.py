@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,30 @@ def twice() -> Any:
         return str(client.flush())
 
 
+def again() -> Any:
+    """Train again after an error beyond the generation of a step; return how many feeds ran in each generation."""
+    feeds: list[int] = []
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        feeds.append(sum(each.name == "foreshock-advice" for each in threading.enumerate()))
+        return reward_of_ones(completions)
+
+    trainer = connected(trainer_of(2, reward=reward))
+    own = trainer.training_step
+
+    def training_step(model: Any, inputs: Any, *arguments: Any) -> Any:
+        trainer._prepare_inputs(inputs)
+        raise RuntimeError("CUDA out of memory.")
+
+    trainer.training_step = training_step
+    try:
+        trainer.train()
+    except RuntimeError:
+        trainer.training_step = own
+    trainer.train()
+    return feeds
+
+
 if __name__ == "__main__":
-    print(
-        "LOG " + json.dumps({"wanted": wanted, "elsewhere": elsewhere, "unsaved": unsaved, "twice": twice}[scenario]())
-    )
+    scenarios = {"wanted": wanted, "elsewhere": elsewhere, "unsaved": unsaved, "twice": twice, "again": again}
+    print("LOG " + json.dumps(scenarios[scenario]()))
