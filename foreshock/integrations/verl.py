@@ -207,14 +207,17 @@ def _log_rollouts(_arguments: Any, _keywords: Any, result: Any) -> None:
 def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _result: Any) -> None:
     named = dict(zip(("self", "data", "step"), arguments, strict=False)) | dict(keywords)
     numbers = {name: float(value) for name, value in named["data"].items() if is_number(value)}
+    step = int(named["step"])
+    # verl validates the weights of a checkpoint before the step after it, which is the first of this attempt.
+    validates = step > 0 and "training/global_step" not in numbers
     for run in ACTIVE:
-        run.start()
+        run.start(step + 1 if validates else None)
         planned: Any = getattr(run.trainer, "total_training_steps", None)
         plan = {LAST_STEP_NAME: float(planned)} if is_number(planned) else {}
-        run.client.log_scalars(int(named["step"]), numbers | plan)
+        run.client.log_scalars(step, numbers | plan)
         rate = numbers.get("actor/lr")
         if rate is not None and run.feed is not None:
-            run.feed.acknowledge(int(named["step"]), rate)
+            run.feed.acknowledge(step, rate)
 
 
 def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:

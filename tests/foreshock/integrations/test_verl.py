@@ -172,6 +172,11 @@ def test_first_update_after_a_resume_is_scaled(
     resumed = train("decoupled", module, VERL_RUNS_RESUMED_FROM=str(STEPS), **settings)
     assert resumed.id == halved.id
     assert resumed.rates == pytest.approx([base / 2] * STEPS, rel=1e-4)
+    # The checkpoint was validated before the first step, which keeps the step that it was saved after.
+    assert "val-core/a/reward/mean@1" in resumed.metrics[0]
+    attempts = resumed.http.get(f"/v1/runs/{resumed.id}/attempts").raise_for_status().json()["items"]
+    assert attempts[-1]["resume_step"] == STEPS + 1
+    assert resumed.measures(STEP_ROW, "num_rollouts")["step"] == list(range(1, 2 * STEPS + 1))
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from tests.foreshock.integrations.verl_runs import (
     ROLLOUTS_PER_PROMPT,
     WorkerGroup,
     new_configuration,
+    validate,
 )
 
 logged: list[dict[str, float]] = []
@@ -152,6 +153,7 @@ def new_trainer(scenario: str, steps: int) -> Any:
     trainer.tokenizer = SimpleNamespace(eos_token_id=2, pad_token_id=0)
     trainer._rollout_moe_lb_metrics_accumulator = None
     trainer.prepare_step = dict
+    trainer._validate = validate
     trainer._shutdown_dump_executor = lambda: None
     return trainer
 
