@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from foreshock.client.connection import shown_address
 from foreshock.errors import ConfigurationError
 
 
@@ -69,13 +70,14 @@ class WorkerSettings(BaseSettings):
     def _plain_addresses(cls, servers: dict[str, str]) -> dict[str, str]:
         for name, address in servers.items():
             parts = urlsplit(address)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
                 raise ValueError(f"the server {name!r} must have an address such as http://127.0.0.1:8000")
         return {name: address.rstrip("/") for name, address in servers.items()}
 
     def shown(self) -> dict[str, str]:
         """Return the settings as text for a log, the API key masked."""
         texts = {name: str(getattr(self, name)) for name in type(self).model_fields}
+        texts["url"] = shown_address(self.url)
         texts["weights_roots"] = ", ".join(f"{name}={folder}" for name, folder in self.weights_roots.items()) or "none"
         texts["engine_servers"] = ", ".join(f"{name}={url}" for name, url in self.engine_servers.items()) or "none"
         texts["engine_server_keys"] = ", ".join(f"{name}=set" for name in self.engine_server_keys) or "none"

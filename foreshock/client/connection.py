@@ -91,6 +91,18 @@ def _is_address(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
+def shown_address(url: str) -> str:
+    """Return an address without user and password, as messages and links have it.
+
+    Of what is no address only the text after the last @ is kept: its parts are not known.
+    """
+    scheme, mark, rest = url.strip().partition("://")
+    if not _is_address(url):
+        return url.strip().rpartition("@")[2]
+    host, slash, path = rest.partition("/")
+    return scheme + mark + host.rpartition("@")[2] + slash + path
+
+
 def wrong_service(url: str) -> WrongService:
     """Return the error for an answer that no Foreshock service gives."""
     return WrongService(f"{url} is not a Foreshock service; check FORESHOCK_URL")
@@ -102,16 +114,19 @@ class _Connection:
     def __init__(self, url: str, api_key: str | None, timeout_seconds: float, max_answer_bytes: int) -> None:
         if not _is_address(url):
             raise ConfigurationError(
-                f"the service's address must look like {DEFAULT_URL}, got {url!r}; check FORESHOCK_URL"
+                f"the service's address must look like {DEFAULT_URL}, got {shown_address(url)!r}; check FORESHOCK_URL"
             )
-        self.url = url.strip().rstrip("/")
+        self.url = shown_address(url).rstrip("/")
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
         headers = {"User-Agent": "foreshock-client", "Accept-Encoding": "identity"}
         if key := usable_key(api_key):
             headers["Authorization"] = f"Bearer {key}"
+        named = httpx.URL(url.strip())
         self._options: dict[str, Any] = {
+            # Without the password, which httpx logs.
             "base_url": self.url,
+            "auth": (named.username, named.password) if named.userinfo else None,
             "headers": headers,
             "timeout": _timeout(timeout_seconds),
             # A key must not follow a redirect to another host.
@@ -155,7 +170,9 @@ class _Connection:
         }  # fmt: skip
         if status < 400:
             target = response.headers.get("Location", "another address")
-            raise WrongService(f"{self.url} redirects to {target}; set FORESHOCK_URL to the final address", **fields)
+            raise WrongService(
+                f"{self.url} redirects to {shown_address(target)}; set FORESHOCK_URL to the final address", **fields
+            )
         detail = problem.get("detail") or problem.get("title") or response.reason_phrase
         # One line of a log, whatever the answer holds.
         detail = "".join(each if each.isprintable() else " " for each in str(detail)[:_MOST_REASON])

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
+from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection, shown_address
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.queues import BoundedQueue, Outbox, Work
 from foreshock.client.registrar import Heartbeats, Registrar
@@ -221,7 +221,9 @@ class Pipeline:
         if wanted is not None and self.registrar.run_id(wanted) is not None:
             self._address_of = None
             with contextlib.suppress(OSError, ValueError):
-                address = self._settings.url.rstrip("/") + run_page_path(wanted.run["project"], wanted.run["key"])
+                address = shown_address(self._settings.url).rstrip("/") + run_page_path(
+                    wanted.run["project"], wanted.run["key"]
+                )
                 print(f"foreshock: {address}", file=sys.stderr, flush=True)
         if delivery.is_shard and self._is_first_of_own(delivery):
             self._own_has_begun = True

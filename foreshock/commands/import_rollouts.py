@@ -254,7 +254,7 @@ class ImportCommand:
         # Without a service the import fails at once instead of spooling.
         connection.request("GET", "/livez")
         return Client(
-            connection.url,
+            arguments.url,
             arguments.project,
             arguments.run_key,
             api_key=arguments.api_key,

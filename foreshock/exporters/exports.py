@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.connection import ServiceConnection, shown_address
 from foreshock.client.reporting import DeliveryStatus, LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.exporters.exporter import ExportedRun, Exporter
@@ -98,7 +98,7 @@ class Exports:
         run_id, attempt = client.run_id, client.attempt
         if run_id is None or attempt is None:
             return None
-        page = client.settings.url.rstrip("/") + run_page_path(client.project, client.run_key)
+        page = shown_address(client.settings.url).rstrip("/") + run_page_path(client.project, client.run_key)
         return ExportedRun(client.project, client.run_key, run_id, attempt, page)
 
     def _close_at_exit(self) -> None:

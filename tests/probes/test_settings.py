@@ -47,10 +47,17 @@ def test_servers_of_engines_are_parsed_and_their_keys_masked() -> None:
     assert "secret" not in str(settings.shown())
 
 
-@pytest.mark.parametrize("address", ["file:///etc/passwd", "127.0.0.1:8000", "http://user:secret@host", "http://h?q=1"])
+@pytest.mark.parametrize(
+    "address",
+    ["file:///etc/passwd", "127.0.0.1:8000", "http://user:secret@host", "http://:secret@host", "http://h?q=1"],
+)
 def test_address_of_a_server_that_is_no_plain_url_raises(address: str) -> None:
     with pytest.raises(ConfigurationError, match="FORESHOCK_ENGINE_SERVERS"):
         load_settings(engine_servers=f"vllm={address}")
+
+
+def test_password_of_the_services_address_is_not_shown() -> None:
+    assert load_settings(url="https://ann:secret@host/path").shown()["url"] == "https://host/path"
 
 
 def test_error_for_malformed_keys_does_not_show_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import resource
 import threading
 import time
@@ -13,7 +15,7 @@ import pytest
 
 from benchmarks.broken_service import serve
 from foreshock import Client
-from foreshock.client.connection import AsyncServiceConnection, ServiceConnection, configured
+from foreshock.client.connection import AsyncServiceConnection, ServiceConnection, configured, shown_address
 from foreshock.commands.main import main
 from foreshock.errors import ConfigurationError, ServiceUnavailable, WrongService
 from foreshock.operating.operator import Operator
@@ -83,6 +85,45 @@ def test_key_that_no_header_can_carry_is_refused_without_showing_it(
     assert shown.err.startswith("foreshock: error: an API key must be printable ASCII")
     assert "cret" not in shown.err + shown.out
     assert service.requests == 0
+
+
+@pytest.mark.parametrize("place", ["{host}", "{host}/path/@team", "{host}/ "])
+def test_password_of_the_address_is_sent_and_not_shown(
+    service: FaultyService, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    host = service.url.removeprefix("http://")
+    address = "http://zoe7:pa%20ss@" + place.format(host=host)
+    assert shown_address(address) == "http://" + place.format(host=host).strip()
+    with ServiceConnection(address) as connection:
+        assert connection.get_json("/v1/runs") is not None
+        expected = "Basic " + base64.b64encode(b"zoe7:pa ss").decode()
+        assert service.received[-1].headers["Authorization"] == expected
+        service.stop()
+        with pytest.raises(ServiceUnavailable) as raised:
+            connection.get_json("/v1/runs")
+    assert host in str(raised.value)
+    assert "pa%20ss" not in str(raised.value) + caplog.text
+    assert "zoe7" not in str(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize("url", ["ann:secret@host:8765", "http://ann:sec/secret@host", "http://ann:secret@[::1"])
+def test_password_of_what_is_no_address_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="must look like") as raised:
+        ServiceConnection(url)
+    assert "sec" not in str(raised.value).removeprefix("the service's address")
+
+
+def test_page_that_a_client_prints_has_no_password(
+    service: FaultyService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = Client(service.url.replace("//", "//ann:secret@"), run_key="run", spool_directory=tmp_path)
+    client.start_run()
+    assert client.flush(60)
+    client.close()
+    shown = capsys.readouterr().err
+    assert f"{service.url}/runs/default/run" in shown
+    assert "secret" not in shown
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://h\x01st:1", "localhost:8765", "http://"])
