@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from foreshock.client.connection import shown_address
+from foreshock.client.connection import shown_address, usable_key
 from foreshock.errors import ConfigurationError
 
 
@@ -73,6 +73,13 @@ class WorkerSettings(BaseSettings):
             if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
                 raise ValueError(f"the server {name!r} must have an address such as http://127.0.0.1:8000")
         return {name: address.rstrip("/") for name, address in servers.items()}
+
+    @field_validator("engine_server_keys")
+    @classmethod
+    def _keys_of_a_header(cls, keys: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for key in keys.values():
+            usable_key(key.get_secret_value(), "FORESHOCK_ENGINE_SERVER_KEYS")
+        return keys
 
     def shown(self) -> dict[str, str]:
         """Return the settings as text for a log, the API key masked."""

@@ -66,7 +66,7 @@ def configured(url: str | None, api_key: str | None) -> tuple[str, str | None]:
     return address.strip(), usable_key(api_key or os.environ.get("FORESHOCK_API_KEY"))
 
 
-def usable_key(api_key: str | None) -> str | None:
+def usable_key(api_key: str | None, variable: str = "FORESHOCK_API_KEY") -> str | None:
     """Return the key without the white space around it, such as the newline of a file; None if nothing is left.
 
     Raises ConfigurationError, without the key, if it has other characters than printable ASCII: the HTTP library's
@@ -77,7 +77,7 @@ def usable_key(api_key: str | None) -> str | None:
     if wrong:
         raise ConfigurationError(
             f"an API key must be printable ASCII, got another character at place {wrong[0]} of {len(key)}; check "
-            "FORESHOCK_API_KEY"
+            f"{variable}"
         )
     return key or None
 

@@ -56,6 +56,13 @@ def test_address_of_a_server_that_is_no_plain_url_raises(address: str) -> None:
         load_settings(engine_servers=f"vllm={address}")
 
 
+@pytest.mark.parametrize("key", ["sec\nret", "secrét", "sec\x00ret"])
+def test_key_of_a_server_that_no_header_can_carry_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="check FORESHOCK_ENGINE_SERVER_KEYS") as raised:
+        load_settings(engine_servers="vllm=http://127.0.0.1:8000", engine_server_keys=f"vllm={key}")
+    assert "sec" not in str(raised.value)
+
+
 def test_password_of_the_services_address_is_not_shown() -> None:
     assert load_settings(url="https://ann:secret@host/path").shown()["url"] == "https://host/path"
 
