@@ -73,7 +73,7 @@ def test_long_polls_send_step_and_etag(service: FaultyService) -> None:
     with AdviceFeed(service.url, "run-1", wait_seconds=0.3) as fed:
         wait_until(lambda: fed.revision == 1)
         fed.scale(17)
-        wait_until(lambda: service.requests >= 5 and service.bodies("/follow"))
+        wait_until(lambda: service.requests >= 5 and bool(service.bodies("/follow")))
         fed.scale(17)
         wait_until(lambda: [item.query.get("step") for item in service.received].count("17") >= 2)
     followed, polls = service.bodies("/follow"), [item for item in service.received if item.method == "GET"]
@@ -340,8 +340,8 @@ def test_step_far_ahead_of_what_was_logged_or_acknowledged_is_not_reported_as_do
     client = Client(service.url, run_key="k", spool_directory=tmp_path)
     with AdviceFeed(client, wait_seconds=0.1) as of_client, AdviceFeed(service.url, "run-k", wait_seconds=0.1) as alone:
         client.start_run(resume_step=30)
+        wait_until(lambda: of_client.revision == alone.revision == 1)
         for fed, attempt in ((of_client, 1), (alone, None)):
-            wait_until(lambda fed=fed: fed.revision == 1)
             fed.acknowledge(30, 1e-6)
             del service.received[:]
             assert fed.scale(31) == 1.0
