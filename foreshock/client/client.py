@@ -237,7 +237,7 @@ class Client:
             captured = capture_rollouts(
                 rollouts,
                 default_ids=f"{step}-{shard}",
-                attributes=self._attributes if attributes is None else _checked(attributes),
+                attributes=self._attributes if attributes is None else deliveries.checked_attributes(attributes),
                 copy=copy,
             )
         except BaseException:
@@ -393,7 +393,7 @@ class Client:
         attributes: BatchAttributes,
         precision: Mapping[str, object],
     ) -> None:
-        _checked(attributes)
+        deliveries.checked_attributes(attributes)
         shard, shards = rank
         if (shard is None) != (shards is None):
             raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
@@ -439,15 +439,6 @@ class Client:
         size = len(delivery.body)
         if self._pipeline.reserve(what, size, needed=needed):
             self._pipeline.put(Work(what, size, lambda: delivery))
-
-
-def _checked(attributes: BatchAttributes) -> BatchAttributes:
-    if not isinstance(attributes, BatchAttributes):
-        raise ConfigurationError(
-            f"attributes must be a BatchAttributes, got {type(attributes).__name__}; from a mapping: "
-            "BatchAttributes(**attributes)"
-        )
-    return attributes
 
 
 def _as_holding(held: Tensors | Holding) -> Holding:

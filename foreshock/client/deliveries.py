@@ -24,6 +24,7 @@ from foreshock.json_values import finite_or_none
 from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
+from foreshock.rollouts.attributes import BatchAttributes
 from foreshock.statistics_shards import MEDIA_TYPE as STATISTICS
 
 PARQUET = "application/vnd.apache.parquet"
@@ -243,6 +244,16 @@ def check_digest(digest: object) -> None:
     """Raise ConfigurationError unless a digest of weights has the form of those of `weights_digest`."""
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ConfigurationError(f"digest must be sha256: and 64 hexadecimal digits, got {str(digest)[:100]!r}")
+
+
+def checked_attributes(attributes: object) -> BatchAttributes:
+    """Return attributes of a batch. Raises ConfigurationError if they are none."""
+    if not isinstance(attributes, BatchAttributes):
+        raise ConfigurationError(
+            f"attributes must be a BatchAttributes, got {type(attributes).__name__}; from a mapping: "
+            "BatchAttributes(**attributes)"
+        )
+    return attributes
 
 
 def scalars(registration: Registration, step: int, source: str, values: Mapping[str, Any]) -> Delivery:
