@@ -108,11 +108,11 @@ class Delivery:
     body: bytes | memoryview = b""
 
     def of_attempt(self, attempt: int) -> Delivery:
-        """Return it as attempt `attempt` sends it: an acknowledgement says whose it is.
+        """Return it as attempt `attempt` sends it: an acknowledgement and the end of a run say whose they are.
 
         The number is not known when it is logged; so one that an older client left in the spool gets it, too.
         """
-        if self.kind != "acknowledgement":
+        if self.kind not in ("acknowledgement", "state"):
             return self
         try:
             return replace(self, body=_json({**json.loads(bytes(self.body)), "attempt": attempt}))

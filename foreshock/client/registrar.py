@@ -157,10 +157,10 @@ class Heartbeats:
         return self._next if self._is_registered() and not self._finished else float("inf")
 
     def note_delivery(self, delivery: Delivery) -> None:
-        """Stop when the end of the run was delivered."""
+        """Stop when the end of this attempt was delivered."""
         registration = self._registration
         if delivery.kind == "state" and registration is not None:
-            self._finished |= delivery.registration.run_identity == registration.run_identity
+            self._finished |= delivery.registration.attempt_identity == registration.attempt_identity
 
     def send_last(self, status: DeliveryStatus) -> None:
         """Report losses that no heartbeat has reported."""

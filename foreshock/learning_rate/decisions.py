@@ -314,9 +314,26 @@ def set_mode(log: Sequence[Decision], mode: Mode, observation: Observation, auth
     return replace(_new(fold(log), observation, "mode", reason), mode=mode, author=author)
 
 
-def decide_as_operator(log: Sequence[Decision], kind: OperatorKind, observation: Observation, reason: str) -> Decision:
-    """Return an operator's decision. Raises AdviceConflictError if it would change nothing."""
+def decide_as_operator(
+    log: Sequence[Decision],
+    kind: OperatorKind,
+    observation: Observation,
+    reason: str,
+    seen_revision: int | None = None,
+) -> Decision:
+    """Return an operator's decision.
+
+    Raises AdviceConflictError if it would change nothing, or if an operator has decided after `seen_revision`: a form
+    that is sent twice, or by two operators, is one decision. The detectors' revisions do not count, as they may come
+    at each step.
+    """
     state = fold(log)
+    newest = next((each for each in reversed(log) if each.author == "operator"), None)
+    if newest is not None and seen_revision is not None and newest.revision > seen_revision:
+        raise AdviceConflictError(
+            f"an operator has decided since you saw it ({newest.kind}, {newest.reason!r}); "
+            "look at the advice as it is now, and decide again if you still want it"
+        )
     scale = state.scale(observation.first_open_step)
     held = state.held_from_step is not None
     if kind == "hold" and held:

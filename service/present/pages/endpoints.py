@@ -139,6 +139,7 @@ def decide(
     visitor: sessions.OperatorSession,
     kind: Annotated[Literal["hold", "release", "raise", "halve", "apply", "shadow"], Form()],
     reason: Annotated[parameters.Name, Form()],
+    seen_revision: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
 ) -> Response:
     """Apply an operator's decision on the learning rate, then redirect to the run."""
     if kind == "apply" or kind == "shadow":
@@ -147,7 +148,7 @@ def decide(
             lambda session: update_run(session, context.events, visitor.principal, run, change, reason)
         )
     else:
-        decision = OperatorDecisionCreate(kind=kind, reason=reason)
+        decision = OperatorDecisionCreate(kind=kind, reason=reason, seen_revision=seen_revision)
         context.database.write(lambda session: operate(session, visitor.principal, run, decision))
     return back_to_run(context, visitor, run)
 

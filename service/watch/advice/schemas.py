@@ -137,3 +137,9 @@ class OperatorDecisionCreate(BaseModel):
 
     kind: Literal["hold", "release", "raise", "halve"]
     reason: Name
+    seen_revision: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**63,
+        description="the revision that the operator saw; refused (409) if an operator has decided since",
+    )

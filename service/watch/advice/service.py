@@ -209,7 +209,9 @@ def operate(
     kind: decisions.OperatorKind = body.kind
     log = log_of(session, run_id)
     try:
-        decision = decisions.decide_as_operator(log, kind, observation_of(session, run_id), body.reason)
+        decision = decisions.decide_as_operator(
+            log, kind, observation_of(session, run_id), body.reason, body.seen_revision
+        )
     except decisions.AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
     _append(session, run_id, decision)

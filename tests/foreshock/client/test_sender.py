@@ -13,7 +13,7 @@ import pytest
 from foreshock.client import Client
 from foreshock.client.deliveries import Delivery, Registration
 from tests.foreshock.client.faulty_service import FaultyService, Received
-from tests.foreshock.client.trainer import rollouts
+from tests.foreshock.client.trainer import rollouts, wait_until
 
 
 class Overlaps:
@@ -97,22 +97,27 @@ def test_service_that_takes_one_at_a_time_gets_the_backlog(make: Any, service: F
     assert client.counters.rejected == client.counters.dropped == 0
 
 
-def test_acknowledgement_says_whose_it_is_also_one_that_an_earlier_process_left_in_the_spool(
+def test_acknowledgement_and_end_say_whose_they_are_also_those_that_an_earlier_process_left_in_the_spool(
     make: Any, service: FaultyService
 ) -> None:
     service.stop()
     first = make(attempt_key="first")
     first.start_run()
     first.acknowledge(1, 300, 1e-6, 1.0)
+    first.finish(failed=True)
     first.close(1)
     service.start()
-    second = make(attempt_key="second")
+    second = make(attempt_key="second", heartbeat_seconds=0.05)
     second.start_run(resume_step=4)
     second.acknowledge(2, 4, 1e-7, 0.1)
     assert second.flush(60)
     sent = [json.loads(body) for body in service.bodies("/ack")]
     assert {each["step"]: each["attempt"] for each in sent} == {300: 1, 4: 2}
     assert second.attempt == 2
+    [end] = (request.json() for request in service.received if request.method == "PATCH")
+    assert end == {"state": "failed", "attempt": 1}
+    before = len(service.bodies("/clients/"))
+    wait_until(lambda: len(service.bodies("/clients/")) > before, 20)
 
 
 @pytest.mark.parametrize("body", [b"no JSON", b"[1]", b"\xff"])

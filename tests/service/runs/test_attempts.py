@@ -184,6 +184,23 @@ def test_launch_that_arrives_late_takes_nothing_from_the_next(http: httpx.Client
     assert http.get(f"/v1/runs/{run}").json()["state"] == "finished"
 
 
+def test_end_of_an_earlier_launch_does_not_end_the_next(http: httpx.Client) -> None:
+    first = start_run(http)
+    second = first.new_attempt("second", 2)
+
+    def state_after(state: str, attempt: int | None) -> object:
+        body = {"state": state, "attempt": attempt, "name": f"{state} by {attempt}"}
+        changed = http.patch(f"/v1/runs/{first.run}", json=body).raise_for_status().json()
+        assert changed["name"] == body["name"]
+        return changed["state"]
+
+    assert state_after("failed", first.attempt) == "running"
+    assert state_after("finished", late_attempt(first, 0, 3600.0).attempt) == "running"
+    assert state_after("finished", second.attempt) == "finished"
+    assert state_after("failed", first.attempt) == "finished"
+    assert state_after("running", None) == "running"
+
+
 def test_launch_that_arrives_late_leads_to_the_resume(http: httpx.Client) -> None:
     run = http.post("/v1/runs", json={"key": "a-run"}).raise_for_status().json()["id"]
     newest = late_attempt(Sender(http, run, 0), 3, 0.0)

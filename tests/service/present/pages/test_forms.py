@@ -38,6 +38,26 @@ class TestForms:
             page = http.get(own_run.address).text
             assert phase in page
 
+    def test_a_form_that_is_sent_twice_halves_once(self, http: httpx.Client, own_run: SentRun) -> None:
+        def forms() -> tuple[str, dict[str, str]]:
+            page = http.get(own_run.address).text
+            [address, *others] = set(re.findall(r'action="([^"]*/advice\?[^"]*)"', page))
+            assert others == []
+            return address, {"kind": "halve", "reason": "too steep", "csrf_token": token_of(page)}
+
+        def scale() -> object:
+            return http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["advised_scale"]
+
+        before = scale()
+        form = forms()
+        first, again = (http.post(form[0], data=form[1]) for _ in range(2))
+        assert (first.status_code, again.status_code) == (303, 409)
+        assert "an operator has decided since you saw it (halve, &#39;too steep&#39;)" in again.text
+        assert scale() == before / 2
+        address, data = forms()
+        assert http.post(address, data=data).status_code == 303
+        assert scale() == before / 4
+
     def test_operator_form_switches_to_apply_mode(self, http: httpx.Client, own_run: SentRun) -> None:
         token = token_of(http.get(own_run.address).text)
         http.post(f"{own_run.forms}/advice", data={"kind": "apply", "reason": "ready", "csrf_token": token})
