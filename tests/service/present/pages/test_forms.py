@@ -45,8 +45,8 @@ class TestForms:
             assert others == []
             return address, {"kind": "halve", "reason": "too steep", "csrf_token": token_of(page)}
 
-        def scale() -> object:
-            return http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["advised_scale"]
+        def scale() -> float:
+            return float(http.get(f"/v1/runs/{own_run.id}/lr-advice").json()["advised_scale"])
 
         before = scale()
         form = forms()
