@@ -49,7 +49,7 @@ def test_requests_follow_the_http_contract(make: Any, service: FaultyService) ->
     assert checkpoint.path == "/v1/runs/run-run/checkpoints/5"
     assert checkpoint.json()["format"] == "hf_safetensors"
     assert ack.json() == {"revision": 3, "step": 5, "applied_lr": 1e-6, "attempt": 1}
-    assert (state.method, state.json()) == ("PATCH", {"state": "finished"})
+    assert (state.method, state.json()) == ("PATCH", {"state": "finished", "attempt": 1})
     assert (client.run_id, client.attempt) == ("run-run", 1)
     assert (client.counters.delivered, client.counters.dropped) == (6, 0)
 
@@ -60,8 +60,8 @@ def test_context_manager_marks_run_finished_or_failed(make: Any, service: Faulty
     with pytest.raises(ZeroDivisionError), make(run_key="bad").start_run():
         raise ZeroDivisionError
     assert [item.json() for item in service.received if item.method == "PATCH"] == [
-        {"state": "finished"},
-        {"state": "failed"},
+        {"state": "finished", "attempt": 1},
+        {"state": "failed", "attempt": 1},
     ]
 
 

@@ -217,4 +217,4 @@ def test_rank_of_the_start_is_the_default_and_shard_0_finishes(make: object, ser
     assert [(item.path.split("/")[-1], item.query["shards"]) for item in puts] == [("0", "2"), ("1", "2")]
     with pytest.raises(ZeroDivisionError), make(attempt_key="given").start_run(shard=1, shards=2):  # type: ignore[operator]
         raise ZeroDivisionError
-    assert [item.json() for item in service.received if item.method == "PATCH"][-1] == {"state": "failed"}  # type: ignore[attr-defined]
+    assert [item.json() for item in service.received if item.method == "PATCH"][-1] == {"state": "failed", "attempt": 1}  # type: ignore[attr-defined]
