@@ -35,6 +35,7 @@ from foreshock.errors import (
     Unauthorized,
     WrongService,
 )
+from foreshock.page_addresses import run_page_path
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 
@@ -101,6 +102,11 @@ def shown_address(url: str) -> str:
         return url.strip().rpartition("@")[2]
     host, slash, path = rest.partition("/")
     return scheme + mark + host.rpartition("@")[2] + slash + path
+
+
+def run_url(service: str, project: str, key: str) -> str:
+    """Return the address of a run's page on the service at an address, which may have a user and password."""
+    return shown_address(service).rstrip("/") + run_page_path(project, key)
 
 
 def wrong_service(url: str) -> WrongService:

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection, shown_address
+from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection, run_url
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.queues import BoundedQueue, Outbox, Work
 from foreshock.client.registrar import Heartbeats, Registrar
@@ -27,7 +27,6 @@ from foreshock.client.sender import Sender
 from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import Spool
 from foreshock.errors import RolloutsError, ServiceError, WeightsError
-from foreshock.page_addresses import run_page_path
 
 _SECONDS_BETWEEN_ADVICE_POLLS = 5.0
 
@@ -221,9 +220,7 @@ class Pipeline:
         if wanted is not None and self.registrar.run_id(wanted) is not None:
             self._address_of = None
             with contextlib.suppress(OSError, ValueError):
-                address = shown_address(self._settings.url).rstrip("/") + run_page_path(
-                    wanted.run["project"], wanted.run["key"]
-                )
+                address = run_url(self._settings.url, wanted.run["project"], wanted.run["key"])
                 print(f"foreshock: {address}", file=sys.stderr, flush=True)
         if delivery.is_shard and self._is_first_of_own(delivery):
             self._own_has_begun = True

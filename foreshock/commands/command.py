@@ -10,7 +10,6 @@ from typing import NoReturn, Protocol
 
 from foreshock.client.connection import DEFAULT_URL, ServiceConnection, configured
 from foreshock.errors import ConfigurationError, did_you_mean
-from foreshock.page_addresses import run_page_path
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<given>--[^\s=]+)")
@@ -102,8 +101,3 @@ def write_output(option: str, output: Path, text: str) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise ConfigurationError(f"{option} {output} cannot be written ({error.strerror})") from None
-
-
-def run_url(connection: ServiceConnection, project: str, key: str) -> str:
-    """Return the address of a run's page."""
-    return connection.url + run_page_path(project, key)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foreshock.client.client import Client
-from foreshock.client.connection import ServiceConnection
-from foreshock.commands.command import run_url
+from foreshock.client.connection import ServiceConnection, run_url
 from foreshock.commands.option_types import SECONDS
 from foreshock.commands.queries import closing_import, losses_of, refuse_losses, wait_for_delivery
 from foreshock.diagnosis.wording import plural
@@ -219,7 +218,7 @@ class _Importing:
             first, last = self._steps[0], self._steps[-1]
             steps += f" ({first})" if len(self._steps) == 1 else f" ({first} to {last})"
         already = f", {plural(known, 'shard')} of them already stored" if known else ""
-        url = run_url(connection, self._client.project, self._client.run_key)
+        url = run_url(connection.url, self._client.project, self._client.run_key)
         print(f"{steps} with {plural(self._rollouts, 'rollout')} imported{already}; run {self._client.run_id}: {url}")
 
     def _start_run(self) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 from foreshock.api.runs import LARGEST_STEP
 from foreshock.client.client import Client
-from foreshock.client.connection import ServiceConnection
-from foreshock.commands.command import add_service_options, connect, run_url
+from foreshock.client.connection import ServiceConnection, run_url
+from foreshock.commands.command import add_service_options, connect
 from foreshock.commands.import_dumps import (
     add_dump_options,
     add_sampling_options,
@@ -246,7 +246,7 @@ class ImportCommand:
             counters = client.counters.snapshot()
             print(
                 f"{plural(len(recording.shards), 'shard')} of rollouts imported, {counters.duplicates} of them already "
-                f"stored; run {client.run_id}: {run_url(connection, client.project, client.run_key)}"
+                f"stored; run {client.run_id}: {run_url(connection.url, client.project, client.run_key)}"
             )
         return 0
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from foreshock.client.connection import run_url
 from foreshock.commands import report_data, report_page, report_text
 from foreshock.commands.command import (
     add_run_argument,
     add_service_options,
     check_output,
     connect,
-    run_url,
     write_output,
 )
 from foreshock.commands.option_types import STEP
@@ -59,7 +59,7 @@ class ReportCommand:
             found = report_data.collect(
                 queries,
                 run,
-                run_url(connection, run.project, run.key),
+                run_url(connection.url, run.project, run.key),
                 step=arguments.step,
                 model_kind=arguments.model_kind,
             )

@@ -14,14 +14,12 @@ from foreshock.commands.option_types import POSITIVE, STEP
 from foreshock.commands.queries import RunQueries, find_run, values_of_steps
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import at_lag_zero
+from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.errors import ServiceUnavailable
-from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
 from foreshock.ranges import verdict_of
 
-# With the tokens and k3 of each lag: k3 is judged at lag 0.
-_MISMATCH = ("k3_kl", "token_mult_prob_error", "tokens", *(each.column for each in (*K3_BY_LAG, *TOKENS_BY_LAG)))
+_MISMATCH = ("k3_kl", "token_mult_prob_error")
 _SHOWN_STEPS = 60
 """Newest steps in the sparklines."""
 _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entropy_mean", "lag_mean")
@@ -54,11 +52,11 @@ class _Watch:
     def print_new(self) -> None:
         """Print new steps and alerts. Raises ServiceError."""
         rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
-        mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=self.next_step)
+        mismatch = self.queries.curve(TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, from_step=self.next_step)
         of_steps = dict(zip(mismatch.steps, values_of_steps(mismatch, rollouts), strict=True))
         for index, step in enumerate(rollouts.steps):
             values = of_steps.get(step, {})
-            k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH[:2])
+            k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
             length, truncated, reward, entropy, _ = (rollouts.of(name)[index] for name in _ROLLOUTS)
             self.shown.append((k3, length, reward))
             print(

@@ -16,8 +16,12 @@ _RULES: Final = {
     if rule.lag_zero_only and rule.pooled != "median" and rule.quantity.startswith(f"{TRAINER_ROLLOUT}:")
 }
 
-LAG_ZERO_KEYS: Final = frozenset(LAG_KEYS) | {key for rule in _RULES.values() for key in rule.keys}
-"""What `at_lag_zero` reads, as `comparison:measure`."""
+_KEYS: Final = frozenset(LAG_KEYS) | {key for rule in _RULES.values() for key in rule.keys}
+
+LAG_ZERO_COLUMNS: Final = tuple(
+    sorted(column for comparison, _, column in (key.partition(":") for key in _KEYS) if comparison == TRAINER_ROLLOUT)
+)
+"""The measures of trainer/rollout that `at_lag_zero` reads; it reads `LAG_KEY` too."""
 
 
 def at_lag_zero(measure: str, values: Mapping[str, float | None]) -> float | None:

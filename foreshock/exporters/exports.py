@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from foreshock.client.connection import ServiceConnection, shown_address
+from foreshock.client.connection import ServiceConnection, run_url
 from foreshock.client.reporting import DeliveryStatus, LogOnce
 from foreshock.errors import ConfigurationError
 from foreshock.exporters.exporter import ExportedRun, Exporter
@@ -27,7 +27,6 @@ from foreshock.exporters.trackers import (
     TrackioExporter,
     WandbExporter,
 )
-from foreshock.page_addresses import run_page_path
 
 if TYPE_CHECKING:
     from foreshock.client.client import Client
@@ -98,7 +97,7 @@ class Exports:
         run_id, attempt = client.run_id, client.attempt
         if run_id is None or attempt is None:
             return None
-        page = shown_address(client.settings.url).rstrip("/") + run_page_path(client.project, client.run_key)
+        page = run_url(client.settings.url, client.project, client.run_key)
         return ExportedRun(client.project, client.run_key, run_id, attempt, page)
 
     def _close_at_exit(self) -> None:

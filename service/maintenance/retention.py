@@ -187,8 +187,7 @@ def _newest_step(session: Session, run_id: str) -> int | None:
     """Return the newest step of the run's active history: that of its newest attempt with rollouts."""
     begun = and_(tables.Attempt.run_id == tables.Step.run_id, tables.Attempt.attempt == tables.Step.attempt)
     query = select(tables.Step.step).join(tables.Attempt, begun).where(tables.Step.run_id == run_id)
-    newest = (tables.Attempt.began_at_us.desc(), tables.Attempt.attempt.desc(), tables.Step.step.desc())
-    return session.scalar(query.order_by(*newest).limit(1))
+    return session.scalar(query.order_by(*tables.NEWEST_ATTEMPT_FIRST, tables.Step.step.desc()).limit(1))
 
 
 def _settled_steps(session: Session, run_id: str, up_to: int, after: tuple[int, int], limit: int) -> list[StepKey]:

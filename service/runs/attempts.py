@@ -23,7 +23,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
-from foreshock_service.platform.database.tables import Attempt, AttemptClient
+from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
@@ -322,7 +322,7 @@ def attempts_begun_together(session: Session, run_id: str, attempt: int) -> list
 _STARTS = (
     select(Attempt.attempt, Attempt.resume_step)
     .where(Attempt.run_id == bindparam("run_id"))
-    .order_by(Attempt.began_at_us, Attempt.attempt)
+    .order_by(*OLDEST_ATTEMPT_FIRST)
 )
 
 

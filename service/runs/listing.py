@@ -12,12 +12,12 @@ from sqlalchemy import Select, and_, case, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import at_lag_zero
+from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import REWARD_KEY, names_of
-from foreshock.measures.registry import K3_BY_LAG, TOKENS_BY_LAG
-from foreshock_service.platform.database.tables import Attempt, Scalar, measurements
+from foreshock.measures.registry import TOKENS_BY_LAG
+from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, Scalar, measurements
 from foreshock_service.runs.attempts import is_superseded
 from foreshock_service.runs.measurements import POOLED_STEPS, newest_steps
 
@@ -39,7 +39,6 @@ QUANTITIES: Mapping[str, Quantity] = {
     "k3": Quantity(TRAINER_ROLLOUT, "k3_kl", K3),
 }
 
-_K3_AND_LAGS = ("k3_kl", "tokens", *(each.column for each in (*K3_BY_LAG, *TOKENS_BY_LAG)))
 _FRESH_TOKENS = TOKENS_BY_LAG[0].column
 
 
@@ -78,7 +77,7 @@ def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
 
     These are those at lag 0. A run without a step that has enough of them is absent.
     """
-    of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, _K3_AND_LAGS, POOLED_STEPS)
+    of_tokens = newest_steps(session, run_ids, TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, POOLED_STEPS)
     of_rollouts = newest_steps(session, run_ids, STEP_ROW, ("lag_mean",), POOLED_STEPS)
     lags = {each.key: each.values["lag_mean"] for steps in of_rollouts.values() for each in steps}
     found: dict[str, float] = {}
@@ -103,7 +102,7 @@ def reported_values(session: Session, name: str, last_steps: Mapping[str, int]) 
         Scalar.value.is_not(None),
     )
     of_scalar = and_(Attempt.run_id == Scalar.run_id, Attempt.attempt == Scalar.attempt)
-    query = query.join(Attempt, of_scalar).order_by(Attempt.began_at_us, Attempt.attempt)
+    query = query.join(Attempt, of_scalar).order_by(*OLDEST_ATTEMPT_FIRST)
     return dict(session.execute(query).tuples().all())  # type: ignore[arg-type]
 
 

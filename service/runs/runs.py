@@ -15,7 +15,7 @@ from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import EventBus, ServiceContext
 from foreshock_service.platform.database.engine import insert_if_absent
-from foreshock_service.platform.database.tables import Attempt, Run, new_identifier
+from foreshock_service.platform.database.tables import NEWEST_ATTEMPT_FIRST, Attempt, Run, new_identifier
 from foreshock_service.platform.security import Principal, ScopeMissing
 from foreshock_service.runs.diagnoses import has_verdict, verdicts_of_runs
 from foreshock_service.runs.events import (
@@ -267,11 +267,11 @@ def update_run(
         get_run(session, principal, changes.baseline)
     before = {name: getattr(run, name) for name in _AUDITED}
     mode_before = run.advice_mode
-    own = {"attempt", "model_kind", "scalar_names"}
+    left_out = {"attempt", "model_kind", "scalar_names"}
     if changes.attempt is not None and changes.attempt != _newest_attempt(session, run_id):
         # The end of an earlier launch, from a spool: the run goes on.
-        own.add("state")
-    for name, value in changes.model_dump(exclude_unset=True, exclude=own).items():
+        left_out.add("state")
+    for name, value in changes.model_dump(exclude_unset=True, exclude=left_out).items():
         if value is not None or name in _REMOVABLE:
             setattr(run, name, value)
     run.updated_at_us = clock.now_us()
@@ -295,7 +295,7 @@ def update_run(
 
 def _newest_attempt(session: Session, run_id: str) -> int | None:
     query = select(Attempt.attempt).where(Attempt.run_id == run_id)
-    return session.scalar(query.order_by(Attempt.began_at_us.desc(), Attempt.attempt.desc()).limit(1))
+    return session.scalar(query.order_by(*NEWEST_ATTEMPT_FIRST).limit(1))
 
 
 def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from foreshock.api.diagnosis import VERDICTS
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import LAG_ZERO_KEYS, at_lag_zero
+from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.quantities import quantities_of
 from foreshock.measures.statistics.conditions import BUCKET_EDGES
@@ -109,10 +109,7 @@ def newest_acknowledgements(session: Session, run_ids: Collection[str]) -> dict[
         table.step == newest.scalar_subquery(),
     )
     query = select(table).select_from(tables.Attempt).join(table, same).where(tables.Attempt.run_id.in_(run_ids))
-    return {
-        each.run_id: each
-        for each in session.scalars(query.order_by(tables.Attempt.began_at_us, tables.Attempt.attempt))
-    }
+    return {each.run_id: each for each in session.scalars(query.order_by(*tables.OLDEST_ATTEMPT_FIRST))}
 
 
 def failures_by_accelerator(session: Session, project: str | None) -> Mapping[str, int]:
@@ -148,11 +145,7 @@ _QUANTITIES: Mapping[str, tuple[Any, ...]] = {
     **{f"{TRAINER_ROLLOUT}:{name}": (family, TRAINER_ROLLOUT) for name, family in families.OF_COMPARISONS.items()},
 }
 # Columns that tell which tokens a range is compared with, beside the exported ones.
-_OF_LAGS = sorted(
-    column
-    for comparison, _, column in (key.partition(":") for key in LAG_ZERO_KEYS)
-    if comparison == TRAINER_ROLLOUT and column not in families.OF_COMPARISONS
-)
+_OF_LAGS = [column for column in LAG_ZERO_COLUMNS if column not in families.OF_COMPARISONS]
 _OF_RUN = (families.ROLLOUTS, families.TOKENS, families.LAST_INGEST, families.LAST_SEEN)
 _OF_NEWEST_STEP = (families.STEP, families.STEP_SHARDS, families.STEP_EXPECTED_SHARDS)
 _OF_ADVICE = (families.ADVICE_REVISION, families.ADVISED_SCALE)

@@ -71,7 +71,7 @@ class Run(Base):
 class Attempt(Base):
     """A run's start or resume; attempts of a run count from 1, as they are registered.
 
-    `began_at_us` gives their order in time: a launch may be registered after the one that followed it.
+    `OLDEST_ATTEMPT_FIRST` is their order in time: a launch may be registered after the one that followed it.
     """
 
     __tablename__ = "attempts"
@@ -84,6 +84,10 @@ class Attempt(Base):
     fingerprint: Mapped[dict[str, Any]]
     created_at_us: Mapped[int]
     began_at_us: Mapped[int] = mapped_column(server_default="0")
+
+
+OLDEST_ATTEMPT_FIRST = (Attempt.began_at_us, Attempt.attempt)
+NEWEST_ATTEMPT_FIRST = tuple(column.desc() for column in OLDEST_ATTEMPT_FIRST)
 
 
 class AttemptClient(Base):

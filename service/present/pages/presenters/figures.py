@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
-from foreshock.diagnosis.lag_zero import LAG_ZERO_KEYS, at_lag_zero
+from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
 from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY, names_of
@@ -30,7 +30,6 @@ _OVERVIEW: Mapping[str, str] = {
     "Gradient norm": "scalars:grad_norm",
     "Learning rate": LEARNING_RATE_KEY,
 }
-_LAG_ZERO_COLUMNS = [key.partition(":") for key in LAG_ZERO_KEYS]
 _MEASURED = ("k3_kl", "reward_mean", "response_length_mean", "entropy_mean")
 LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
@@ -99,7 +98,7 @@ def mismatch_of_run(viewing: Viewing, run: Run, _: Asked) -> Figure | Missing:
 
 def _at_lag_zero(viewing: Viewing, run: Run, measures: Sequence[str]) -> dict[str, Curve]:
     """Return measures of trainer/rollout as their ranges judge each step; empty if every token is at lag 0."""
-    columns = sorted({*measures, *(column for _, _, column in _LAG_ZERO_COLUMNS)})
+    columns = sorted({*measures, *LAG_ZERO_COLUMNS, "lag_mean"})
     found = curves_of(viewing, run.id, columns, (TRAINER_ROLLOUT, STEP_ROW), max_points=None)
     of_tokens = found.get(TRAINER_ROLLOUT, {})
     if not any(any(of_tokens[each.column].values) for each in TOKENS_BY_LAG[1:] if each.column in of_tokens):
