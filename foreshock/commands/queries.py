@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import httpx
@@ -19,7 +19,9 @@ from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.text import Progress
+from foreshock.comparisons import STEP_ROW
 from foreshock.diagnosis.lags import LAG_KEY
+from foreshock.diagnosis.quantities import FIRST_SOURCE, NAMES, names_of, preferred_values
 from foreshock.diagnosis.wording import plural
 from foreshock.errors import ConfigurationError, Rejected, RunNotFound, ServiceError, ServiceUnavailable, did_you_mean
 from foreshock.probe_kinds import PROBE_KINDS
@@ -39,6 +41,8 @@ class Curve:
     """Steps that closed without some shards: (stored, expected) of each."""
     coverage: Mapping[int, str] = field(default_factory=dict)
     """Steps of which shards were sent as statistics: what the measures of each rest on."""
+    reported: tuple[str, ...] = ()
+    """Measures that no rollout gives: these are the trainer's own scalars."""
 
     def of(self, measure: str) -> tuple[float, ...]:
         """Return one number per step; all NaN if the service does not know the measure."""
@@ -47,6 +51,15 @@ class Curve:
     def known(self, measure: str) -> bool:
         """Return True if any step has a finite value of the measure."""
         return any(math.isfinite(value) for value in self.of(measure))
+
+    def label(self, measure: str, label: str) -> str:
+        """Return the label of the measure, with "(reported)" if its values are the trainer's scalars."""
+        return f"{label} (reported)" if measure in self.reported else label
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Return False if every step is one of scalars alone."""
+        return bool(self.steps) and not (self.reported and all(each in self.reported for each in self.values))
 
 
 def values_of_steps(mismatch: Curve, rollouts: Curve) -> list[dict[str, float]]:
@@ -208,6 +221,37 @@ class RunQueries:
             {step.step: (step.shards, step.expected_shards) for step in answer.incomplete_steps},
             {step.step: step.text for step in answer.statistics_steps},
         )
+
+    def rollouts(self, run: RunRecord, measures: Sequence[str], *, from_step: int = 0) -> Curve:
+        """Return measures of the rollouts; of those that they lack, the scalars that the trainer reports.
+
+        `run`: this run as it is now. If it has no rollouts, the steps are those of the scalars.
+        """
+        curve = self.curve(STEP_ROW, measures, from_step=from_step)
+        keys = {each: f"{STEP_ROW}:{each}" for each in measures if not curve.known(each)}
+        declared = run.scalar_names or {}
+        names = {each: names_of([key], declared) for each, key in keys.items() if key in NAMES}
+        if not names or (run.last_step is not None and not curve.steps):
+            return curve
+        scalars = self._scalars([name for known in names.values() for name in known], from_step)
+        found = {each: preferred_values(scalars, known) for each, known in names.items()}
+        found = {each: by_step for each, by_step in found.items() if by_step}
+        steps = curve.steps or tuple(sorted({step for by_step in found.values() for step in by_step}))
+        reported = {each: tuple(by_step.get(step, math.nan) for step in steps) for each, by_step in found.items()}
+        values = {**curve.values, **reported} if curve.steps else reported
+        return replace(curve, steps=steps, values=values, reported=tuple(reported))
+
+    def _scalars(self, names: Sequence[str], from_step: int) -> dict[str, dict[int, float]]:
+        """Return name → step → finite value, each from its preferred source."""
+        request = Reader.scalars.request(self._run, names=names, from_step=from_step)
+        columns = answer_of(self._connection, request).columns
+        found: dict[str, dict[int, float]] = {}
+        rows = zip(*(columns[each].tolist() for each in ("name", "source", "step", "value")), strict=True)
+        for name, source, step, value in rows:
+            of_name = found.setdefault(name, {})
+            if math.isfinite(value) and (step not in of_name or source == FIRST_SOURCE):
+                of_name[step] = value
+        return found
 
     def _measurements(self, comparison: str, measures: Sequence[str], from_step: int) -> Measurements:
         request = Reader.measurements.request(

@@ -11,7 +11,7 @@ from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.commands.queries import Bucket, Curve, RunQueries, values_of_steps
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import at_lag_zero
 from foreshock.diagnosis.lags import StepLags
 from foreshock.diagnosis.staleness import LagLevels
@@ -118,7 +118,7 @@ def collect(
     """
     model_kind = run.model_kind if model_kind is None else model_kind
     mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
-    rollouts = queries.curve(STEP_ROW, STEP_MEASURES)
+    rollouts = queries.rollouts(run, STEP_MEASURES)
     if step is not None and step not in rollouts.steps and step not in mismatch.steps:
         raise ConfigurationError(_no_step(run, step, rollouts.steps or mismatch.steps))
     probed = queries.probed_steps()
@@ -142,7 +142,7 @@ def collect(
         alerts=queries.alerts(),
         advice=queries.advice(),
         buckets_missing=buckets if isinstance(buckets, str) else "",
-        ignored=queries.ignored_values(rollouts.steps[-1]) if rollouts.steps else "",
+        ignored=queries.ignored_values(rollouts.steps[-1]) if rollouts.has_rollouts else "",
     )
 
 

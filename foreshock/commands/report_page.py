@@ -309,12 +309,15 @@ def _figures(report: ReportData) -> list[str]:
             keys = f"log scale; {_keys(k3)}, for which the thresholds hold; the band is the range of k3 at all lags"
         curve = svg_curve("k3 per token", mismatch.steps, k3, logarithmic=True, thresholds=limits, marks=marks)
         found.append(_figure("Mismatch: k3 per token of trainer/rollout, in nats", keys, curve))
-    lengths = [Series(label, rollouts.of(name)) for name, label in _LENGTHS if rollouts.known(name)]
+    lengths = [
+        Series(rollouts.label(name, label), rollouts.of(name)) for name, label in _LENGTHS if rollouts.known(name)
+    ]
     if lengths:
         curve = svg_curve("Response length", rollouts.steps, lengths, marks=marks)
         found.append(_figure("Response length, tokens", _keys(lengths), curve))
     for name, label in _SINGLE:
         if rollouts.known(name):
+            label = rollouts.label(name, label)
             found.append(
                 _figure(label, "", svg_curve(label, rollouts.steps, [Series(label, rollouts.of(name))], marks=marks))
             )

@@ -246,7 +246,7 @@ def _curves_and_advice(report: ReportData) -> list[str]:
         values = report.rollouts.of(measure)
         if report.rollouts.known(measure):
             line = sparkline(values, _CURVE_WIDTH).ljust(_CURVE_WIDTH)
-            rows.append([label, line, number(recent_median(values)), ""])
+            rows.append([report.rollouts.label(measure, label), line, number(recent_median(values)), ""])
     lines = ["", *table(["", "all steps", "now", "healthy"], rows, left=(0, 1, 3))] if rows else []
     if report.advice is not None:
         lines += ["", *wrap(f"learning rate: {_scale_in_words(report.advice)}", "    ", "  ")]
@@ -289,13 +289,15 @@ def _heading(report: ReportData, paint: Paint) -> list[str]:
     steps = report.rollouts.steps or report.mismatch.steps
     if not steps:
         return [*lines, "  no step is complete yet"]
-    rollouts = sum(value for value in report.rollouts.of("num_rollouts") if math.isfinite(value))
-    tokens = sum(value for value in report.rollouts.of("num_tokens") if math.isfinite(value))
-    of_steps = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-    lines.append(
-        f"  {plural(len(steps), 'step')} ({of_steps}), {plural(int(rollouts), 'rollout')}, "
-        f"{plural(int(tokens), 'token')}; newest data {moment(run.updated_at_us)}"
+    of_steps = f"{plural(len(steps), 'step')} ({steps[0]}" + (")" if len(steps) == 1 else f" to {steps[-1]})")
+    rollouts, tokens = (
+        int(sum(value for value in report.rollouts.of(each) if math.isfinite(value)))
+        for each in ("num_rollouts", "num_tokens")
     )
+    received = f", {plural(rollouts, 'rollout')}, {plural(tokens, 'token')}"
+    if report.rollouts.steps and not report.rollouts.has_rollouts:
+        received = " of scalars, no rollouts yet"
+    lines.append(f"  {of_steps}{received}; newest data {moment(run.updated_at_us)}")
     lines += _incomplete(report)
     lines += _coverage(report)
     if report.ignored:
@@ -342,9 +344,8 @@ def _lengths(report: ReportData, paint: Paint) -> list[str]:
         values = curve.of(measure)
         finite = [value for value in values if math.isfinite(value)]
         line = sparkline(values, _SPARKLINE_WIDTH).ljust(_SPARKLINE_WIDTH)
-        rows.append(
-            [label, line, number(finite[0]), number(recent_median(values)), number(min(finite)), number(max(finite))]
-        )
+        shown_values = (finite[0], recent_median(values), min(finite), max(finite))
+        rows.append([curve.label(measure, label), line, *map(number, shown_values)])
     if not rows:
         return []
     header = ["", f"steps {curve.steps[0]} to {curve.steps[-1]}", "first", "now", "least", "most"]

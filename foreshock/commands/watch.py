@@ -4,16 +4,16 @@ import argparse
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foreshock.api.runs import RunRecord
 from foreshock.api.watch import AlertRecord
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import POSITIVE, STEP
 from foreshock.commands.queries import RunQueries, find_run, values_of_steps
 from foreshock.commands.text import STYLES, WIDTH, Paint, number, sparkline, wrap
-from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
+from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.errors import ServiceUnavailable
 from foreshock.model_kind import MODEL_KINDS, UNDECLARED_NOTE, ModelKind
@@ -35,39 +35,29 @@ class _Watch:
     next_step: int
     headline: str = ""
     alerts: set[str] = field(default_factory=set)
-    shown: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_SHOWN_STEPS))
-    """k3, mean response length and mean reward of the newest steps."""
 
-    def read_earlier(self) -> None:
-        """Read the steps before the first that is printed, for the sparklines. Raises ServiceError."""
-        start, stop = max(0, self.next_step - _SHOWN_STEPS), self.next_step
-        rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=start)
-        mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=start)
-        k3_of = dict(zip(mismatch.steps, mismatch.of("k3_kl"), strict=True))
-        of_steps = zip(rollouts.steps, rollouts.of("response_length_mean"), rollouts.of("reward_mean"), strict=True)
-        self.shown.extend(
-            (k3_of.get(step, math.nan), length, reward) for step, length, reward in of_steps if step < stop
-        )
+    def print_new(self, run: RunRecord, *, is_last: bool) -> None:
+        """Print new steps and alerts of the run as it is now. Raises ServiceError.
 
-    def print_new(self) -> None:
-        """Print new steps and alerts. Raises ServiceError."""
-        rollouts = self.queries.curve(STEP_ROW, _ROLLOUTS, from_step=self.next_step)
+        Without rollouts the newest step of a run that goes on is left for later: more of its scalars may come.
+        """
+        rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=self.next_step)
         mismatch = self.queries.curve(TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, from_step=self.next_step)
         of_steps = dict(zip(mismatch.steps, values_of_steps(mismatch, rollouts), strict=True))
-        for index, step in enumerate(rollouts.steps):
+        steps = rollouts.steps if is_last or rollouts.has_rollouts else rollouts.steps[:-1]
+        for index, step in enumerate(steps):
             values = of_steps.get(step, {})
             k3, error = (values.get(f"{TRAINER_ROLLOUT}:{name}", math.nan) for name in _MISMATCH)
             length, truncated, reward, entropy, _ = (rollouts.of(name)[index] for name in _ROLLOUTS)
-            self.shown.append((k3, length, reward))
             print(
                 f"step {step:<5} k3 {self._k3(k3, values)} E[exp|d|] {number(error, 4):<6} "
                 f"len {number(length):<6} cut {number(truncated, 2):<6} reward {number(reward):<6} "
                 f"entropy {number(entropy)}".rstrip(),
                 flush=True,
             )
-        if rollouts.steps:
-            print(self._sparklines(), flush=True)
-        self.next_step = max([self.next_step, *(step + 1 for step in rollouts.steps)])
+        if steps:
+            self.next_step = max(steps) + 1
+            print(self._sparklines(run), flush=True)
         self._print_diagnosis()
         for alert in self.queries.alerts():
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
@@ -89,8 +79,15 @@ class _Watch:
             self.headline = found.headline
             print(self.paint(found.headline, STYLES.get(found.verdict)), flush=True)
 
-    def _sparklines(self) -> str:
-        k3, lengths, rewards = zip(*self.shown, strict=True)
+    def _sparklines(self, run: RunRecord) -> str:
+        """Return the curves of the newest steps, read anew: a scalar may come after its step. Raises ServiceError."""
+        start, stop = max(0, self.next_step - _SHOWN_STEPS), self.next_step
+        rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=start)
+        mismatch = self.queries.curve(TRAINER_ROLLOUT, _MISMATCH, from_step=start)
+        k3_of = dict(zip(mismatch.steps, mismatch.of("k3_kl"), strict=True))
+        count = sum(step < stop for step in rollouts.steps)
+        k3 = [k3_of.get(step, math.nan) for step in rollouts.steps[:count]]
+        lengths, rewards = (rollouts.of(name)[:count] for name in ("response_length_mean", "reward_mean"))
         width = (WIDTH - 26) // 3
         return (
             f"  k3 {sparkline(k3, width, logarithmic=True)}  length {sparkline(lengths, width)}  "
@@ -120,23 +117,25 @@ class WatchCommand:
         """Print until the run has ended, or Ctrl-C."""
         with connect(arguments) as connection:
             run = find_run(connection, arguments.run, arguments.project)
-            from_step = arguments.from_step
+            queries, from_step, last = RunQueries(connection, run.id), arguments.from_step, run.last_step
+            if last is None:
+                last = max(queries.rollouts(run, _ROLLOUTS).steps, default=None)
             if from_step is None:
-                from_step = max(0, (run.last_step or 0) - 9)
+                from_step = max(0, (last or 0) - 9)
             model_kind = arguments.model_kind or run.model_kind
-            watch = _Watch(RunQueries(connection, run.id), Paint(), model_kind, from_step)
+            watch = _Watch(queries, Paint(), model_kind, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
-            if from_step > (run.last_step or 0):
-                newest = "no step yet" if run.last_step is None else f"newest step {run.last_step}"
+            if from_step > (last or 0):
+                newest = "no step yet" if last is None else f"newest step {last}"
                 print(f"no step from {from_step} on: the run has {newest}")
-            watch.read_earlier()
             if model_kind is None:
                 print("\n".join(wrap(UNDECLARED_NOTE, "  ", "  ")))
             unavailable = False
             while True:
                 try:
-                    state = find_run(connection, run.id).state
-                    watch.print_new()
+                    run = find_run(connection, run.id)
+                    has_ended = arguments.once or run.state != "running"
+                    watch.print_new(run, is_last=has_ended)
                     unavailable = False
                 except ServiceUnavailable as error:
                     if arguments.once:
@@ -145,8 +144,8 @@ class WatchCommand:
                         print(f"{error}; retrying", file=sys.stderr)
                     unavailable = True
                 else:
-                    if state != "running" or arguments.once:
-                        print(f"the run is {state}")
+                    if has_ended:
+                        print(f"the run is {run.state}")
                         return 0
                 time.sleep(arguments.interval)
 

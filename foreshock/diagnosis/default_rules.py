@@ -11,6 +11,7 @@ from typing import Final
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.least_tokens import LEAST_TOKENS
 from foreshock.diagnosis.mismatch_rules import LOWER, PROBE, mismatch_rules
+from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY
 from foreshock.diagnosis.rule import ThresholdRule
 from foreshock.diagnosis.weights import ENGINES_OFF, WEIGHTS_DIFFER, WHAT_TO_DO
 from foreshock.model_kind import ModelKind
@@ -164,7 +165,7 @@ def _change_rules() -> tuple[ThresholdRule, ...]:
     return (
         ThresholdRule(
             name="gradient_rise",
-            key="scalars:grad_norm",
+            key=GRADIENT_NORM_KEY,
             relative=3.0,
             severity="warning",
             cause="gradient",
@@ -177,7 +178,7 @@ def _change_rules() -> tuple[ThresholdRule, ...]:
         ),
         ThresholdRule(
             name="entropy_fall",
-            key=f"{STEP_ROW}:entropy_mean",
+            key=ENTROPY_KEY,
             relative=0.2,
             direction="below",
             severity="info",
@@ -189,7 +190,7 @@ def _change_rules() -> tuple[ThresholdRule, ...]:
         ),
         ThresholdRule(
             name="entropy_rise",
-            key=f"{STEP_ROW}:entropy_mean",
+            key=ENTROPY_KEY,
             relative=2.5,
             severity="info",
             cause="policy",

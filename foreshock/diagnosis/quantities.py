@@ -4,8 +4,8 @@ A quantity is `comparison:measure`, such as `rollout:response_length_mean`. A ru
 scalars: a declared quantity has that name alone.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.mismatch_rules import K3
@@ -16,6 +16,7 @@ LONGEST_KEY = f"{STEP_ROW}:response_length_max"
 TRUNCATED_KEY = f"{STEP_ROW}:truncated_fraction"
 REWARD_KEY = f"{STEP_ROW}:reward_mean"
 ENTROPY_KEY = f"{STEP_ROW}:entropy_mean"
+GRADIENT_NORM_KEY = "scalars:grad_norm"
 LEARNING_RATE_KEY = "scalars:lr"
 TOKENS_KEY = f"{TRAINER_ROLLOUT}:tokens"
 UPDATE_KEY = "scalars:update_k3"
@@ -23,6 +24,9 @@ UPDATE_KEY = "scalars:update_k3"
 LAST_STEP_NAME = "planned_last_step"
 LAST_STEP_KEY = f"scalars:{LAST_STEP_NAME}"
 """The number of the last step that the trainer plans."""
+
+FIRST_SOURCE: Final = "trainer"
+"""The preferred source if several report a scalar; without it, the first source by name is used."""
 
 SCALARS = "scalars"
 """The first part of a quantity that only scalars have, such as `scalars:grad_norm`."""
@@ -51,7 +55,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "entropy", "policy/entropy", "actor/entropy", "actor/entropy_loss", "entropy_mean", "entropy_loss",
         "entropy/all/mean", "entropy/mean", "approx_entropy",
     ),
-    "scalars:grad_norm": ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
+    GRADIENT_NORM_KEY: ("grad_norm", "actor/grad_norm", "train/grad_norm", "optim/grad_norm"),
     LEARNING_RATE_KEY: ("lr", "learning_rate", "actor/lr", "lr-pg_0", "optim/lr"),
     UPDATE_KEY: ("update_k3", "actor/update_k3"),
     LAST_STEP_KEY: (LAST_STEP_NAME,),
@@ -100,17 +104,31 @@ def quantity_named(name: str) -> str | None:
 
 
 def names_of(quantities: Iterable[str], declared: Mapping[str, str] = _NOTHING) -> tuple[str, ...]:
-    """Return every scalar's name that is one of the quantities."""
+    """Return every scalar's name that is one of the quantities, of each quantity the preferred name first."""
     chosen = _declared_by_quantity(declared)
-    names: set[str] = set()
+    taken = frozenset(chosen.values())
+    names: dict[str, None] = {}
     for quantity in quantities:
         if quantity in chosen:
-            names.add(chosen[quantity])
+            names[chosen[quantity]] = None
             continue
-        known = (*NAMES.get(quantity, ()), quantity, quantity.partition(":")[2])
-        names.update(known)
-        names.update(f"{_PREFIX}{name}" for name in known)
-    return tuple(sorted(names))
+        for name in (quantity, *NAMES.get(quantity, ()), quantity.partition(":")[2]):
+            names |= dict.fromkeys(each for each in (name, f"{_PREFIX}{name}") if each not in taken)
+    return tuple(names)
+
+
+Value = TypeVar("Value")
+
+
+def preferred_values(scalars: Mapping[str, Mapping[int, Value]], names: Sequence[str]) -> dict[int, Value]:
+    """Return step → value, in order of steps: that of the first of `names` that has one there.
+
+    `scalars`: name → step → value. `names`: those of one quantity, as `names_of` gives them.
+    """
+    found: dict[int, Value] = {}
+    for name in reversed(names):
+        found |= scalars.get(name, {})
+    return dict(sorted(found.items()))
 
 
 def quantities_of(

@@ -15,9 +15,9 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import REWARD_KEY, names_of
+from foreshock.diagnosis.quantities import REWARD_KEY, names_of, preferred_values
 from foreshock.measures.registry import TOKENS_BY_LAG
-from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, Scalar, measurements
+from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, Run, Scalar, measurements
 from foreshock_service.runs.attempts import is_superseded
 from foreshock_service.runs.measurements import POOLED_STEPS, newest_steps
 
@@ -94,16 +94,32 @@ def judged_k3(session: Session, run_ids: Collection[str]) -> dict[str, float]:
     return found
 
 
-def reported_values(session: Session, name: str, last_steps: Mapping[str, int]) -> dict[str, float]:
-    """Return by run the quantity as its trainer reports it at the run's newest step."""
-    query = select(Scalar.run_id, Scalar.value).where(
-        tuple_(Scalar.run_id, Scalar.step).in_(list(last_steps.items())),
-        Scalar.name.in_(names_of([QUANTITIES[name].key])),
+def newest_or_reported(session: Session, name: str, last_steps: Mapping[str, int]) -> dict[str, float]:
+    """Return by run the newest value of a quantity, else what its trainer reports at the run's newest step."""
+    found = newest_values(session, list(last_steps))[name]
+    missing = {run_id: last for run_id, last in last_steps.items() if run_id not in found}
+    if not missing:
+        return found
+    names_by_run = _names_by_run(session, QUANTITIES[name], missing)
+    query = select(Scalar.run_id, Scalar.name, Scalar.value).where(
+        tuple_(Scalar.run_id, Scalar.step).in_(list(missing.items())),
+        Scalar.name.in_({each for names in names_by_run.values() for each in names}),
         Scalar.value.is_not(None),
     )
     of_scalar = and_(Attempt.run_id == Scalar.run_id, Attempt.attempt == Scalar.attempt)
-    query = query.join(Attempt, of_scalar).order_by(*OLDEST_ATTEMPT_FIRST)
-    return dict(session.execute(query).tuples().all())  # type: ignore[arg-type]
+    reported: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for run_id, each, value in session.execute(query.join(Attempt, of_scalar).order_by(*OLDEST_ATTEMPT_FIRST)):
+        reported[run_id][each] = value
+    for run_id, values in reported.items():
+        if preferred := [values[each] for each in names_by_run[run_id] if each in values]:
+            found[run_id] = preferred[0]
+    return found
+
+
+def _names_by_run(session: Session, quantity: Quantity, run_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return by run the scalars' names of a quantity, the preferred one first: those that the run declares, if any."""
+    query = select(Run.id, Run.scalar_names).where(Run.id.in_(run_ids))
+    return {run_id: names_of([quantity.key], declared or {}) for run_id, declared in session.execute(query)}
 
 
 def short_curves(session: Session, versions: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, ShortCurve]]:
@@ -153,13 +169,14 @@ def _measured(
 def _reported(
     session: Session, quantity: Quantity, last_steps: Mapping[str, int]
 ) -> dict[str, list[tuple[int, float]]]:
-    names = names_of([quantity.key])
-    query = _short(Scalar.run_id, Scalar.attempt, Scalar.step, Scalar.value, last_steps).where(Scalar.name.in_(names))
-    found: defaultdict[str, defaultdict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    names_by_run = _names_by_run(session, quantity, last_steps)
+    every = {each for names in names_by_run.values() for each in names}
+    query = _short(Scalar.run_id, Scalar.attempt, Scalar.step, Scalar.value, last_steps).where(Scalar.name.in_(every))
+    found: defaultdict[str, defaultdict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for run_id, place, mean, name in session.execute(query.add_columns(Scalar.name).group_by(Scalar.name)):
-        found[run_id][name].append((place, mean))
-    # Of several names of one quantity the one with the most points.
-    return {run_id: max(curves.values(), key=len) for run_id, curves in found.items()}
+        found[run_id][name][place] = mean
+    curves = {run_id: preferred_values(of_names, names_by_run[run_id]) for run_id, of_names in found.items()}
+    return {run_id: list(curve.items()) for run_id, curve in curves.items() if curve}
 
 
 def _short(run_id: Any, attempt: Any, step: Any, value: Any, last_steps: Mapping[str, int]) -> Select[Any]:

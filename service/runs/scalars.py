@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, bindparam, select
 from sqlalchemy.orm import Session
 
 from foreshock import clock, json_values
+from foreshock.diagnosis.quantities import FIRST_SOURCE
 from foreshock_service.platform import columnar, parameters, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import upsert
@@ -25,8 +26,6 @@ from foreshock_service.runs.steps import is_closed
 
 router = parameters.api_router(prefix="/v1/runs/{run}", tags=["scalars"])
 
-FIRST_SOURCE = "trainer"
-"""The preferred source if several report a name; without it, the first source by name is used."""
 _KEY = ("run_id", "attempt", "step", "source", "name")
 # Built once: it is executed at each step.
 _OF_NAMES = select(Scalar.step, Scalar.source, Scalar.name, Scalar.value).where(

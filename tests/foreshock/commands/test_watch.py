@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from foreshock.api.diagnosis import Diagnosis
+from foreshock.api.runs import RunRecord
 from foreshock.commands.queries import Curve, RunQueries
 from foreshock.commands.text import Paint
 from foreshock.commands.watch import _Watch
@@ -32,9 +33,13 @@ def line_of(values: dict[str, float], capsys: pytest.CaptureFixture[str], lag: f
         assert comparison in (STEP_ROW, TRAINER_ROLLOUT)
         return Curve(comparison, (7,), {name: (known.get(name, math.nan),) for name in measures})
 
+    def rollouts(_: RunRecord, measures: Any, *, from_step: int = 0) -> Curve:
+        return curve(STEP_ROW, measures, from_step=from_step)
+
     found = Diagnosis(verdict="healthy", headline="Healthy.")
-    queries = SimpleNamespace(curve=curve, diagnosis=lambda: found, alerts=list)
-    _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 7).print_new()
+    queries = SimpleNamespace(curve=curve, rollouts=rollouts, diagnosis=lambda: found, alerts=list)
+    watched = cast(RunRecord, SimpleNamespace())
+    _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 7).print_new(watched, is_last=True)
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 7"))
 
 

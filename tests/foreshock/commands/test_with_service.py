@@ -261,6 +261,32 @@ def test_watch_of_a_run_without_a_step_says_so(imported: RunningService, capsys:
     assert "no step from 3 on: the run has no step yet\n" in capsys.readouterr().out
 
 
+def test_run_of_scalars_alone_is_watched_and_reported(
+    real_service: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"key": "scalars", "model": "M", "model_kind": "dense", "scalar_names": {"reward": "my/score"}}
+    with httpx.Client(base_url=real_service.url, timeout=60) as http:
+        address = f"/v1/runs/{http.post('/v1/runs', json=body).raise_for_status().json()['id']}"
+        http.post(f"{address}/attempts", json={"key": "first"}).raise_for_status()
+        for step in range(20):
+            values = {"my/score": step / 20, "reward": -1.0, "entropy": 1.5}
+            http.put(f"{address}/steps/{step}/scalars", json={"values": values}).raise_for_status()
+        values = {"reward": -2.0, "my/score": 0.25}
+        http.put(f"{address}/steps/19/scalars", json={"source": "evaluation", "values": values}).raise_for_status()
+        assert run(real_service, "watch", "scalars", "--once") == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+        assert [int(line[1]) for line in lines] == list(range(10, 20))
+        rewards = [line[line.index("reward") + 1] for line in lines]
+        assert (rewards[0], rewards[-1]) == ("0.500", "0.950")
+        assert [line[-1] for line in lines] == ["1.50"] * 10
+    for words in ((), ("--full",)):
+        assert run(real_service, "report", "scalars", *words) == 0
+        text = capsys.readouterr().out
+        assert "20 steps (0 to 19) of scalars, no rollouts yet; newest data" in text
+        assert re.search(r"reward \(reported\) +\S+ +.*0\.7", text), text
+        assert "no step is complete yet" not in text
+
+
 def test_repeated_probe_request_finds_the_same_probe(
     imported: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:

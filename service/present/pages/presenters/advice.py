@@ -15,7 +15,7 @@ from foreshock.learning_rate.schedule import HORIZON
 from foreshock_service.platform.database.tables import RulesVersion, Run
 from foreshock_service.present.pages import rendering, view_models
 from foreshock_service.present.pages.figures.overview import ScaleCurve
-from foreshock_service.present.pages.presenters.viewing import Viewing
+from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps
 from foreshock_service.runs import listing
 from foreshock_service.watch.advice.schemas import AdviceRead
 from foreshock_service.watch.advice.service import read_advice, read_snapshot
@@ -105,7 +105,7 @@ def advice_panel(viewing: Viewing, run: Run, baseline: Run | None) -> AdvicePane
 
 def _beside(viewing: Viewing, run: Run, baseline: Run) -> str | None:
     """Return the newest rewards of both runs, and the baseline's sum of learning rates; None if one has no reward."""
-    reward = listing.newest_values(viewing.session, [run.id, baseline.id])["reward"]
+    reward = listing.newest_or_reported(viewing.session, "reward", last_steps(viewing.session, [run, baseline]))
     if len(reward) < len({run.id, baseline.id}):
         return None
     words = f"{baseline.name or baseline.key}: reward {rendering.number(reward[baseline.id])}"

@@ -8,12 +8,13 @@ from urllib.parse import urlencode
 
 from foreshock.api import runs, watch
 from foreshock.changes import ChangeKind
+from foreshock.diagnosis.quantities import LEARNING_RATE_KEY
 from foreshock.severity import SEVERITIES, severity_rank
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.settings import Settings
 from foreshock_service.present.pages.figures.overview import Mark
 from foreshock_service.present.pages.presenters.advice import stairs_of
-from foreshock_service.present.pages.presenters.viewing import LEARNING_RATES, Viewing, first_of, scalar_curves
+from foreshock_service.present.pages.presenters.viewing import Viewing, quantity_curves
 from foreshock_service.runs import attempts, changes, steps
 from foreshock_service.runs.runs import get_run
 from foreshock_service.watch.advice.service import read_snapshot
@@ -39,8 +40,8 @@ def axes_of_run(viewing: Viewing, run_id: str) -> dict[str, Any]:
     `lr`: Σ η up to the step, of the logged learning rates. `time`: hours from the first step's last shard.
     """
     axes: dict[str, Any] = {}
-    get_run(viewing.session, viewing.principal, run_id)
-    rates = first_of(scalar_curves(viewing, run_id, LEARNING_RATES, max_points=None), LEARNING_RATES).points()
+    run = get_run(viewing.session, viewing.principal, run_id)
+    rates = quantity_curves(viewing, run, (LEARNING_RATE_KEY,), max_points=None)[LEARNING_RATE_KEY].points()
     if rates:
         sums = accumulate(rate for _, rate in rates)
         axes["lr"] = {"steps": [step for step, _ in rates], "values": list(sums)}

@@ -9,7 +9,7 @@ from foreshock.comparisons import STEP_ROW, TRAINER_ROLLOUT
 from foreshock.diagnosis.lag_zero import LAG_ZERO_COLUMNS, at_lag_zero
 from foreshock.diagnosis.lags import LAG_KEY
 from foreshock.diagnosis.mismatch_rules import K3
-from foreshock.diagnosis.quantities import LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY, names_of
+from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY, LEARNING_RATE_KEY, LENGTH_KEY, REWARD_KEY
 from foreshock.measures.registry import TOKENS_BY_LAG
 from foreshock.measures.statistics import conditions, tails
 from foreshock.ranges import HealthyRange, required_range
@@ -18,19 +18,23 @@ from foreshock_service.platform.database.tables import Run
 from foreshock_service.present.pages.figures import Curve, Figure, Missing, buckets, drawing, mismatch, overview
 from foreshock_service.present.pages.figures.attribution import ATTRIBUTION_TITLE, TOKENS_TITLE, attribution_figure
 from foreshock_service.present.pages.presenters import advice, alerts, attribution, rollout
-from foreshock_service.present.pages.presenters.viewing import Viewing, curves_of, scalar_curves
+from foreshock_service.present.pages.presenters.viewing import (
+    NOTHING,
+    Viewing,
+    curves_of,
+    quantity_curves,
+    scalar_curves,
+)
 
 OVERVIEW_TITLE = "The run, step by step"
-NOTHING = Curve((), ())
 _OVERVIEW: Mapping[str, str] = {
     "Reward": REWARD_KEY,
     "Mismatch, k3": K3,
     "Response length": LENGTH_KEY,
-    "Entropy": f"{STEP_ROW}:entropy_mean",
-    "Gradient norm": "scalars:grad_norm",
+    "Entropy": ENTROPY_KEY,
+    "Gradient norm": GRADIENT_NORM_KEY,
     "Learning rate": LEARNING_RATE_KEY,
 }
-_MEASURED = ("k3_kl", "reward_mean", "response_length_mean", "entropy_mean")
 LENGTH_TITLE = "Response length"
 TAILS_TITLE = "Tails and effective sample size"
 
@@ -139,20 +143,16 @@ def lengths_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing
 
 def overview_of_run(viewing: Viewing, run: Run, asked: Asked) -> Figure | Missing:
     """Return reward, mismatch, length, entropy, gradient norm and learning rate: measured, else as they are logged."""
-    measured = curves_of(viewing, run.id, _MEASURED, (STEP_ROW, TRAINER_ROLLOUT), max_points=None)
-    names = [name for key in _OVERVIEW.values() for name in names_of([key], run.scalar_names or {})]
-    reported = scalar_curves(viewing, run.id, names, max_points=None)
+    curves = quantity_curves(viewing, run, tuple(_OVERVIEW.values()), max_points=None)
     panels = []
     for title, key in _OVERVIEW.items():
-        comparison, _, column = key.partition(":")
-        curve = measured.get(comparison, {}).get(column) or _longest(reported, names_of([key], run.scalar_names or {}))
         is_k3 = key == K3
         lines = _lines_of_k3(viewing, run) if is_k3 else {}
         if is_k3 and (fresh := _at_lag_zero(viewing, run, ("k3_kl",)).get("k3_kl")):
             panels.append(overview.Panel(f"{title} at lag 0", asked.part(fresh), logarithmic=True, lines=lines))
             title, lines = f"{title} of all tokens", {}
         panels.append(
-            overview.Panel(title, asked.part(curve), logarithmic=is_k3 or key == "scalars:grad_norm", lines=lines)
+            overview.Panel(title, asked.part(curves[key]), logarithmic=is_k3 or key == GRADIENT_NORM_KEY, lines=lines)
         )
     if not panels[-1].curve:
         panels[-1] = overview.Panel("Learning rate ×", asked.part(_advised(viewing, run)))
@@ -175,11 +175,6 @@ def _advised(viewing: Viewing, run: Run) -> Curve:
     starts = [step for step, _ in found.stairs]
     steps = range(found.now + 1)
     return Curve(steps, [found.stairs[bisect_right(starts, step) - 1][1] for step in steps])
-
-
-def _longest(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
-    """Return the curve with the most points of these names; an empty one if there is none."""
-    return max((curves[name] for name in names if name in curves), key=lambda each: len(each.steps), default=NOTHING)
 
 
 def _lines_of_k3(viewing: Viewing, run: Run) -> dict[str, tuple[float, str]]:

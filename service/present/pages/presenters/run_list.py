@@ -6,24 +6,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from foreshock import comparisons, ranges
+from foreshock import ranges
 from foreshock.api import diagnosis, probes
 from foreshock.api.runs import RunRecord, ShownRunState
+from foreshock.diagnosis.mismatch_rules import K3
+from foreshock.diagnosis.quantities import ENTROPY_KEY, GRADIENT_NORM_KEY, LENGTH_KEY, REWARD_KEY
 from foreshock_service.platform.database.tables import Run
 from foreshock_service.platform.problem import InvalidRequest
 from foreshock_service.present.pages import figures, rendering, view_models
 from foreshock_service.present.pages.figures import drawing, mismatch
 from foreshock_service.present.pages.presenters.figures import FigureNotFound
 from foreshock_service.present.pages.presenters.run import pooled_in_words
-from foreshock_service.present.pages.presenters.viewing import (
-    ENTROPIES,
-    GRADIENT_NORMS,
-    REWARDS,
-    Viewing,
-    curves_of,
-    first_of,
-    scalar_curves,
-)
+from foreshock_service.present.pages.presenters.viewing import Viewing, last_steps, quantity_curves
 from foreshock_service.replay.probes.workers import hardware_of
 from foreshock_service.runs import diagnoses, listing, measurements, steps
 from foreshock_service.runs.attempts import attempts_of_run, fingerprints_of_attempts
@@ -93,24 +87,20 @@ MOST_COMPARED = 20
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A measured quantity that runs are compared by, and the names by which trainers report it."""
+    """A quantity that runs are compared by."""
 
     title: str
     unit: str
-    comparison: str = comparisons.STEP_ROW
-    column: str = ""
-    scalars: tuple[str, ...] = ()
+    quantity: str
     logarithmic: bool = False
 
 
 COMPARED: Mapping[str, Compared] = {
-    "reward": Compared("Reward", "reward", column="reward_mean", scalars=REWARDS),
-    "k3": Compared(
-        "Mismatch per token (k3)", "k3, nats per token", comparisons.TRAINER_ROLLOUT, "k3_kl", logarithmic=True
-    ),
-    "length": Compared("Response length", "tokens per response", column="response_length_mean"),
-    "entropy": Compared("Entropy", "nats per token", column="entropy_mean", scalars=ENTROPIES),
-    "gradient-norm": Compared("Gradient norm", "gradient norm", scalars=GRADIENT_NORMS, logarithmic=True),
+    "reward": Compared("Reward", "reward", REWARD_KEY),
+    "k3": Compared("Mismatch per token (k3)", "k3, nats per token", K3, logarithmic=True),
+    "length": Compared("Response length", "tokens per response", LENGTH_KEY),
+    "entropy": Compared("Entropy", "nats per token", ENTROPY_KEY),
+    "gradient-norm": Compared("Gradient norm", "gradient norm", GRADIENT_NORM_KEY, logarithmic=True),
 }
 
 
@@ -153,20 +143,9 @@ def compared_figure(viewing: Viewing, name: str, run_ids: Sequence[str]) -> figu
     if name not in COMPARED:
         raise FigureNotFound(f"unknown figure {name!r}; figures: {', '.join(COMPARED)}")
     asked = COMPARED[name]
-    curves = [(run.name or run.key, _curve(viewing, run.id, asked)) for run in chosen_runs(viewing, run_ids)]
+    runs = chosen_runs(viewing, run_ids)
+    curves = [(run.name or run.key, quantity_curves(viewing, run, (asked.quantity,))[asked.quantity]) for run in runs]
     return mismatch.comparison_figure(asked.title, asked.unit, curves, logarithmic=asked.logarithmic)
-
-
-def _curve(viewing: Viewing, run_id: str, asked: Compared) -> figures.Curve:
-    if asked.column:
-        found = curves_of(viewing, run_id, (asked.column,), (asked.comparison,)).get(asked.comparison, {})
-        if found.get(asked.column):
-            return found[asked.column]
-    return (
-        first_of(scalar_curves(viewing, run_id, asked.scalars), asked.scalars)
-        if asked.scalars
-        else figures.Curve((), ())
-    )
 
 
 def _rows(viewing: Viewing, runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -331,21 +310,12 @@ def _active_at(run: Run) -> int:
 def _sorted_by(viewing: Viewing, name: str, runs: Sequence[Run]) -> Mapping[str, Any]:
     """Return by run what it is sorted by; a run without it comes last."""
     if name in listing.QUANTITIES:
-        measured = listing.newest_values(viewing.session, [run.id for run in runs])[name]
-        missing = [run for run in runs if run.id not in measured]
-        return measured | listing.reported_values(viewing.session, name, _last_steps(viewing, missing))
+        return listing.newest_or_reported(viewing.session, name, last_steps(viewing.session, runs))
     if name == "scale":
         return _scales(viewing, runs)
     if name == "step":
-        return _last_steps(viewing, runs)
+        return last_steps(viewing.session, runs)
     return {run.id: _active_at(run) if name == "age" else (run.name or run.key).casefold() for run in runs}
-
-
-def _last_steps(viewing: Viewing, runs: Sequence[Run]) -> dict[str, int]:
-    """Return the newest step of each run that has one, also if only scalars came."""
-    observed = observed_steps(viewing.session, [run.id for run in runs])
-    steps_of = {run.id: observed.get(run.id) if run.last_step is None else run.last_step for run in runs}
-    return {run_id: step for run_id, step in steps_of.items() if step is not None}
 
 
 def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
@@ -359,7 +329,7 @@ def _scales(viewing: Viewing, runs: Sequence[Run]) -> dict[str, float]:
 def _rows_of(viewing: Viewing, query: RunsQuery, runs: Sequence[Run]) -> list[ListedRun]:
     run_ids = [run.id for run in runs]
     tokens = {run.id: run.tokens for run in runs}
-    versions = {run_id: (step, tokens[run_id]) for run_id, step in _last_steps(viewing, runs).items()}
+    versions = {run_id: (step, tokens[run_id]) for run_id, step in last_steps(viewing.session, runs).items()}
     curves = listing.short_curves(viewing.session, versions)
     paths = {
         name: drawing.spark_paths(

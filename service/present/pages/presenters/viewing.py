@@ -1,17 +1,20 @@
 """The database as one page's presenters see it, and the rows of the wide table as curves over steps."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 from sqlalchemy.orm import Session
 
+from foreshock.diagnosis.quantities import FIRST_SOURCE, SCALARS, names_of, preferred_values
 from foreshock_service.platform import columnar, security
 from foreshock_service.platform.context import ServiceContext
-from foreshock_service.platform.database.tables import Scalar
+from foreshock_service.platform.database.tables import Run, Scalar
 from foreshock_service.present.pages.figures import Curve
 from foreshock_service.runs import attempts, scalars
 from foreshock_service.runs.curves import CurveQuery, Curves, read_curves
+from foreshock_service.watch.detection.states import observed_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,7 @@ def open_viewing(context: ServiceContext, principal: security.Principal) -> Iter
         yield Viewing(context, session, principal)
 
 
-GRADIENT_NORMS = ("grad_norm", "actor/grad_norm", "train/grad_norm")
-ENTROPIES = ("entropy", "actor/entropy", "actor/entropy_loss")
-LEARNING_RATES = ("lr", "learning_rate", "actor/lr", "train/learning_rate")
-REWARDS = ("reward", "critic/rewards/mean", "train/reward")
-
-
+NOTHING = Curve((), ())
 # A plot has fewer pixels. Down-sampling keeps extremes.
 MOST_POINTS = 2000
 
@@ -79,13 +77,42 @@ def scalar_curves(
     points: dict[str, dict[int, float | None]] = {}
     for step, source, name, value in zip(*columns, columnar.floats_or_none(table.array("value")), strict=True):
         of_name = points.setdefault(name, {})
-        if step not in of_name or source == scalars.FIRST_SOURCE:
+        if step not in of_name or source == FIRST_SOURCE:
             of_name[step] = value
     return {
         name: Curve(sorted(of_name), [of_name[step] for step in sorted(of_name)]) for name, of_name in points.items()
     }
 
 
-def first_of(curves: Mapping[str, Curve], names: Sequence[str]) -> Curve:
-    """Return the first curve of these names that has a point; an empty one if none has."""
-    return next((curves[name] for name in names if curves.get(name)), Curve((), ()))
+def quantity_curves(
+    viewing: Viewing, run: Run, quantities: Sequence[str], max_points: int | None = MOST_POINTS
+) -> dict[str, Curve]:
+    """Return quantity → curve over the active steps: as it is measured, else as the run's trainer reports it."""
+    keys = {quantity: quantity.split(":", 1) for quantity in quantities}
+    pairs = [(comparison, column) for comparison, column in keys.values() if comparison != SCALARS]
+    comparisons, columns = ([*dict.fromkeys(part)] for part in zip(*pairs, strict=True)) if pairs else ([], [])
+    measured = curves_of(viewing, run.id, columns, comparisons, max_points=max_points) if pairs else {}
+    found = {each: measured.get(key[0], {}).get(key[1], NOTHING) for each, key in keys.items()}
+    declared, missing = run.scalar_names or {}, [each for each, curve in found.items() if not curve]
+    if missing:
+        reported = scalar_curves(viewing, run.id, names_of(missing, declared), max_points=None)
+        points = {name: dict(curve.points()) for name, curve in reported.items()}
+        for each in missing:
+            values = preferred_values(points, names_of([each], declared))
+            found[each] = _thinned(Curve(list(values), list(values.values())), max_points)
+    return found
+
+
+def _thinned(curve: Curve, max_points: int | None) -> Curve:
+    if max_points is None or len(curve.steps) <= max_points:
+        return curve
+    table = columnar.ColumnTable({"step": np.array(curve.steps), "value": np.array(curve.values, dtype=np.float64)})
+    kept = columnar.keep_extremes(table, (), ("value",), max_points)
+    return Curve(kept.array("step").tolist(), kept.array("value").tolist())
+
+
+def last_steps(session: Session, runs: Sequence[Run]) -> dict[str, int]:
+    """Return the newest step of each run that has one, also if only scalars came."""
+    observed = observed_steps(session, [run.id for run in runs])
+    steps_of = {run.id: observed.get(run.id) if run.last_step is None else run.last_step for run in runs}
+    return {run_id: step for run_id, step in steps_of.items() if step is not None}

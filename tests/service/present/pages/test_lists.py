@@ -159,6 +159,38 @@ def test_hardware_is_marked_by_the_tokens_at_lag_zero(site: Site) -> None:
 
 
 @pytest.mark.slow
+def test_names_that_a_run_declares_hold_on_every_page(site: Site) -> None:
+    """Of a run that has names of its own, what has a well-known name is another number."""
+    names = {"reward": "my/score", "lr": "my/rate", "grad_norm": "my/norm", "response_length/mean": "my/length"}
+    settings = {"model": "own names", "scalar_names": names, "initial_learning_rate": 1.0}
+    plain = site.http.post("/v1/runs", json={"key": "well-known names", "model": "own names"}).json()["id"]
+    own = site.http.post("/v1/runs", json={"key": "own names", **settings, "baseline": plain}).json()["id"]
+    for run in (plain, own):
+        site.http.post(f"/v1/runs/{run}/attempts", json={"key": "first"}).raise_for_status()
+    for step in (1, 2, 3):
+        known = {"reward": -5.0, "rewards/mean": -6.0, "lr": -7.0, "grad_norm": 8.0, "response_length/mean": 9.0}
+        declared = {"my/score": 0.1 * step, "my/rate": 0.5, "my/norm": 2.0, "my/length": 30.0}
+        for run, values in ((own, known | declared), (plain, known)):
+            address = f"/v1/runs/{run}/steps/{step}/scalars"
+            site.http.put(address, json={"values": values}).raise_for_status()
+    drawn = {
+        "reward": ([0.1, 0.2, 0.30000000000000004], -5),
+        "gradient-norm": ([2.0] * 3, 8),
+        "length": ([30.0] * 3, 9),
+    }
+    for figure, (expected, well_known) in drawn.items():
+        query = {"run": [own, plain]}
+        lines = site.http.get(f"/pages/compare/{figure}.json", params=query).raise_for_status().json()["data"]
+        assert [line["y"] for line in lines] == [expected, [well_known] * 3]
+    axes = site.http.get(f"/pages/runs/{own}/axes.json").raise_for_status().json()
+    assert axes["lr"]["values"] == [0.5, 1.0, 1.5]
+    page = site.http.get("/", params={"model": "own names", "sort": "reward"}).raise_for_status().text
+    assert names_in(page) == ["own names", "well-known names"]
+    rows = [re.sub("<[^>]*>", " ", row) for row in page.split("<tr")[2:]]
+    assert ["0.2" in row or "0.3" in row for row in rows] == [True, False]
+    assert ["-5" in row.replace("−", "-") for row in rows] == [False, True]
+
+
 def test_runs_are_ticked_and_compared_with_one_zoom(visit: Visit, site: Site, fallen: str) -> None:
     page = visit.page
     visit.origin = site.url

@@ -1,0 +1,47 @@
+"""The names that trainers log: what a curve shows of several names is what the detectors read at each step."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreshock.diagnosis.quantities import (
+    ENTROPY_KEY,
+    GRADIENT_NORM_KEY,
+    LEARNING_RATE_KEY,
+    REWARD_KEY,
+    names_of,
+    preferred_values,
+    quantities_of,
+)
+
+QUANTITIES = (REWARD_KEY, ENTROPY_KEY, GRADIENT_NORM_KEY, LEARNING_RATE_KEY)
+DECLARED = ({}, {"reward": "my/score"}, {"lr": "entropy", REWARD_KEY: "grad_norm"})
+LOGGED = sorted({name for declared in DECLARED for name in names_of(QUANTITIES, declared)} | {"my/score", "loss"})
+
+
+@given(
+    steps=st.dictionaries(
+        st.integers(0, 5), st.dictionaries(st.sampled_from(LOGGED), st.floats(-1e3, 1e3), max_size=6), max_size=5
+    ),
+    declared=st.sampled_from(DECLARED),
+)
+def test_curve_has_what_the_detectors_read(steps: dict[int, dict[str, float]], declared: dict[str, str]) -> None:
+    scalars: dict[str, dict[int, float]] = {}
+    for step, values in steps.items():
+        for name, value in values.items():
+            scalars.setdefault(name, {})[step] = value
+    for quantity in QUANTITIES:
+        curve = preferred_values(scalars, names_of([quantity], declared))
+        assert list(curve) == sorted(curve)
+        for step, values in steps.items():
+            # Of a name with and without its prefix either may come first.
+            plain = {name: value for name, value in values.items() if f"train/{name}" not in values}
+            if plain == values:
+                read = quantities_of(values, declared).get(quantity)
+                assert curve.get(step) == read
+
+
+def test_declared_name_is_the_only_one() -> None:
+    assert names_of([REWARD_KEY], {"reward": "my/score"}) == ("my/score",)
+    assert "entropy" not in names_of([ENTROPY_KEY], {"reward": "entropy"})
