@@ -126,9 +126,14 @@ class _Connection:
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
         headers = {"User-Agent": "foreshock-client", "Accept-Encoding": "identity"}
-        if key := usable_key(api_key):
-            headers["Authorization"] = f"Bearer {key}"
         named = httpx.URL(url.strip())
+        if key := usable_key(api_key):
+            if named.userinfo:
+                raise ConfigurationError(
+                    f"the address of {self.url} has a user and password, and there is an API key: a request can carry "
+                    "one of them only, in its Authorization header; remove one, see FORESHOCK_URL and FORESHOCK_API_KEY"
+                )
+            headers["Authorization"] = f"Bearer {key}"
         self._options: dict[str, Any] = {
             # Without the password, which httpx logs.
             "base_url": self.url,

@@ -107,6 +107,15 @@ def test_password_of_the_address_is_sent_and_not_shown(
     assert "zoe7" not in str(raised.value) + caplog.text
 
 
+def test_password_beside_an_api_key_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match="http://host:8765 has a user and password, and there is an API"
+    ) as found:
+        ServiceConnection("http://ann:secret@host:8765", "fsk_key")
+    assert "secret" not in str(found.value)
+    assert "fsk_key" not in str(found.value)
+
+
 @pytest.mark.parametrize("url", ["ann:secret@host:8765", "http://ann:sec/secret@host", "http://ann:secret@[::1"])
 def test_password_of_what_is_no_address_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigurationError, match="must look like") as raised:
