@@ -8,13 +8,13 @@ from foreshock.api.diagnosis import RunVerdict
 from foreshock.api.records import NAN, Measured, Record, described, parse
 from foreshock.changes import ChangeKind
 from foreshock.interval_names import RANGE, RANGE_NOTE
+from foreshock.learning_rate.advice import AdviceMode
 from foreshock.model_kind import ModelKind, known_model_kind
 from foreshock.notary.compare import Verdict
 from foreshock.severity import Severity
 
 ShownRunState = Literal["running", "stale", "finished", "failed"]
 """`stale`: running, but its clients have given no sign of life for FORESHOCK_STALE_SECONDS."""
-AdviceMode = Literal["shadow", "apply"]
 CheckpointFormat = Literal["hf_safetensors", "fsdp", "dcp", "megatron"]
 FindingSource = Literal["attribution", "doctor", "lint", "notary"]
 Plain = str | float | int | bool

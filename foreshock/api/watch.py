@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from foreshock.api.records import Measured, Record, described, parse
 from foreshock.json_values import number_or_nan
-from foreshock.learning_rate.advice import Advice, Applied
+from foreshock.learning_rate.advice import Advice, Applied, Author, DecisionKind
 from foreshock.model_kind import ModelKind
 from foreshock.severity import Severity
 
@@ -120,10 +120,10 @@ class DecisionRecord(Record):
 
     revision: int
     attempt: int
-    kind: Literal["surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"]
+    kind: DecisionKind
     effective_from_step: int
     reason: str
-    author: Literal["detector", "operator", "trainer"]
+    author: Author
     made_at_us: int
 
 

@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from foreshock.changes import ChangeKind
 from foreshock.client import deliveries
@@ -38,6 +38,7 @@ from foreshock.client.reporting import Counters, DeliveryStatus, Failures, LogOn
 from foreshock.client.settings import ClientSettings
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint, with_precision
+from foreshock.learning_rate.advice import AdviceMode
 from foreshock.model_kind import ModelKind
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
@@ -156,7 +157,7 @@ class Client:
         master_dtype: str | None = None,
         autocast: str | None = None,
         head_dtype: str | None = None,
-        advice_mode: Literal["shadow", "apply"] | None = None,
+        advice_mode: AdviceMode | None = None,
         scalar_names: Mapping[str, str] | None = None,
         tags: Sequence[str] = (),
         note: str | None = None,

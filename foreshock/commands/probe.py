@@ -9,9 +9,10 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from foreshock.api.attribution import AttributionRecord
+from foreshock.api.probes import PriorityName
 from foreshock.client.connection import ServiceConnection
 from foreshock.commands.command import add_run_argument, add_service_options, connect
 from foreshock.commands.option_types import COUNT, SECONDS, STEP, whole
@@ -74,7 +75,7 @@ class ProbeCommand:
         )
         parser.add_argument(
             "--priority",
-            choices=("low", "normal", "high", "urgent"),
+            choices=get_args(PriorityName),
             help="which probe workers take first (default: urgent near an open alert, else normal)",
         )
         parser.add_argument("--max-rollouts", type=COUNT, metavar="N", help="score a sample of N rollouts")

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import TrainerCallback
 
@@ -25,6 +25,7 @@ from foreshock.fingerprint import dtype_name
 from foreshock.integrations.first_advice import await_first_advice
 from foreshock.integrations.hooks import guard, observe
 from foreshock.integrations.trl_generations import Generations
+from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.apply import applied_learning_rates, apply_scale
 from foreshock.learning_rate.feed import AdviceFeed
 from foreshock.model_kind import model_kind_of_configuration
@@ -62,7 +63,7 @@ class ForeshockCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         trainer: Any,
         *,
         run_key: str | None = None,
-        advice_mode: Literal["shadow", "apply"] | None = None,
+        advice_mode: AdviceMode | None = None,
         weights_root: str | None = None,
         notary: bool = False,
         client: Client | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 from foreshock.learning_rate.schedule import (
     DECAY_FACTOR,
@@ -17,7 +17,28 @@ from foreshock.learning_rate.schedule import (
 )
 from foreshock.ranges import threshold_number
 
-__all__ = ["NOT_ACKNOWLEDGED", "SHADOW_EFFECT", "Advice", "AdviceAlert", "Applied", "effect_in_words"]
+__all__ = [
+    "NOT_ACKNOWLEDGED",
+    "SHADOW_EFFECT",
+    "Advice",
+    "AdviceAlert",
+    "AdviceMode",
+    "AdvicePhase",
+    "Applied",
+    "Author",
+    "DecisionKind",
+    "OperatorKind",
+    "effect_in_words",
+]
+
+AdviceMode = Literal["shadow", "apply"]
+AdvicePhase = Literal["warming", "watching", "decaying", "floor", "held"]
+Author = Literal["detector", "operator", "trainer"]
+OperatorKind = Literal["halve", "raise", "hold", "release"]
+DecisionKind = Literal[
+    "surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"
+]
+"""`rule_halving` is of logs that older releases wrote."""
 
 
 @dataclass(frozen=True, slots=True)

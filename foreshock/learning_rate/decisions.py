@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
-from typing import Any, Literal
+from typing import Any
 
 from foreshock.diagnosis.detectors import OpenSignal
+from foreshock.learning_rate.advice import AdviceMode, AdvicePhase, Author, DecisionKind, OperatorKind
 from foreshock.learning_rate.loop import LoopSettings, LoopState
 from foreshock.learning_rate.loop_moves import next_point
 from foreshock.learning_rate.schedule import (
@@ -41,14 +42,6 @@ from foreshock.learning_rate.schedule import (
     scale_at,
     scaled_points,
 )
-
-# "rule_halving" is of logs that older releases wrote.
-DecisionKind = Literal[
-    "surge", "retract", "loop", "rule_halving", "halve", "raise", "hold", "release", "rewind", "mode"
-]
-Mode = Literal["shadow", "apply"]
-Phase = Literal["warming", "watching", "decaying", "floor", "held"]
-Author = Literal["detector", "operator", "trainer"]
 
 # A rewind drops conclusions from steps that no longer exist; an operator's switches stay.
 _KEPT_BY_REWIND: frozenset[DecisionKind] = frozenset({"hold", "release", "mode"})
@@ -68,7 +61,7 @@ class Decision:
     author: Author = "detector"
     schedule: LengthDecaySchedule | None = None
     signal: OpenSignal | None = None
-    mode: Mode | None = None
+    mode: AdviceMode | None = None
     loop: LoopPoint | None = None
     loop_reference: float | None = None
     """log s of the detectors' loop that the decision came to: the next one moves by the difference from it."""
@@ -108,7 +101,7 @@ class AdviceState:
     released: tuple[OpenSignal, ...] = ()
     held_from_step: int | None = None
     held_by: Author | None = None
-    mode: Mode | None = None
+    mode: AdviceMode | None = None
     reason: str = ""
     kind: DecisionKind | None = None
     """The kind of the newest decision, whose reason ``reason`` is."""
@@ -130,7 +123,7 @@ class AdviceState:
         """Return the next step at which the scale falls by present decisions; None at the floor or while held."""
         return next_fall(self.schedule, self.halvings, step, self.factor, self.floor, self.loop)
 
-    def phase(self, step: int, warming: bool) -> Phase:
+    def phase(self, step: int, warming: bool) -> AdvicePhase:
         """Return the phase at ``step``. ``warming`` is true while the detectors have no baseline."""
         if self.held_from_step is not None:
             return "held"
@@ -254,9 +247,6 @@ def _from(schedule: LengthDecaySchedule | None, step: int, state: AdviceState) -
     return schedule if state.held_from_step is None else schedule.paused_from(min(step, state.held_from_step))
 
 
-OperatorKind = Literal["halve", "raise", "hold", "release"]
-
-
 class AdviceConflictError(ValueError):
     """An operator's decision that would change nothing, such as a release without a hold."""
 
@@ -306,7 +296,7 @@ def rewind(log: Sequence[Decision], attempt: int, resume_step: int, at_us: int) 
     )
 
 
-def set_mode(log: Sequence[Decision], mode: Mode, observation: Observation, author: Author) -> Decision:
+def set_mode(log: Sequence[Decision], mode: AdviceMode, observation: Observation, author: Author) -> Decision:
     """Return the decision that switches the run to ``mode``; the advised scale does not change."""
     reason = "Shadow mode: the advice is shown, the trainer gets 1.0."
     if mode == "apply":

@@ -7,7 +7,8 @@ from foreshock.diagnosis.detectors import (
     is_corroborated,
 )
 from foreshock.diagnosis.surge_state import SurgeDetection
-from foreshock.learning_rate.decisions import AdviceState, Mode
+from foreshock.learning_rate.advice import AdviceMode
+from foreshock.learning_rate.decisions import AdviceState
 from foreshock.learning_rate.schedule import DECAY_FACTOR, ScheduleSettings
 
 RUN_HAS_ENDED = "The run has ended: there is nothing to advise."
@@ -19,7 +20,7 @@ def advice_reason(
     advice: AdviceState,
     detectors: WarningState,
     configuration: WarningConfiguration,
-    mode: Mode,
+    mode: AdviceMode,
     *,
     has_ended: bool,
 ) -> str:

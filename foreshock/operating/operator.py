@@ -26,13 +26,13 @@ from foreshock.api.runs import (
 )
 from foreshock.api.watch import AdviceRecord, AlertRecord, RulesVersionRecord
 from foreshock.changes import ChangeKind
+from foreshock.learning_rate.advice import AdviceMode, OperatorKind
 from foreshock.model_kind import ModelKind
 from foreshock.reading.caller import UNCHANGED, AsyncCaller, Caller, Unchanged
 from foreshock.reading.described import Values, change, given, names_of
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import split_score_name
 
-DecisionKind = Literal["hold", "release", "raise", "halve"]
 ProbeKind = Literal["exact", "doctor", "matrix", "layers", "routing", "update"]
 
 
@@ -76,7 +76,7 @@ class _Methods:
         """Resolve an alert; its rule may fire again, as a new alert. Raises Rejected (409) if it was retracted."""
 
     @change("POST", "/v1/runs/{run}/lr-advice/decisions", is_repeatable=False)
-    def decide(self, run: str, kind: DecisionKind, reason: str) -> AdviceRecord:
+    def decide(self, run: str, kind: OperatorKind, reason: str) -> AdviceRecord:
         """Hold, release, raise or halve the learning rate as an operator, and return the advice that follows.
 
         `reason` is kept in the log of decisions. Raises Rejected (409) if the decision changes nothing, or the run has
@@ -175,7 +175,7 @@ class _Methods:
         *,
         state: Literal["running", "finished", "failed"] | None = None,
         name: str | Unchanged | None = UNCHANGED,
-        advice_mode: Literal["shadow", "apply"] | None = None,
+        advice_mode: AdviceMode | None = None,
         model_kind: ModelKind | Unchanged | None = UNCHANGED,
         scalar_names: Mapping[str, str] | Unchanged | None = UNCHANGED,
     ) -> RunRecord:

@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session
 
 from foreshock import clock, errors, page_addresses
 from foreshock.api import diagnosis, records
-from foreshock.api.runs import AdviceMode, RunRecord, ShownRunState
+from foreshock.api.runs import RunRecord, ShownRunState
 from foreshock.diagnosis.quantities import check_declared
+from foreshock.learning_rate.advice import AdviceMode
 from foreshock.model_kind import ModelKind
 from foreshock_service.platform import audit, parameters, problem
 from foreshock_service.platform.context import EventBus, ServiceContext

@@ -1,10 +1,9 @@
 """Schemas of the advice."""
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from foreshock.api.watch import Favoured, RemedyRecord
+from foreshock.learning_rate.advice import AdviceMode, AdvicePhase, OperatorKind
 from foreshock.severity import Severity
 from foreshock_service.platform.parameters import AttemptNumber, Name, Step
 
@@ -91,8 +90,8 @@ class AdviceRead(BaseModel):
     favours_why: str
     factor: float = Field(description="of a halving; also the schedule's")
     floor: float = Field(description="the lowest scale; also the schedule's")
-    phase: Literal["warming", "watching", "decaying", "floor", "held"]
-    mode: Literal["shadow", "apply"]
+    phase: AdvicePhase
+    mode: AdviceMode
     next_decay_step: int | None
     step: int | None = Field(description="the step that was asked for")
     observed_step: int | None = Field(description="the newest closed step")
@@ -135,7 +134,7 @@ class ReportNotCounted(BaseModel):
 class OperatorDecisionCreate(BaseModel):
     """An operator's decision and why."""
 
-    kind: Literal["hold", "release", "raise", "halve"]
+    kind: OperatorKind
     reason: Name
     seen_revision: int | None = Field(
         default=None,

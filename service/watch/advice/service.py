@@ -15,6 +15,7 @@ from foreshock.clock import now_us
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock.diagnosis.detectors import WarningConfiguration, WarningState, holding_signals
 from foreshock.learning_rate import decisions
+from foreshock.learning_rate.advice import AdviceMode
 from foreshock.learning_rate.loop import LoopSettings, LoopState, finding
 from foreshock.learning_rate.reasons import RUN_HAS_ENDED, advice_reason
 from foreshock.learning_rate.remedies import Remedies, evaluate_remedies, favoured, is_wanted
@@ -62,7 +63,7 @@ class Snapshot:
         run, state, detectors = self.run, self.state, self.detectors
         observed = detectors.step
         asked = step if step is not None else 0 if observed is None else observed + 1
-        mode: decisions.Mode = "apply" if run.advice_mode == "apply" else "shadow"
+        mode: AdviceMode = "apply" if run.advice_mode == "apply" else "shadow"
         advised, points = state.scale(asked), newest_points(state.loop)
         has_ended = run.state in ENDED
         warming = detectors.watching(self.configuration.surge) == "warming"
@@ -206,11 +207,10 @@ def operate(
     run = runs.lock_run(session, principal, run_id)
     if run.state in ENDED:
         raise AdviceConflict(f"{RUN_HAS_ENDED} Its state is {run.state!r}; set it to 'running' if it goes on")
-    kind: decisions.OperatorKind = body.kind
     log = log_of(session, run_id)
     try:
         decision = decisions.decide_as_operator(
-            log, kind, observation_of(session, run_id), body.reason, body.seen_revision
+            log, body.kind, observation_of(session, run_id), body.reason, body.seen_revision
         )
     except decisions.AdviceConflictError as error:
         raise AdviceConflict(str(error)) from error
@@ -222,7 +222,7 @@ def operate(
         for state in (decisions.fold(log), decisions.fold([*log, decision]))
     )
     audit.record(
-        session, principal, f"advice.{kind}", run_id,
+        session, principal, f"advice.{body.kind}", run_id,
         project=run.project, run_id=run_id, before=before, after=after | {"reason": body.reason},
     )  # fmt: skip
     return read_advice(session, principal, run_id, None)
@@ -310,7 +310,7 @@ def rewind_log(session: Session, started: events.AttemptStarted) -> None:
 def record_mode(session: Session, changed: events.AdviceModeChanged) -> None:
     """Append the change of mode, so that trainers that poll receive it."""
     log = log_of(session, changed.run_id)
-    mode: decisions.Mode = "apply" if changed.mode == "apply" else "shadow"
+    mode: AdviceMode = "apply" if changed.mode == "apply" else "shadow"
     decision = decisions.set_mode(log, mode, observation_of(session, changed.run_id), "operator")
     _append(session, changed.run_id, decision)
 

@@ -16,7 +16,7 @@ from foreshock.diagnosis.quantities import (
 )
 
 QUANTITIES = (REWARD_KEY, ENTROPY_KEY, GRADIENT_NORM_KEY, LEARNING_RATE_KEY)
-DECLARED = ({}, {"reward": "my/score"}, {"lr": "entropy", REWARD_KEY: "grad_norm"})
+DECLARED: tuple[dict[str, str], ...] = ({}, {"reward": "my/score"}, {"lr": "entropy", REWARD_KEY: "grad_norm"})
 LOGGED = sorted({name for declared in DECLARED for name in names_of(QUANTITIES, declared)} | {"my/score", "loss"})
 
 

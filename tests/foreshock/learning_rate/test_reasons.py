@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration, WarningState
+from foreshock.learning_rate.advice import AdviceMode, OperatorKind
 from foreshock.learning_rate.decisions import (
     AdviceState,
     Decision,
-    Mode,
     Observation,
-    OperatorKind,
     decide,
     decide_as_operator,
     fold,
@@ -26,7 +25,7 @@ from tests.foreshock.diagnosis.curves import LENGTH, closed_steps, watch
 CONFIGURATION = WarningConfiguration()
 
 
-def reason(state: WarningState, mode: Mode = "shadow", *, has_ended: bool = False) -> str:
+def reason(state: WarningState, mode: AdviceMode = "shadow", *, has_ended: bool = False) -> str:
     return advice_reason(advice_of(state), state, CONFIGURATION, mode, has_ended=has_ended)
 
 
@@ -81,7 +80,7 @@ def lowered_by_the_loop(log: list[Decision], seen: Observation) -> list[Decision
 
 @pytest.mark.parametrize("mode", ["apply", "shadow"])
 @pytest.mark.parametrize("kind", ["loop", "hold", "halve"])
-def test_what_is_said_of_a_surge_is_not_said_of_later_decisions(kind: str, mode: Mode) -> None:
+def test_what_is_said_of_a_surge_is_not_said_of_later_decisions(kind: str, mode: AdviceMode) -> None:
     state, _ = watch(surge(0.4))
     seen = Observation(1, 119, 119, state.surge_step, 0)
     log = list(decide([], seen))
@@ -115,7 +114,7 @@ def test_surge_in_shadow_mode_names_what_lowers_the_scale_beside_it() -> None:
 
 
 @pytest.mark.parametrize("mode", ["apply", "shadow"])
-def test_pending_surge_does_not_hide_that_the_loop_lowers(mode: Mode) -> None:
+def test_pending_surge_does_not_hide_that_the_loop_lowers(mode: AdviceMode) -> None:
     state, _ = watch(closed_steps({LENGTH: np.r_[np.full(10, 1000.0), np.full(10, 2500.0)]}))
     assert state.surge.pending is not None
     log = lowered_by_the_loop([], Observation(1, 9, 9, None, 0))

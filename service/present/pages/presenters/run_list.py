@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from foreshock import ranges
@@ -191,7 +191,7 @@ def _text(value: object) -> str:
 
 
 RUNS_ON_A_PAGE = 50
-STATES: tuple[ShownRunState, ...] = ("running", "stale", "finished", "failed")
+STATES: tuple[ShownRunState, ...] = get_args(ShownRunState)
 VERDICTS: tuple[diagnosis.Verdict, ...] = ("critical", "warning", "unknown", "healthy")
 """The worst first."""
 SORTS = ("verdict", "name", "reward", "k3", "step", "age", "scale")
