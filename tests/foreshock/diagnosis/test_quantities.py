@@ -9,11 +9,13 @@ from foreshock.diagnosis.quantities import (
     ENTROPY_KEY,
     GRADIENT_NORM_KEY,
     LEARNING_RATE_KEY,
+    NAMES,
     REWARD_KEY,
     names_of,
     preferred_values,
     quantities_of,
 )
+from tests.paths import DOCS
 
 QUANTITIES = (REWARD_KEY, ENTROPY_KEY, GRADIENT_NORM_KEY, LEARNING_RATE_KEY)
 DECLARED: tuple[dict[str, str], ...] = ({}, {"reward": "my/score"}, {"lr": "entropy", REWARD_KEY: "grad_norm"})
@@ -45,3 +47,9 @@ def test_curve_has_what_the_detectors_read(steps: dict[int, dict[str, float]], d
 def test_declared_name_is_the_only_one() -> None:
     assert names_of([REWARD_KEY], {"reward": "my/score"}) == ("my/score",)
     assert "entropy" not in names_of([ENTROPY_KEY], {"reward": "entropy"})
+
+
+def test_document_has_the_known_names() -> None:
+    section = (DOCS / "connect-a-trainer.md").read_text().partition("## Names of scalars\n")[2].partition("\n## ")[0]
+    rows = [row.strip("| ").split(" | ")[1:] for row in section.splitlines() if row.startswith("| ") and "`" in row]
+    assert rows == [[f"`{quantity}`", ", ".join(f"`{name}`" for name in names)] for quantity, names in NAMES.items()]
