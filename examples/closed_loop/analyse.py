@@ -26,6 +26,7 @@ from examples.closed_loop.outcome import (
     mismatch_seeds,
     outcomes,
     paired_interval,
+    pooled_interval,
     setting_names,
 )
 from examples.closed_loop.plan import ARMS, FIRST_SEED, HARM, LAW_FIXED_AT, SEEDS, SETTINGS, Arm, Plan, Setting, plans
@@ -41,6 +42,8 @@ RIVALS: Final[tuple[Arm, ...]] = ("sham", "matched", "tenth", "cosine", "sequenc
 DRAWN: Final[tuple[Arm, ...]] = ("constant", "advice", "cosine", "sequence-mis")
 COLOURS: Final = ("#c0392b", "#2471a3", "#7d8790", "#b9770e")
 TRAILING_STEPS: Final = 5
+LEAST_SEEDS: Final = 4
+"""Of a setting in the comparison over all settings: intervals of fewer say little."""
 
 LEAST_REWARD: Final = 0.98
 LEAST_RATE: Final = 0.95
@@ -63,6 +66,8 @@ def document(results: dict[str, Result], seeds: int = SEEDS) -> str:
             arms="\n".join(f"- `{arm}`: {meaning}." for arm, meaning in ARMS.items()),
         ),
         *(_setting(setting, found) for setting in SETTINGS),
+        "## All settings together",
+        _together(found),
         "## Harm: settings that learn well at a constant rate",
         *(_setting(setting, found) for setting in HARM),
         "## Where the advice loses, and why",
@@ -222,6 +227,32 @@ def _against_rivals(found: Sequence[Outcome], setting: str) -> str:
     if not said:
         return "No other arm has two seeds in common with the advice."
     return f"The advice's last reward minus that of the other arms, over the seeds that both have: {', '.join(said)}."
+
+
+def _together(found: Sequence[Outcome]) -> str:
+    """Compare the advice with each arm over all settings, each of equal weight: more than one setting may tell."""
+    rows = []
+    for arm in ("constant", *RIVALS, "token-tis", "advice-mis"):
+        by_setting = [
+            differences for each in SETTINGS if len(differences := against(found, each.name, arm)) >= LEAST_SEEDS
+        ]
+        if len(by_setting) < 2:
+            continue
+        mean, (low, high) = np.mean([np.mean(each) for each in by_setting]), pooled_interval(by_setting)
+        intervals = [paired_interval(each) for each in by_setting]
+        ahead, behind = sum(each[0] > 0.0 for each in intervals), sum(each[1] < 0.0 for each in intervals)
+        verdict = "more" if low > 0.0 else "less" if high < 0.0 else "cannot tell"
+        counts = f"{ahead} | {behind} | {len(by_setting)} | {sum(map(len, by_setting))}"
+        rows.append(f"| `{arm}` | {mean:+.3f} ({low:+.3f} to {high:+.3f}) | {verdict} | {counts} |")
+    if not rows:
+        return f"No arm has {LEAST_SEEDS} seeds in common with the advice in two settings yet."
+    head = (
+        "The advice's reward in the last fifth minus that of another arm, of the same seeds: the mean of the settings' "
+        f"means, of those with at least {LEAST_SEEDS} seeds. Ahead, behind: settings in which the interval of the "
+        "setting alone excludes 0."
+    )
+    columns = "| arm | advice minus it (95 %) | | ahead | behind | settings | runs |"
+    return "\n".join([f"{head}\n", columns, "| --- | ---: | --- | ---: | ---: | ---: | ---: |", *rows])
 
 
 def _losses(found: Sequence[Outcome]) -> str:

@@ -140,6 +140,16 @@ def paired_interval(differences: Sequence[float] | np.ndarray[tuple[int], np.dty
     return float(low), float(high)
 
 
+def pooled_interval(by_setting: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of the settings' means; seeds are drawn within each setting."""
+    random = np.random.default_rng(sum(map(len, by_setting)))
+    drawn = [
+        np.asarray(each)[random.integers(len(each), size=(RESAMPLES, len(each)))].mean(axis=1) for each in by_setting
+    ]
+    low, high = np.quantile(np.mean(drawn, axis=0), (0.025, 0.975))
+    return float(low), float(high)
+
+
 def _of(found: Iterable[Outcome], setting: str) -> list[Outcome]:
     return [each for each in found if each.plan.setting.name == setting]
 

@@ -24,6 +24,7 @@ from examples.closed_loop.outcome import (
     outcome_of,
     outcomes,
     paired_interval,
+    pooled_interval,
 )
 from examples.closed_loop.plan import ARMS, FIRST_SEED, HARM, SEEDS, SETTINGS, Arm, Plan, plans
 from examples.collapses.grid import SEEDS as SEEDS_OF_THE_GRID
@@ -223,6 +224,17 @@ def test_interval_over_seeds_covers_the_mean() -> None:
     # A bootstrap of ten values is a little too narrow.
     assert 0.86 <= covered / 400 <= 0.97
     assert paired_interval([0.1]) == (-math.inf, math.inf)
+
+
+def test_settings_have_equal_weight_and_many_small_gains_tell_together() -> None:
+    random = np.random.default_rng(3)
+    settings = [(random.normal(0.01, 0.02, 12)).tolist() for _ in range(6)]
+    low, high = pooled_interval(settings)
+    assert 0.0 < low < np.mean(settings) < high
+    # Twelve seeds of one setting cannot tell it, and a setting of many seeds does not count for more.
+    assert sum(paired_interval(each)[0] <= 0.0 for each in settings) >= 3
+    low, high = pooled_interval([[1.0, 1.0], [0.0] * 100])
+    assert low == high == 0.5
 
 
 def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
