@@ -6,6 +6,7 @@ With `--check` nothing is written, and the exit status is 1 if the document is n
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from examples.closed_loop.outcome import (
     best_safe_arm,
     compare,
     compared_seeds,
+    distance_of_shams,
     mismatch_seeds,
     outcomes,
     paired_interval,
@@ -252,7 +254,15 @@ def _together(found: Sequence[Outcome]) -> str:
         "setting alone excludes 0."
     )
     columns = "| arm | advice minus it (95 %) | | ahead | behind | settings | runs |"
-    return "\n".join([f"{head}\n", columns, "| --- | ---: | --- | ---: | ---: | ---: | ---: |", *rows])
+    table = "\n".join([f"{head}\n", columns, "| --- | ---: | --- | ---: | ---: | ---: | ---: |", *rows])
+    factors = [math.exp(value) for each in SETTINGS if (value := distance_of_shams(found, each.name)) > 0.0]
+    if not factors:
+        return table
+    return (
+        f"{table}\n\nThe sham follows what the same loop did on another seed of the same setting, so that what the "
+        "signals tell of a setting is in both. The two scales differ by a factor of "
+        f"{min(factors):.2f} to {max(factors):.2f} (the geometric mean over steps and seeds, by setting)."
+    )
 
 
 def _losses(found: Sequence[Outcome]) -> str:

@@ -34,6 +34,8 @@ class Outcome:
     """Σ η as a share of that of the constant arm."""
     first_change: int | None
     """The first step whose scale is below 1; None: none."""
+    scales: tuple[float, ...]
+    """The factor on η₀ at each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ def outcome_of(plan: Plan, result: Result) -> Outcome:
         last_reward=float(rewards[result.steps > planned - planned // 5].sum() / (planned // 5)),
         learning_rate_share=math.fsum(scales) / planned,
         first_change=next((int(step) for step, scale in zip(result.steps, scales, strict=True) if scale < 1.0), None),
+        scales=tuple(scales),
     )
 
 
@@ -170,6 +173,17 @@ def against(found: Sequence[Outcome], setting: str, rival: Arm, arm: Arm = "advi
     rewards = {(each.plan.arm, each.plan.seed): each.last_reward for each in _of(found, setting)}
     seeds = sorted(seed for found_arm, seed in rewards if found_arm == arm and (rival, seed) in rewards)
     return [rewards[arm, seed] - rewards[rival, seed] for seed in seeds]
+
+
+def distance_of_shams(found: Sequence[Outcome], setting: str) -> float:
+    """Return the mean |log| of the advice's scale over its sham's, which is the advice's of the partner seed.
+
+    NaN without a pair of seeds.
+    """
+    scales = {each.plan.seed: np.log(each.scales) for each in _of(found, setting) if each.plan.arm == "advice"}
+    partners = {each.plan.seed: each.plan.partner for each in _of(found, setting) if each.plan.arm == "advice"}
+    pairs = [(scales[seed], scales[other]) for seed, other in partners.items() if seed < other in scales]
+    return _mean(float(np.abs(mine - other).mean()) for mine, other in pairs) if pairs else math.nan
 
 
 def setting_names() -> list[str]:

@@ -20,6 +20,7 @@ from examples.closed_loop.outcome import (
     best_safe_arm,
     compare,
     compared_seeds,
+    distance_of_shams,
     mismatch_seeds,
     outcome_of,
     outcomes,
@@ -235,6 +236,17 @@ def test_settings_have_equal_weight_and_many_small_gains_tell_together() -> None
     assert sum(paired_interval(each)[0] <= 0.0 for each in settings) >= 3
     low, high = pooled_interval([[1.0, 1.0], [0.0] * 100])
     assert low == high == 0.5
+
+
+def test_distance_of_shams_is_that_of_partner_seeds() -> None:
+    found = {
+        plan.name: result(plan, HEALTHY, [0.5 if plan.seed == FIRST_SEED else 1.0] * 75 + [1.0] * 75)
+        for plan in plans(4)
+        if plan.setting == SETTING and plan.arm == "advice"
+    }
+    # Of two pairs of seeds one differs, in half of its steps.
+    assert distance_of_shams(outcomes(found, 4), SETTING.name) == pytest.approx(math.log(2.0) / 4)
+    assert math.isnan(distance_of_shams([], SETTING.name))
 
 
 def test_unknown_run_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
