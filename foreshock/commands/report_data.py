@@ -119,8 +119,9 @@ def collect(
     model_kind = run.model_kind if model_kind is None else model_kind
     mismatch = queries.curve(TRAINER_ROLLOUT, MISMATCH_MEASURES)
     rollouts = queries.rollouts(run, STEP_MEASURES)
-    if step is not None and step not in rollouts.steps and step not in mismatch.steps:
-        raise ConfigurationError(_no_step(run, step, rollouts.steps or mismatch.steps))
+    steps = rollouts.steps if rollouts.has_rollouts else mismatch.steps
+    if step is not None and step not in steps:
+        raise ConfigurationError(_no_step(run, step, steps))
     probed = queries.probed_steps()
     selected = (step,) if step is not None else evenly_spaced(probed, _MAX_ATTRIBUTIONS)
     attributions = tuple(found for each in selected if (found := queries.attribution(each)) is not None)

@@ -285,6 +285,8 @@ def test_run_of_scalars_alone_is_watched_and_reported(
         assert "20 steps (0 to 19) of scalars, no rollouts yet; newest data" in text
         assert re.search(r"reward \(reported\) +\S+ +.*0\.7", text), text
         assert "no step is complete yet" not in text
+    assert run(real_service, "report", "scalars", "--step", "5") == 1
+    assert "has no rollouts of step 5: no step is stored" in capsys.readouterr().err
 
 
 def test_repeated_probe_request_finds_the_same_probe(
