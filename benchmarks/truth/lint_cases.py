@@ -29,11 +29,6 @@ def with_target(change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) ->
     return lambda batch: replace(batch, trainer_log_probs=change(_target(batch)))
 
 
-def of_one_prompt(batch: RolloutBatch) -> RolloutBatch:
-    """Keep 16 rollouts of one prompt."""
-    return batch.select(range(16))
-
-
 def in_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the values rounded to bfloat16."""
     return ((values.view(np.uint32) + 0x8000) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -120,9 +120,6 @@ class Sampling:
         return np.asarray(running[rows, np.maximum(kept, rank + 1) - 1])
 
 
-Gap = Callable[[Sampling], float]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Data:
     """What a fit sees: logits and logged log-probs of the (thinned) tokens, and the distribution to start from."""

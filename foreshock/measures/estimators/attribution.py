@@ -54,11 +54,6 @@ class Link:
     share_low: float
     share_high: float
 
-    @property
-    def share_interval(self) -> tuple[float, float]:
-        """The two ends of the bootstrap-t interval of the share."""
-        return self.share_low, self.share_high
-
 
 @dataclass(frozen=True, slots=True)
 class SideBranch:

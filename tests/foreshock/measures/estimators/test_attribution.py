@@ -70,9 +70,8 @@ def test_share_interval_contains_the_known_share() -> None:
     assert engine.share == pytest.approx(0.8, abs=0.05)
     assert trainer.share == pytest.approx(0.2, abs=0.05)
     for link in (engine, trainer):
-        low, high = link.share_interval
-        assert low < link.share < high
-        assert high - low < 0.2
+        assert link.share_low < link.share < link.share_high
+        assert link.share_high - link.share_low < 0.2
     assert found.cancellation == pytest.approx(1.0, abs=0.1)
 
 
