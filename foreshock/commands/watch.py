@@ -56,7 +56,7 @@ class _Watch:
                 flush=True,
             )
         if steps:
-            self.next_step = max(steps) + 1
+            self.next_step = steps[-1] + 1
             print(self._sparklines(run), flush=True)
         self._print_diagnosis()
         for alert in self.queries.alerts():

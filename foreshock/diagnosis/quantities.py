@@ -112,8 +112,10 @@ def names_of(quantities: Iterable[str], declared: Mapping[str, str] = _NOTHING) 
         if quantity in chosen:
             names[chosen[quantity]] = None
             continue
+        # A rule on a scalar reads it, also if the run declares it as another quantity.
+        others = frozenset() if quantity.startswith(f"{SCALARS}:") and quantity not in NAMES else taken
         for name in (quantity, *NAMES.get(quantity, ()), quantity.partition(":")[2]):
-            names |= dict.fromkeys(each for each in (name, f"{_PREFIX}{name}") if each not in taken)
+            names |= dict.fromkeys(each for each in (name, f"{_PREFIX}{name}") if each not in others)
     return tuple(names)
 
 

@@ -49,6 +49,13 @@ def test_declared_name_is_the_only_one() -> None:
     assert "entropy" not in names_of([ENTROPY_KEY], {"reward": "entropy"})
 
 
+def test_rule_on_a_scalar_reads_it_also_if_it_is_declared_as_another_quantity() -> None:
+    declared, quantities = {"reward": "my/score"}, ("scalars:my/score",)
+    assert "my/score" in names_of(quantities, declared)
+    read = quantities_of({"my/score": 0.5}, declared, quantities)
+    assert read == {"scalars:my/score": 0.5, REWARD_KEY: 0.5}
+
+
 def test_document_has_the_known_names() -> None:
     section = (DOCS / "connect-a-trainer.md").read_text().partition("## Names of scalars\n")[2].partition("\n## ")[0]
     rows = [row.strip("| ").split(" | ")[1:] for row in section.splitlines() if row.startswith("| ") and "`" in row]
