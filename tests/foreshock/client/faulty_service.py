@@ -147,7 +147,11 @@ class _Handler(BaseHTTPRequestHandler):
         service.requests += 1
         service.asked_at.append(time.monotonic())
         parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:  # the connection ended within the body, so the request was never received
+            self.close_connection = True
+            return
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         received = Received(self.command, parts.path, query, body, dict(self.headers))
         fault = service.faults.popleft() if service.faults else service.always
