@@ -80,6 +80,9 @@ FIRST_STEPS: Final = 90
 """Steps for which the set point was above the usual one in the runs of 150 steps that it was chosen on. Whether longer
 ones bear it for longer was not measured."""
 
+SILENT_STEPS: Final = 2
+"""Steps in a row that lack a value, after which no fall goes on by itself. One may only wait for its scalars."""
+
 FEWEST_TOKENS: Final = 200
 """A k3 of fewer tokens is no reading: a single token can make all of it."""
 
@@ -185,6 +188,8 @@ class LoopState:
     """The newest plan of the trainer."""
     lowered: tuple[str, ...] = ()
     """Rules that fire, or fired while no value has been beyond its set point since: the average still holds them."""
+    silent: int = 0
+    """The newest steps in a row that moved nothing, since they lack a value."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -251,7 +256,7 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if state.update is not None:
         errors.append(math.log(max(state.update, SMALLEST) / state.update_point(settings)))
     if not errors or (max(errors) <= 0.0 and _lacks_a_value(state)):
-        return state
+        return replace(state, silent=state.silent + 1)
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
     is_within = error <= 0.0
     # A lower average would only delay the next fall: at this one the scale rises as fast as it may.
@@ -259,7 +264,8 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     change = min(-settings.gain * error, LARGEST_RISE if settings.raises else 0.0)
     moved = min(max(state.log_scale + change, math.log(settings.floor)), 0.0)
     lowered = reading.lowered or (state.lowered if is_within and error > 0.0 else ())
-    return _judge_response(replace(state, error=error, log_scale=moved, lowered=lowered), reading, settings)
+    state = replace(state, error=error, log_scale=moved, lowered=lowered, silent=0)
+    return _judge_response(state, reading, settings)
 
 
 def _checked(reading: Reading) -> Reading:

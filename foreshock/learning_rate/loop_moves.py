@@ -11,6 +11,7 @@ from foreshock.learning_rate.loop import (
     LARGEST_FALL,
     LARGEST_RISE,
     LEAST_MOVE,
+    SILENT_STEPS,
     STEPS_OF_A_RISE,
     LoopSettings,
     LoopState,
@@ -31,7 +32,8 @@ def next_point(
     The scale moves by the difference of the state's log s from ``reference``, the one that the last decision came to;
     None: since now. A decision moves it by at most `LARGEST_FALL` or `LARGEST_RISE` for each step since the last, a
     rise for at most `STEPS_OF_A_RISE`. What these cut is left for the next decisions: the reference that is returned is
-    by so much behind the state.
+    by so much behind the state. A step that lacks a value raises nothing, and after `SILENT_STEPS` of them a fall that
+    has gone beyond the state ends.
     """
     # A fall goes on between two answers, and what is below the floor is not applied.
     now = math.log(max(loop_scale(points, step), applied_floor))
@@ -41,6 +43,10 @@ def next_point(
     last = points[-1] if points else LoopPoint(0, 1.0)
     floor = min(math.log(settings.floor), now)
     wanted = min(max(math.log(last.scale) + state.log_scale - reference, floor), 0.0)
+    if state.silent and wanted > now:
+        if state.silent < SILENT_STEPS or wanted - now < LEAST_MOVE or not last.is_falling(step) or now <= floor:
+            return None
+        return LoopPoint(step, math.exp(now)), state.log_scale - (wanted - now), _reason_of_stop(state, math.exp(now))
     # None since a decision for the same step: what that one's bounds cut is for later steps.
     steps = min(max(step - last.step, 0), HORIZON)
     rise = LARGEST_RISE * min(steps, STEPS_OF_A_RISE) if settings.raises else 0.0
@@ -52,7 +58,8 @@ def next_point(
     if rises and state.error > 0.0:
         # The fall between two answers went a little too far: no reason to rise.
         return None
-    point = LoopPoint(step, math.exp(bounded), 0.0 if rises else state.fall(settings))
+    stays = rises or state.silent >= SILENT_STEPS
+    point = LoopPoint(step, math.exp(bounded), 0.0 if stays else state.fall(settings))
     return point, state.log_scale - (wanted - bounded), _reason_of_move(state, settings, point.scale, rises=rises)
 
 
@@ -68,7 +75,7 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
     said = [f"{name} is {value:.2g} nats per token (set point {point:.2g})" for name, value, point in values]
     if not rises and all(value <= math.exp(ERROR_OF_A_RULE) * point for _, value, point in values):
         said = [*_rules(state.lowered), *said]
-    found = " and ".join(said) or "a rule that lowers the learning rate fires"
+    found = " and ".join(said) or f"step {state.step} lacks a measured mismatch"
     left = state.left
     if left is not None and left < settings.cooldown:
         found += f", with {percent(left)} of the planned steps left"
@@ -77,6 +84,14 @@ def _reason_of_move(state: LoopState, settings: LoopSettings, scale: float, *, r
     return (
         f"{found[0].upper()}{found[1:]}; recent steps {recent}: "
         f"the control loop {'raises' if rises else 'lowers'} the scale to {scale:.2g}."
+    )
+
+
+def _reason_of_stop(state: LoopState, scale: float) -> str:
+    lacking = "an update" if state.driven is not None else "a measured mismatch"
+    return (
+        f"The last {state.silent} steps, up to step {state.step}, lack {lacking}: the control loop keeps the scale at "
+        f"{scale:.2g} until a step has one."
     )
 
 

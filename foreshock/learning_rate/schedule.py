@@ -158,6 +158,10 @@ class LoopPoint:
         """Return the scale of a step, which is not before ``step``."""
         return self.scale * math.exp(-self.fall * min(step - self.step, HORIZON))
 
+    def is_falling(self, step: int) -> bool:
+        """Return whether the scale of a step, which is not before ``step``, is above that of the next one."""
+        return self.fall > 0.0 and step - self.step < HORIZON
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LoopPoint:
         return cls(int(value["step"]), float(value["scale"]), float(value.get("fall", 0.0)))
