@@ -9,10 +9,11 @@ nats per token with a set point of its own, and the error is the log of the one 
   The first eight, of an optimizer without moments, have five times the set point.
 
 The static part is the k3 of lag 0: numerics, which no rate changes. A run has it at its first step, before the first
-update. If lag is unknown, or was never 0, it is the mean of the first readings instead; then the response decides: if
+update. If lag is unknown, or was never 0, it is the median of the first readings instead; then the response decides: if
 the rate has fallen to the floor and the driven part has not halved, it was not driven, and counts as static from there
-on. The set point of the driven part is at least `static_multiple` times the static part: numerics drift as a policy
-learns, and a smaller driven part is little of the whole.
+on. Ten readings in a row below a tenth of the static part refute it, and their median takes its place. The set point of
+the driven part is at least `static_multiple` times the static part: numerics drift as a policy learns, and a smaller
+driven part is little of the whole.
 
 Noise of early updates is averaged out by later ones, that of the last ones by none. If the trainer logs the last step
 that it plans, the set point of the driven part is higher in the first steps and falls over the cooldown before the last
@@ -24,12 +25,15 @@ Everything is a function of the closed steps in their order; there is no clock.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-LARGEST_ERROR: Final = math.log(10.0)
-"""A value farther from its set point than a factor of ten counts as ten."""
+LARGEST_FACTOR: Final = 10.0
+"""A value farther from its set point, or above the average that it enters, counts as this: k3 has no upper bound, and a
+single token can make it a million times the usual one."""
+LARGEST_ERROR: Final = math.log(LARGEST_FACTOR)
 
 ERROR_OF_A_RULE: Final = math.log(2.0)
 """A firing rule with the effect "halve" counts as twice a set point."""
@@ -44,7 +48,7 @@ STEPS_OF_A_RISE: Final = 2
 """One decision raises by no more than so many steps may, however long ago the last one was: no step jumps up."""
 
 BASELINE_READINGS: Final = 10
-"""Readings whose mean is the static part if lag 0 is never seen."""
+"""Readings whose median is the static part if lag 0 is never seen, or if the one that was measured is refuted."""
 
 LARGEST_FALL: Final = 0.25
 """Of log s in a step: the largest error times the gain. From 1 to the floor of 0.1 takes 10 steps at least."""
@@ -189,7 +193,7 @@ class LoopState:
     lowered: tuple[str, ...] = ()
     """Rules that fire, or fired while no value has been beyond its set point since: the average still holds them."""
     silent: int = 0
-    """The newest steps in a row that moved nothing, since they lack a value."""
+    """The newest steps in a row that moved nothing, since they lack a value; at most `SILENT_STEPS`."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -249,14 +253,14 @@ def advance_loop(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     if not settings.enabled:
         return state
     reading = _checked(reading)
-    state = _with_full_update(_with_driven(_with_plan(state, reading), reading), reading)
+    state = _with_full_update(_with_driven(_with_plan(state, reading), reading, settings), reading)
     errors = [ERROR_OF_A_RULE] if reading.lowered else []
     if state.driven is not None:
         errors.append(math.log(max(state.driven, SMALLEST) / state.set_point(settings)))
     if state.update is not None:
         errors.append(math.log(max(state.update, SMALLEST) / state.update_point(settings)))
     if not errors or (max(errors) <= 0.0 and _lacks_a_value(state)):
-        return replace(state, silent=state.silent + 1)
+        return replace(state, silent=min(state.silent + 1, SILENT_STEPS))
     error = min(max(*errors, -LARGEST_ERROR), LARGEST_ERROR)
     is_within = error <= 0.0
     # A lower average would only delay the next fall: at this one the scale rises as fast as it may.
@@ -290,25 +294,37 @@ def _lacks_a_value(state: LoopState) -> bool:
     return (state.driven is None and state.average is not None) or (state.update is None and state.updates > 0)
 
 
-def _with_driven(state: LoopState, reading: Reading) -> LoopState:
+def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
     at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
     if at_lag_0 is not None:
         old = state.static if state.measured_static else None
-        static = at_lag_0 if old is None else old + WEIGHT_OF_PARTS * (at_lag_0 - old)
+        static = at_lag_0 if old is None else _average(old, at_lag_0, settings.set_point)
         state = replace(state, static=static, measured_static=True)
-    elif reading.k3 is not None and state.static is None:
-        baseline = (*state.baseline, reading.k3)
-        known = len(baseline) >= BASELINE_READINGS
-        state = replace(
-            state, baseline=() if known else baseline, static=math.fsum(baseline) / len(baseline) if known else None
-        )
+    state = _with_baseline(state, reading.k3 if at_lag_0 is None else at_lag_0)
     driven = None
     if reading.k3 is not None and (reading.lag == 0.0 or state.static is not None):
         driven = 0.0 if reading.lag == 0.0 else max(reading.k3 - (state.static or 0.0), 0.0)
     average = state.average
     if driven is not None:
-        average = driven if average is None else average + WEIGHT_OF_PARTS * (driven - average)
+        average = driven if average is None else _average(average, driven, settings.set_point)
     return replace(state, driven=driven, update=reading.update, average=average)
+
+
+def _average(old: float, new: float, least: float) -> float:
+    """Return the moving average of a part, in nats per token, in which one reading counts for no more than it may."""
+    return old + WEIGHT_OF_PARTS * (min(new, LARGEST_FACTOR * max(old, least)) - old)
+
+
+def _with_baseline(state: LoopState, k3: float | None) -> LoopState:
+    """Collect readings while there is no static part, or while the one there is cannot be a part of them."""
+    if k3 is None:
+        return state
+    if state.static is not None and k3 >= state.static / LARGEST_FACTOR:
+        return replace(state, baseline=()) if state.baseline else state
+    baseline = (*state.baseline, k3)
+    if len(baseline) < BASELINE_READINGS:
+        return replace(state, baseline=baseline)
+    return replace(state, baseline=(), static=statistics.median(baseline))
 
 
 def _with_plan(state: LoopState, reading: Reading) -> LoopState:

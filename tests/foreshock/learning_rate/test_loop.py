@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from foreshock.backtest.replay import AppliedAdvice
 from foreshock.diagnosis.detectors import ClosedStep, WarningConfiguration
-from foreshock.learning_rate.decisions import Decision, Observation, decide, fold
 from foreshock.learning_rate.loop import (
+    BASELINE_READINGS,
     FEWEST_TOKENS,
     FIRST_STEPS,
     FIRST_UPDATES,
@@ -26,8 +24,6 @@ from foreshock.learning_rate.loop import (
     advance_loop,
     finding,
 )
-from foreshock.learning_rate.loop_moves import next_point
-from foreshock.learning_rate.schedule import LoopPoint
 
 SETTINGS = LoopSettings()
 START = Reading(k3=2e-4, lag=0.0)
@@ -268,124 +264,50 @@ def test_rule_with_the_effect_halve_lowers_while_it_fires() -> None:
     assert scale(after([START] * 200, state)) == 1.0
 
 
-def reason_of(state: LoopState, points: tuple[LoopPoint, ...] = ()) -> str:
-    """Return the reason of the loop's decision ten steps after the newest point."""
-    step = points[-1].step + 10 if points else 10
-    moved = next_point(points, math.log(points[-1].scale) if points else 0.0, state, SETTINGS, step, 0.1)
-    assert moved is not None
-    return moved[2]
+SPIKE = 1e4
+"""Nats per token: a single token whose two probabilities differ by e^20, among ten thousand."""
 
 
-def test_rise_names_no_number_that_the_cut_average_does_not_have() -> None:
-    low = after([START, *[Reading(k3=1e-1, lag=8.0)] * 20])
-    points = (LoopPoint(0, scale(low)),)
-    back = after([Reading(k3=2.1e-4, lag=8.0)] * 30, low)
-    assert math.exp(back.error) == pytest.approx(0.74, abs=0.01)
-    assert back.driven is not None
-    assert back.driven / back.set_point(SETTINGS) == pytest.approx(1.7e-3, rel=0.1)
-    assert reason_of(back, points).startswith(
-        "The driven mismatch is 1e-05 nats per token (set point 0.006); recent steps are below the set point: "
-        "the control loop raises the scale to "
-    )
+def test_spike_at_lag_0_hides_a_mismatch_for_a_few_steps_only() -> None:
+    mixed = Reading(k3=5e-2, lag=4.0, k3_at_lag_0=1e-3)
+    state = after([START, *[mixed] * 5, replace(mixed, k3_at_lag_0=SPIKE, k3=SPIKE)])
+    assert state.static is not None
+    assert state.static < 2e-2
+    assert after([mixed] * 40, state).log_scale == pytest.approx(math.log(SETTINGS.floor))
 
 
-def test_rule_is_named_as_the_cause_where_it_counts_more_than_the_values() -> None:
-    small = Reading(k3=1e-3, lag=8.0)
-    firing = replace(small, lowered=("clipping",))
-    state = after([START, *[firing] * 10])
-    assert reason_of(state).startswith(
-        "Rule clipping has fired (counts as 2 × a set point) and the driven mismatch is 0.0008 nats per token "
-        "(set point 0.006); recent steps count as 1."
-    )
-    # It is the cause, too, of what is lowered in the steps after it.
-    assert reason_of(after([small], state)).startswith("Rule clipping has fired")
-    assert after([small] * 30, state).lowered == ()
-    both = after([replace(firing, lowered=("clipping", "kl_rise"))], state)
-    assert reason_of(both).startswith("Rules clipping, kl_rise have fired (counts as 2 × a set point) and the driven")
-    # A value that is farther beyond its set point is the cause.
-    large = after([Reading(k3=5e-2, lag=8.0, lowered=("clipping",))] * 5, state)
-    assert reason_of(large).startswith("The driven mismatch is 0.05 nats per token")
-    assert reason_of(after([Reading(lowered=("clipping",))] * 10)).startswith("Rule clipping has fired (counts as 2 ×")
+@pytest.mark.parametrize("first", [Reading(k3=SPIKE, lag=0.0), Reading(k3=SPIKE, lag=1.0, k3_at_lag_0=SPIKE)])
+@pytest.mark.parametrize("at_lag_0", [None, 1e-3])
+def test_spike_in_the_first_step_is_refuted_by_the_next_ten(first: Reading, at_lag_0: float | None) -> None:
+    healthy = [Reading(k3=1e-3, lag=4.0, k3_at_lag_0=at_lag_0)] * BASELINE_READINGS
+    state = after([first, *healthy])
+    assert state.static == pytest.approx(1e-3)
+    assert finding(state, SETTINGS) is None
+    assert scale(after([Reading(k3=5e-2, lag=4.0, k3_at_lag_0=at_lag_0)] * 60, state)) == pytest.approx(SETTINGS.floor)
 
 
-def decided(readings: Sequence[Reading], every: int = 1) -> tuple[list[Decision], list[float]]:
-    """Return the decisions of a trainer that asks once in `every` steps, and the scale of the step after each one."""
-    state, log, scales = LoopState(), list[Decision](), list[float]()
-    for step, reading in enumerate(readings):
-        state = advance_loop(state, replace(reading, step=step), SETTINGS)
-        if (step + 1) % every == 0:
-            log += decide(log, Observation(1, step, step, None, at_us=step, loop=state))
-        scales.append(fold(log).scale(step + 1))
-    return log, scales
+@pytest.mark.parametrize("place", [0, 3, 9])
+def test_spike_among_the_first_readings_of_an_unknown_lag_is_no_baseline(place: int) -> None:
+    first = [Reading(k3=SPIKE if step == place else 1e-3) for step in range(BASELINE_READINGS)]
+    assert after(first).static == 1e-3
+    assert scale(after([*first, *[Reading(k3=5e-2)] * 60])) == pytest.approx(SETTINGS.floor)
 
 
-LOW, HIGH, MISSING = Reading(k3=3e-4, lag=8.0), Reading(k3=6e-2, lag=8.0), Reading()
+def test_spike_does_not_make_what_follows_the_rate_static() -> None:
+    for place in range(15, 60):
+        state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
+        for step in range(200):
+            k3 = SPIKE if step == place else 1e-3 + scale(state) ** 2
+            state = advance_loop(state, Reading(k3=k3, rate=1e-4 * scale(state)), SETTINGS)
+        assert state.follows
+        assert scale(state) < 0.5
 
 
-def test_fall_ends_after_two_steps_without_k3() -> None:
-    log, scales = decided([START, *[LOW] * 20, *[HIGH] * 4, *[MISSING] * 30])
-    assert log[-1].reason == (
-        "The last 2 steps, up to step 26, lack a measured mismatch: "
-        f"the control loop keeps the scale at {scales[-1]:.2g} until a step has one."
-    )
-    assert len(set(scales[26:])) == 1
-    measured, last = math.exp(after([START, *[LOW] * 20, *[HIGH] * 4]).log_scale), scales[-1]
-    assert 0.75 * measured < last < measured
-    # A fall goes on when k3 is back.
-    assert decided([START, *[LOW] * 20, *[HIGH] * 4, *[MISSING] * 30, *[HIGH] * 3])[1][-1] < last
-
-
-def test_fall_ends_if_updates_are_no_longer_logged_and_the_mismatch_is_low() -> None:
-    busy = replace(LOW, update=3e-2)
-    log, scales = decided([replace(START, update=1e-3), *[busy] * 14, *[LOW] * 20])
-    assert "lack an update" in log[-1].reason
-    assert scales[-1] == scales[18] > SETTINGS.floor
-
-
-def test_update_that_comes_after_its_step_has_closed_ends_no_fall() -> None:
-    state, log = LoopState(), list[Decision]()
-    for step in range(60):
-        whole = Reading(
-            k3=2e-4 if step == 0 else 3e-4, lag=8.0 * (step > 0), update=1e-3 if step < 15 else 3e-3, step=step
-        )
-        for reading in (replace(whole, update=None), whole):
-            newer = advance_loop(state, reading, SETTINGS)
-            log += decide(log, Observation(1, step, step, None, at_us=step, loop=newer))
-        state = newer
-    assert fold(log).scale(60) < 0.5
-    assert not any("lack" in decision.reason for decision in log)
-
-
-def test_what_late_steps_left_of_a_rise_waits_for_k3() -> None:
-    readings = [START, *[HIGH] * 20, *[LOW] * 24]
-    scales = decided([*readings, *[MISSING] * 20], every=5)[1]
-    assert scales[len(readings)] < 0.8 * scale(after(readings))
-    assert len(set(scales[len(readings) :])) == 1
-    assert decided([*readings, *[LOW] * 20], every=5)[1][-1] > scales[-1]
-
-
-def test_what_late_steps_left_of_a_fall_is_made_up_without_a_false_cause() -> None:
-    state = after([START, *[HIGH] * 20, replace(MISSING, step=21)])
-    moved = next_point((LoopPoint(20, 0.9),), 0.0, state, SETTINGS, 22, 0.1)
-    assert moved is not None
-    assert moved[0].scale < 0.9
-    assert moved[2].startswith("Step 21 lacks a measured mismatch; recent steps count as 9.7 × the set point: ")
-
-
-@given(
-    st.lists(st.sampled_from([LOW, HIGH, MISSING, replace(LOW, update=1e-3), replace(LOW, update=1e-1)]), max_size=60),
-    st.integers(1, 7),
-)
-def test_no_decision_raises_the_scale_at_a_step_that_lacks_a_value(readings: list[Reading], every: int) -> None:
-    state, log = LoopState(), list[Decision]()
-    for step, reading in enumerate([START, *readings]):
-        state = advance_loop(state, replace(reading, step=step), SETTINGS)
-        if (step + 1) % every:
-            continue
-        before = fold(log).scale(step + 1)
-        log += decide(log, Observation(1, step, step, None, at_us=step, loop=state))
-        if reading is MISSING:
-            assert fold(log).scale(step + 1) <= before
+def test_few_low_readings_refute_no_static_part() -> None:
+    static = replace(START, k3=2e-2)
+    low = [Reading(k3=1e-4, lag=4.0)] * (BASELINE_READINGS - 1)
+    state = after([static, *low, Reading(k3=2e-2, lag=4.0), *low])
+    assert state.static == 2e-2
 
 
 def test_state_round_trips_through_json() -> None:
