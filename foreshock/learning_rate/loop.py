@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 LARGEST_FACTOR: Final = 10.0
-"""A value farther from its set point, or above the average that it enters, counts as this: k3 has no upper bound, and a
-single token can make it a million times the usual one."""
+"""A value farther from its set point, or above the static part, counts as this: k3 has no upper bound, and a single
+token can make it a million times the usual one."""
 LARGEST_ERROR: Final = math.log(LARGEST_FACTOR)
 
 ERROR_OF_A_RULE: Final = math.log(2.0)
@@ -158,11 +158,17 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Whether the driven part follows the rate: both when the scale left 1, and the readings at the floor since."""
+    """Whether the driven part follows the rate: both when the scale left 1, and the driven parts at the floor since."""
 
     driven: float
     rate: float | None
-    at_floor: int = 0
+    at_floor: tuple[float, ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Response:
+        at_floor = value["at_floor"]
+        # A state that an older release stored has their number only, and counts anew.
+        return cls(value["driven"], value["rate"], tuple(at_floor) if isinstance(at_floor, list) else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,7 @@ class LoopState:
             **{
                 **value,
                 "baseline": tuple(value["baseline"]),
-                "response": response and Response(**response),
+                "response": response and Response.from_json(response),
                 # A state that an older release stored has none.
                 "lowered": tuple(value.get("lowered", ())),
             }
@@ -298,7 +304,8 @@ def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
     if at_lag_0 is not None:
         old = state.static if state.measured_static else None
-        static = at_lag_0 if old is None else _average(old, at_lag_0, settings.set_point)
+        most = LARGEST_FACTOR * max(old or 0.0, settings.set_point)
+        static = at_lag_0 if old is None else old + WEIGHT_OF_PARTS * (min(at_lag_0, most) - old)
         state = replace(state, static=static, measured_static=True)
     state = _with_baseline(state, reading.k3 if at_lag_0 is None else at_lag_0)
     driven = None
@@ -306,13 +313,8 @@ def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> 
         driven = 0.0 if reading.lag == 0.0 else max(reading.k3 - (state.static or 0.0), 0.0)
     average = state.average
     if driven is not None:
-        average = driven if average is None else _average(average, driven, settings.set_point)
+        average = driven if average is None else average + WEIGHT_OF_PARTS * (driven - average)
     return replace(state, driven=driven, update=reading.update, average=average)
-
-
-def _average(old: float, new: float, least: float) -> float:
-    """Return the moving average of a part, in nats per token, in which one reading counts for no more than it may."""
-    return old + WEIGHT_OF_PARTS * (min(new, LARGEST_FACTOR * max(old, least)) - old)
 
 
 def _with_baseline(state: LoopState, k3: float | None) -> LoopState:
@@ -350,20 +352,21 @@ def _with_full_update(state: LoopState, reading: Reading) -> LoopState:
 
 def _judge_response(state: LoopState, reading: Reading, settings: LoopSettings) -> LoopState:
     """Count the driven part as static if the rate fell to the floor and it did not halve."""
-    if state.measured_static or state.average is None or reading.k3 is None:
+    if state.measured_static or state.average is None or state.driven is None:
         return state
     if state.log_scale >= 0.0:
         return replace(state, response=None)
     response = state.response or Response(state.average, reading.rate)
     if state.log_scale <= math.log(settings.floor):
-        response = replace(response, at_floor=response.at_floor + 1)
+        response = replace(response, at_floor=(*response.at_floor, state.driven)[-PATIENCE:])
     # In shadow mode the rate does not fall, and nothing can respond.
     fell = response.rate is not None and reading.rate is not None and reading.rate <= response.rate / 2
-    if response.at_floor < PATIENCE or not fell:
+    if len(response.at_floor) < PATIENCE or not fell:
         return replace(state, response=response)
-    if state.average <= response.driven / 2:
-        return replace(state, response=replace(response, at_floor=0))
-    static = (state.static or 0.0) + state.average
+    usual = statistics.median(response.at_floor)
+    if usual <= response.driven / 2:
+        return replace(state, response=replace(response, at_floor=()))
+    static = (state.static or 0.0) + usual
     return replace(state, static=static, driven=0.0, average=0.0, error=0.0, response=None, follows=False)
 
 

@@ -293,11 +293,12 @@ def test_spike_among_the_first_readings_of_an_unknown_lag_is_no_baseline(place: 
     assert scale(after([*first, *[Reading(k3=5e-2)] * 60])) == pytest.approx(SETTINGS.floor)
 
 
-def test_spike_does_not_make_what_follows_the_rate_static() -> None:
+@pytest.mark.parametrize("amplitude", [1.0, 5e-2])
+def test_spike_does_not_make_what_follows_the_rate_static(amplitude: float) -> None:
     for place in range(15, 60):
         state = after([Reading(k3=1e-3, rate=1e-4)] * 10)
         for step in range(200):
-            k3 = SPIKE if step == place else 1e-3 + scale(state) ** 2
+            k3 = SPIKE if step == place else 1e-3 + amplitude * scale(state) ** 2
             state = advance_loop(state, Reading(k3=k3, rate=1e-4 * scale(state)), SETTINGS)
         assert state.follows
         assert scale(state) < 0.5
@@ -316,9 +317,11 @@ def test_state_round_trips_through_json() -> None:
     assert state.lowered == ("clipping",)
     stored = json.loads(json.dumps(state.to_json()))
     assert LoopState.from_json(stored) == state
-    # Older releases did not name the rules.
+    # Older releases did not name the rules, and stored the number of readings at the floor.
     del stored["lowered"]
-    assert LoopState.from_json(stored) == replace(state, lowered=())
+    stored["response"]["at_floor"] = 7
+    older = replace(state, lowered=(), response=replace(state.response, at_floor=()))
+    assert LoopState.from_json(stored) == older
 
 
 @pytest.mark.parametrize(
