@@ -32,7 +32,7 @@ from typing import Any, Final
 
 LARGEST_FACTOR: Final = 10.0
 """A value farther from its set point, or above the static part, counts as this: k3 has no upper bound, and a single
-token can make it a million times the usual one."""
+token can make it a million times the usual one. A reading below the static part by more cannot contain it."""
 LARGEST_ERROR: Final = math.log(LARGEST_FACTOR)
 
 ERROR_OF_A_RULE: Final = math.log(2.0)
@@ -304,8 +304,10 @@ def _with_driven(state: LoopState, reading: Reading, settings: LoopSettings) -> 
     at_lag_0 = reading.k3 if reading.lag == 0.0 else reading.k3_at_lag_0
     if at_lag_0 is not None:
         old = state.static if state.measured_static else None
-        most = LARGEST_FACTOR * max(old or 0.0, settings.set_point)
-        static = at_lag_0 if old is None else old + WEIGHT_OF_PARTS * (min(at_lag_0, most) - old)
+        static = at_lag_0
+        if old is not None:
+            most = LARGEST_FACTOR * max(old, settings.set_point)
+            static = old + WEIGHT_OF_PARTS * (min(at_lag_0, most) - old)
         state = replace(state, static=static, measured_static=True)
     state = _with_baseline(state, reading.k3 if at_lag_0 is None else at_lag_0)
     driven = None
