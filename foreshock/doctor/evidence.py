@@ -137,8 +137,20 @@ def mean_range(halves: Float64, compared: Compared) -> tuple[float, float]:
 
 
 def steadiness(replays: list[Float64], compared: Compared) -> Float64:
-    """Return the weight of each token: s₀² / (s₀² + s²), s the largest difference of `replays`, s₀ usual for tokens."""
+    """Return the weight of each token: s₀² / (s₀² + s²), s² what rounding does to it, squared, and s₀² the usual one.
+
+    s² is that of the largest difference of `replays`, but not below σ² (1 − p)², which noise of the logits does to a
+    token of the probability p: a few replays may agree by chance. σ² is the usual one, and p is that of the first
+    replay or the logged one, whichever is farther from 1: under a fault the logged one is what was rounded.
+    """
     with np.errstate(invalid="ignore"):
-        squares = np.nan_to_num(np.ptp(np.stack(replays), axis=0) ** 2, nan=LARGEST**2, posinf=LARGEST**2)
-    usual = float(np.quantile(squares[compared.usable], _USUAL)) if compared.usable.any() else 0.0
+        squares = np.ptp(np.stack(replays), axis=0) ** 2
+    usable = compared.usable & np.isfinite(squares)
+    squares = np.nan_to_num(squares, nan=LARGEST**2, posinf=LARGEST**2)
+    if not usable.any():
+        return np.ones(usable.size)
+    responses = [np.nan_to_num(np.expm1(np.minimum(each, 0.0))) ** 2 for each in (replays[0], compared.logged)]
+    noise = float(np.quantile(squares[usable] / np.maximum(responses[0][usable], RESOLUTION), _USUAL))
+    squares = np.maximum(squares, noise * np.maximum(*responses))
+    usual = float(np.quantile(squares[usable], _USUAL))
     return np.asarray((usual + RESOLUTION) / (usual + RESOLUTION + squares))

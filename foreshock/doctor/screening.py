@@ -7,7 +7,7 @@ import numpy as np
 
 from foreshock.doctor.catalogue import Variant
 from foreshock.doctor.changes import Change
-from foreshock.doctor.evidence import Compared
+from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.fills import LONGEST_ROW
 from foreshock.doctor.floors import Floors
 from foreshock.doctor.nulls import chosen_by_chance, healthy_share
@@ -51,34 +51,48 @@ class Screening:
         if (functools.reduce(Change.plus, changed, start.change), ()) in self._made:
             return True
         if than is self._base and any(each.get("weights") for each in changed):
-            return self._screen(start, variants, than, "spread") > self._chance_share(variants, than, "spread")
+            shares = self._screen(start, variants, than, "spread")
+            if np.any(shares > self._chance_shares(variants, than, "spread")):
+                return True
+            # Without a choice for each rollout, that of the precisions is the only chance.
+            return self._is_beyond and bool(np.any(shares[:1] > self._floors.precision_shares))
         if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
             # The second rollout of a row has the same context whatever the row's length.
             pair = tuple(replace(each, change=_in_pairs(each.change)) for each in variants)
-            if self._screen(start, pair, than, "pair", of=variants) <= self._least_share(than):
+            if not np.any(self._screen(start, pair, than, "pair", of=variants) > self._least_shares(than)):
                 return False
-            return self._screen(start, variants, than, f"block {packed[0]}") > max(self._floors.precision_shares)
-        if self._screen(start, variants, than, "worst") <= self._least_share(than):
+            shares = self._screen(start, variants, than, f"block {packed[0]}")
+            return bool(np.any(shares > self._floors.precision_shares))
+        if not np.any(self._screen(start, variants, than, "worst") > self._least_shares(than)):
             return False
-        return self._screen(start, variants, than, "largest") > self._chance_share(variants, than, "largest")
+        shares = self._screen(start, variants, than, "largest")
+        return bool(np.any(shares > self._chance_shares(variants, than, "largest")))
 
-    def _chance_share(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> float:
-        """Return the share of a screening that variants explain by chance: what precisions explain of one another.
+    def _chance_shares(self, variants: tuple[Variant, ...], than: Trial, kind: str) -> Float64:
+        """Return the shares of a screening that variants explain by chance: what precisions explain of one another.
 
         Within ordinary rounding it is also what they explain of a healthy log. Weights may concern some rollouts only:
         beyond it, it is what a choice for each rollout explains.
         """
-        if than is self._base and not self._is_beyond:
-            healthy = healthy_share(self._replays, self._floors, variants, self._view(than, kind), in_part=False)
-            return max(*self._floors.precision_shares, *healthy)
-        if kind != "spread":
-            return max(self._floors.precision_shares)
+        precisions = np.array(self._floors.precision_shares)
         view = self._view(than, kind)
-        return chosen_by_chance(view.restricted(than).halves, view.compared.rows, 2, 0.5)
+        if than is self._base and not self._is_beyond:
+            healthy = healthy_share(self._replays, self._floors, variants, view, in_part=False)
+            return np.asarray(np.maximum(precisions, healthy))
+        if kind != "spread":
+            return precisions
+        halves = view.restricted(than).halves
+        return np.array([chosen_by_chance(halves * by, view.compared.rows, 2, 0.5) for by in self._weightings(view)])
 
-    def _least_share(self, than: Trial) -> float:
-        """Return the share of the worst rollout that lets variants pass; within rounding it shows little of a cause."""
-        return max(self._floors.precision_shares) if than is not self._base or self._is_beyond else 0.0
+    def _least_shares(self, than: Trial) -> Float64:
+        """Return the shares of the worst rollout that let variants pass; within rounding it shows little of a cause."""
+        is_beyond = than is not self._base or self._is_beyond
+        return np.array(self._floors.precision_shares if is_beyond else (0.0, 0.0))
+
+    def _weightings(self, view: View) -> tuple[Float64, Float64]:
+        """Return what the tokens of a view count without and with weights."""
+        weights = self._weights[view.tokens] if view.rows else self._weights
+        return np.ones(weights.size), weights
 
     def _view(self, than: Trial, kind: str) -> View:
         """Return the rollouts of a screening.
@@ -111,25 +125,32 @@ class Screening:
         than: Trial,
         kind: str,
         of: tuple[Variant, ...] = (),
-    ) -> float:
-        """Return the share of what `than` leaves that `variants` explain in some rollouts; they stand for `of`."""
+    ) -> Float64:
+        """Return the shares of what `than` leaves that trials of `variants`, which stand for `of`, explain of a view.
+
+        One row a trial, without weights and with them, first that of all rollouts of the view.
+        """
         view = self._view(than, kind)
         found = self._replays.try_on(view.restricted(start), variants, view)
-        weights = self._weights[view.tokens] if view.rows else self._weights
         before = view.restricted(than).halves
-        shares = [
-            [1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300)) for by in (1.0, weights)]
-            for each in found
-        ]
+        shares = np.array(
+            [
+                [
+                    1 - float((each.halves * by).sum() / max((before * by).sum(), 1e-300))
+                    for by in self._weightings(view)
+                ]
+                for each in found
+            ]
+        ).reshape(-1, 2)
         if (
             than is self._base
-            and shares
-            and (kind not in ("worst", "pair") or max(map(max, shares)) <= self._least_share(than))
+            and found
+            and (kind not in ("worst", "pair") or not np.any(shares.max(axis=0) > self._least_shares(than)))
         ):
-            self.results[of or variants] = (shares[0][0], shares[0][1])
+            self.results[of or variants] = (float(shares[0, 0]), float(shares[0, 1]))
         if than is self._base and not self._is_beyond:
             shares = shares[:1]  # within rounding nothing is named for some rollouts only
-        return max(map(max, shares), default=-np.inf)
+        return shares
 
 
 def _in_pairs(change: Change) -> Change:

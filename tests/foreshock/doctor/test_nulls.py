@@ -106,7 +106,7 @@ def test_what_explains_no_more_than_a_precision_does_is_not_named() -> None:
     assert [(each.kind, each.side) for each in report.findings] == [("unknown", "rollout")]
 
 
-def test_a_cause_is_named_only_if_it_stands_out_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cause_is_named_only_if_it_stands_out_among_others_or_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = rollouts()
     lab = FakeExperimenter(batch)
     noise = np.random.default_rng(4).normal(0, 0.01, batch.num_tokens).astype(np.float32)
@@ -114,7 +114,9 @@ def test_a_cause_is_named_only_if_it_stands_out_among_others(monkeypatch: pytest
     sides = replace(batch, rollout_log_probs=mu, trainer_log_probs=logged(lab))
 
     assert [each.cause for each in examine(sides, lab).causes] == ["temperature"]
-    monkeypatch.setattr("foreshock.doctor.search.expected_by_chance", lambda gain, others: 1.0)
+    monkeypatch.setattr("foreshock.doctor.naming.expected_by_chance", lambda gain, others: 1.0)
+    assert [each.cause for each in examine(sides, lab).causes] == ["temperature"]
+    monkeypatch.setattr("foreshock.doctor.naming.chance_of", lambda improvements: 1.0)
     assert examine(sides, lab).causes == ()
 
 
