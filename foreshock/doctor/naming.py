@@ -110,6 +110,8 @@ class Naming:
         return mean_range(self._base.halves * self._weights[kind], self._compared)[0] > self._rounding[kind]
 
     def _is_above_nulls(self, trial: Trial, kind: Kind, against_others: bool) -> bool:
+        if kind == 0 and trial.data and self._low(trial, 0) >= 0 and self.is_exact(trial):
+            return True  # a change of data has no parameter that fits a few tokens, however few it concerns
         return self._is_told_apart(trial, kind, against_others) and self._low(trial, kind) > self._healthy(trial)[kind]
 
     def _is_told_apart(self, trial: Trial, kind: Kind, against_others: bool) -> bool:

@@ -87,3 +87,14 @@ def test_no_second_cause_is_named_for_what_a_few_tokens_leave_within_rounding() 
     report = examine(replace(lab.batch, rollout_log_probs=mu, trainer_log_probs=lab.logged(precision="autocast")), lab)
 
     assert [(each.side, each.cause) for each in report.causes] == [("rollout", "other_weights")]
+
+
+def test_zeros_in_a_single_prompt_are_named() -> None:
+    """A third of the resampled prompts have none, but a change of data that reproduces all exactly is no chance."""
+    lab = _CertainPolicy(_rollouts(0), update=0.0)
+    pi = lab.logged(precision="autocast")
+    in_first_prompt = np.arange(pi.size) < int(lab.batch.response_offsets[16])
+    zeroed = np.where(in_first_prompt & (pi < -0.5), np.float32(0), pi)
+    report = examine(replace(lab.batch, rollout_log_probs=lab.logged(noise=5), trainer_log_probs=zeroed), lab)
+
+    assert [(each.side, each.cause) for each in report.causes] == [("trainer", "zeros")]
