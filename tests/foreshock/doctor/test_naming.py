@@ -47,7 +47,8 @@ class _CertainPolicy(FakeExperimenter):
             found += _ROUNDING * self.sensitivity * np.random.default_rng(noise).normal(size=found.shape)
         found -= np.log(np.exp(found).sum(axis=1, keepdims=True))
         own = found[np.arange(self.batch.num_tokens), self.batch.response_token_ids]
-        return np.minimum(own, 0).astype(np.float32)
+        log_probs: NDArray[np.float32] = np.minimum(own, 0).astype(np.float32)
+        return log_probs
 
 
 def _rollouts(seed: int) -> RolloutBatch:
