@@ -97,11 +97,11 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
     with np.errstate(invalid="ignore", over="ignore"):
         means = of_clusters.sum(axis=0) / sizes.sum()
         if count >= LEAST_CLUSTERS:
-            residuals = of_clusters - means * sizes[:, None]
             random = np.random.default_rng(seed)
-            residuals, sizes = _combine_clusters(residuals, sizes, random)
+            of_clusters, sizes = _combine_clusters(of_clusters, sizes, random)
+            residuals = of_clusters - means * sizes[:, None]
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
-            below, above = _quantiles(_studentised(residuals, sizes, resamples, random))
+            below, above = _quantiles(_studentised(of_clusters, sizes, means, resamples, random))
             low = np.where(errors > 0.0, means - above * errors, means + 0.0 * errors)
             high = np.where(errors > 0.0, means - below * errors, means + 0.0 * errors)
     unknown = ~(np.isfinite(low) & np.isfinite(high))
@@ -128,21 +128,24 @@ def nonnegative_intervals(
     )
 
 
-def _combine_clusters(residuals: Float64, sizes: Float64, random: np.random.Generator) -> tuple[Float64, Float64]:
-    """Combine residuals and sizes into at most _MOST_CLUSTERS clusters, with randomly drawn members."""
+def _combine_clusters(sums: Float64, sizes: Float64, random: np.random.Generator) -> tuple[Float64, Float64]:
+    """Combine sums and sizes into at most _MOST_CLUSTERS clusters, with randomly drawn members."""
     if sizes.size <= _MOST_CLUSTERS:
-        return residuals, sizes
+        return sums, sizes
     order = random.permutation(sizes.size)
     starts = np.arange(_MOST_CLUSTERS) * sizes.size // _MOST_CLUSTERS
-    return np.add.reduceat(residuals[order], starts, axis=0), np.add.reduceat(sizes[order], starts)
+    return np.add.reduceat(sums[order], starts, axis=0), np.add.reduceat(sizes[order], starts)
 
 
-def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.random.Generator) -> Float64:
-    """Return (m* − m)/e* of ratio means, [resamples, K], from residuals S − m·T [G, K] and sizes T [G].
+def _studentised(
+    sums_of_clusters: Float64, sizes: Float64, means: Float64, resamples: int, random: np.random.Generator
+) -> Float64:
+    """Return (m* − m)/e* of ratio means, [resamples, K], from sums S [G, K], sizes T [G] and the means m [K].
 
     A resample weighs cluster g by the number of its draws, w_g. With δ = Σwe/ΣwT = m* − m its residuals are e − δT, so
-    Σw(e − δT)² needs only sums over w. Factors common to e* and the error of the sample are omitted.
+    Σw(e − δT)² needs only sums over w, with e = S − m·T. Factors common to e* and the error of the sample are omitted.
     """
+    residuals = sums_of_clusters - means * sizes[:, None]
     groups, columns = residuals.shape
     table = np.concatenate(
         [sizes[:, None], np.square(sizes)[:, None], residuals, residuals * sizes[:, None], np.square(residuals)], axis=1
@@ -157,13 +160,15 @@ def _studentised(residuals: Float64, sizes: Float64, resamples: int, random: np.
         shift = of_residuals / total
         shifted = np.square(shift) * total_squares
         squares = of_squares - 2.0 * shift * of_products + shifted
-        # Where the terms cancel, rounding is what is left, and differs between the matrix products of two CPUs.
+        # Where the terms cancel, rounding is what is left, and differs between the matrix products of two CPUs. A
+        # resample without the one large cluster has m* far below m: its residuals are S − m*·T, without m.
         cancelled = squares <= _CANCELLED * (of_squares + shifted)
         for column in np.flatnonzero(cancelled.any(axis=0)).tolist():
             at = np.flatnonzero(cancelled[:, column])
-            drawn, errors = weights[at], residuals[:, column]
-            shift[at, column] = (drawn * errors).sum(axis=1) / total[at, 0]
-            squares[at, column] = (drawn * np.square(errors - shift[at, column][:, None] * sizes)).sum(axis=1)
+            drawn, values = weights[at], sums_of_clusters[:, column]
+            resampled = (drawn * values).sum(axis=1) / total[at, 0]
+            shift[at, column] = resampled - means[column]
+            squares[at, column] = (drawn * np.square(values - resampled[:, None] * sizes)).sum(axis=1)
         # A difference within rounding is 0: such a resample has no error, and t* is infinite.
         squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
         error = np.sqrt(squares) / total

@@ -145,6 +145,16 @@ def test_rounding_of_the_matrix_product_does_not_show(
         assert one.high == pytest.approx(other.high, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_an_end_is_as_exact_as_its_sums_when_one_cluster_has_most_of_the_mean(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    sums = np.array([0.7, 1e-5, 4e-6, 2e-7, 5e-6, 4e-3, 8e-5, 6e-6]) * random.uniform(0.5, 2, 8)
+    tokens = random.integers(300, 500, 8)
+    found = bootstrap_interval(sums, tokens)
+    moved = bootstrap_interval(sums * (1 + 1e-15 * random.normal(size=8)), tokens)
+    assert (moved.low, moved.high) == pytest.approx((found.low, found.high), rel=1e-13, abs=1e-13 * found.high)
+
+
 def test_combined_clusters_keep_their_error() -> None:
     random = np.random.default_rng(8)
     tokens = random.integers(50, 150, 50_000)
