@@ -11,6 +11,8 @@ between two others (`Floors.precision_shares`). Then it has to be told from othe
   it is explained; so many rollouts improve (`nulls.chance_of`) that none of all variants would do so by chance; and no
   other cause leaves as little.
 
+A change of data that leaves no more than the noise is named without nulls: it has no parameter that fits a few tokens.
+
 A few tokens at which rounding decides can outweigh all others. A trial is therefore also judged with weights that are
 small at such tokens (`evidence.steadiness`), against the rounding of that mean; only with them it can be alone beyond
 ordinary rounding.
