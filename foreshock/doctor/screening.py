@@ -54,7 +54,7 @@ class Screening:
             shares = self._screen(start, variants, than, "spread")
             if np.any(shares > self._chance_shares(variants, than, "spread")):
                 return True
-            # Without a choice for each rollout, that of the precisions is the only chance.
+            # The first row has the weights in all rollouts: no choice was made for each, so it has no such null.
             return self._is_beyond and bool(np.any(shares[:1] > self._floors.precision_shares))
         if packed := next((each.get("packed") for each in changed if each.get("packed")), None):
             # The second rollout of a row has the same context whatever the row's length.

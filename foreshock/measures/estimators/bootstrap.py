@@ -101,7 +101,7 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
             of_clusters, sizes = _combine_clusters(of_clusters, sizes, random)
             residuals = of_clusters - means * sizes[:, None]
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
-            below, above = _quantiles(_studentised(of_clusters, sizes, means, resamples, random))
+            below, above = _quantiles(_studentised(of_clusters, residuals, sizes, resamples, random))
             low = np.where(errors > 0.0, means - above * errors, means + 0.0 * errors)
             high = np.where(errors > 0.0, means - below * errors, means + 0.0 * errors)
     unknown = ~(np.isfinite(low) & np.isfinite(high))
@@ -138,14 +138,13 @@ def _combine_clusters(sums: Float64, sizes: Float64, random: np.random.Generator
 
 
 def _studentised(
-    sums_of_clusters: Float64, sizes: Float64, means: Float64, resamples: int, random: np.random.Generator
+    of_clusters: Float64, residuals: Float64, sizes: Float64, resamples: int, random: np.random.Generator
 ) -> Float64:
-    """Return (m* − m)/e* of ratio means, [resamples, K], from sums S [G, K], sizes T [G] and the means m [K].
+    """Return (m* − m)/e* of ratio means, [resamples, K], from sums S [G, K], residuals S − m·T [G, K] and sizes T [G].
 
     A resample weighs cluster g by the number of its draws, w_g. With δ = Σwe/ΣwT = m* − m its residuals are e − δT, so
-    Σw(e − δT)² needs only sums over w, with e = S − m·T. Factors common to e* and the error of the sample are omitted.
+    Σw(e − δT)² needs only sums over w. Factors common to e* and the error of the sample are omitted.
     """
-    residuals = sums_of_clusters - means * sizes[:, None]
     groups, columns = residuals.shape
     table = np.concatenate(
         [sizes[:, None], np.square(sizes)[:, None], residuals, residuals * sizes[:, None], np.square(residuals)], axis=1
@@ -165,10 +164,10 @@ def _studentised(
         cancelled = squares <= _CANCELLED * (of_squares + shifted)
         for column in np.flatnonzero(cancelled.any(axis=0)).tolist():
             at = np.flatnonzero(cancelled[:, column])
-            drawn, values = weights[at], sums_of_clusters[:, column]
-            resampled = (drawn * values).sum(axis=1) / total[at, 0]
-            shift[at, column] = resampled - means[column]
-            squares[at, column] = (drawn * np.square(values - resampled[:, None] * sizes)).sum(axis=1)
+            drawn, sums_of_column = weights[at], of_clusters[:, column]
+            mean = (drawn * sums_of_column).sum(axis=1) / total[at, 0]
+            shift[at, column] = (drawn * residuals[:, column]).sum(axis=1) / total[at, 0]
+            squares[at, column] = (drawn * np.square(sums_of_column - mean[:, None] * sizes)).sum(axis=1)
         # A difference within rounding is 0: such a resample has no error, and t* is infinite.
         squares[squares <= _ROUNDING * (of_squares + shifted)] = 0.0
         error = np.sqrt(squares) / total
