@@ -99,7 +99,10 @@ def _intervals(of_clusters: Float64, sizes: Float64, resamples: int, seed: int) 
         if count >= LEAST_CLUSTERS:
             random = np.random.default_rng(seed)
             of_clusters, sizes = _combine_clusters(of_clusters, sizes, random)
-            residuals = of_clusters - means * sizes[:, None]
+            expected = means * sizes[:, None]
+            residuals = of_clusters - expected
+            # If all clusters have the same mean, rounding alone is left: it is no spread.
+            residuals[np.abs(residuals) <= _ROUNDING * np.abs(expected)] = 0.0
             errors = np.sqrt(np.square(residuals).sum(axis=0)) / sizes.sum()
             below, above = _quantiles(_studentised(of_clusters, residuals, sizes, resamples, random))
             low = np.where(errors > 0.0, means - above * errors, means + 0.0 * errors)

@@ -192,6 +192,15 @@ def test_identical_groups_have_an_interval_of_width_zero() -> None:
     assert (found.mean, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_groups_that_have_one_mean_but_for_rounding_have_an_interval_of_width_zero(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(3, 90, 20)
+    found = bootstrap_interval(0.1 * tokens * (1 + 1e-15 * random.normal(size=20)), tokens)
+    assert found.mean == pytest.approx(0.1)
+    assert found.low == found.mean == found.high
+
+
 def test_mean_from_one_rollout_has_no_interval() -> None:
     sums, tokens, _ = batch(12)
     sums[5] *= 1e12
