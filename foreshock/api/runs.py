@@ -47,7 +47,7 @@ class RunRecord(Record):
     """null: the well-known names"""
     state: ShownRunState
     last_step: int | None = None
-    """newest step that has rollouts"""
+    """newest step that has rollouts, without those that a resume superseded"""
     seen_at_us: int | None = None
     """last sign of life of the clients; null: they send none"""
     created_at_us: int

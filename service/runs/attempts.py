@@ -23,7 +23,7 @@ from foreshock.clock import now_us
 from foreshock_service.platform import parameters, problem, security
 from foreshock_service.platform.context import Context, EventBus
 from foreshock_service.platform.database.engine import insert_if_absent, upsert
-from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient
+from foreshock_service.platform.database.tables import OLDEST_ATTEMPT_FIRST, Attempt, AttemptClient, Step
 from foreshock_service.runs import run_endpoints, runs
 from foreshock_service.runs.events import AttemptStarted, ItemsLost, StepKey
 
@@ -266,6 +266,8 @@ def get_or_create_attempt(
         runs.note_sign_of_life(run, resumed=created)
     is_active_somewhere = any(each.attempt == attempt.attempt for each in active_ranges(starts))
     if created and attempt.attempt > 1 and is_active_somewhere:
+        held = and_(Step.run_id == run_id, is_active(starts, Step.attempt, Step.step))
+        run.last_step = session.scalar(select(func.max(Step.step)).where(held))
         events.publish(session, AttemptStarted(run_id, attempt.attempt, attempt.resume_step, is_newest))
     return attempt, created
 

@@ -306,12 +306,13 @@ def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
         run.state = "running"
 
 
-def note_upload(run: Run, step: int, rollouts: int, tokens: int) -> None:
+def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
     """Note that rollouts of a step arrived: the newest step and totals of the run, and that its client lives.
 
-    A run whose clients send no heartbeats has no sign of life. The run is locked.
+    `step` is None if a newer attempt holds it. A run whose clients send no heartbeats has no sign of life. The run is locked.
     """
-    run.last_step = step if run.last_step is None else max(run.last_step, step)
+    if step is not None:
+        run.last_step = max(step, run.last_step or 0)
     run.rollouts += rollouts
     run.tokens += tokens
     run.last_shard_at_us = clock.now_us()

@@ -99,6 +99,28 @@ def test_resume_supersedes_later_steps_and_deletes_nothing(http: httpx.Client) -
     assert first.get("steps", attempt=3).status_code == 404
 
 
+def test_last_step_of_a_run_is_that_of_its_active_steps(http: httpx.Client) -> None:
+    first = start_run(http)
+
+    def last_step() -> object:
+        return http.get(f"/v1/runs/{first.run}").raise_for_status().json()["last_step"]
+
+    assert last_step() is None
+    for step in range(4):
+        first.put_shard(step, make_batch(seed=step)).raise_for_status()
+    assert last_step() == 3
+    second = first.new_attempt("resumed", 2)
+    assert last_step() == 1
+    first.put_shard(5, make_batch(seed=5)).raise_for_status()
+    assert last_step() == 1
+    second.put_shard(2, make_batch(seed=20)).raise_for_status()
+    assert last_step() == 2
+    late_attempt(first, 1, 3600.0)
+    assert last_step() == 2
+    first.new_attempt("from the start", 0)
+    assert last_step() is None
+
+
 def late_attempt(first: Sender, resume_step: int, age_seconds: float) -> Sender:
     """Register an attempt of a launch that began so long ago."""
     body = {"key": f"of {age_seconds} s ago", "resume_step": resume_step, "age_seconds": age_seconds}
