@@ -14,7 +14,7 @@ import httpx
 from foreshock.api.attribution import AttributionRecord
 from foreshock.api.diagnosis import Diagnosis
 from foreshock.api.probes import ProbeRecord
-from foreshock.api.runs import RunRecord
+from foreshock.api.runs import AttemptRecord, RunRecord
 from foreshock.api.watch import AdviceRecord, AlertRecord
 from foreshock.client.client import Client
 from foreshock.client.connection import ServiceConnection
@@ -314,6 +314,10 @@ class RunQueries:
     def unfinished_probes(self) -> tuple[tuple[int, str, str], ...]:
         """Return step, state and reason of each probe that is not done."""
         return tuple((probe.step, probe.state, probe.reason or "") for probe in self._probes() if probe.state != "done")
+
+    def attempts(self) -> tuple[AttemptRecord, ...]:
+        """Return all attempts, in the order in which they were registered."""
+        return tuple(items_of(self._connection, Reader.attempts.request(self._run)))
 
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis."""

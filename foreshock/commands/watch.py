@@ -27,12 +27,14 @@ _ROLLOUTS = ("response_length_mean", "truncated_fraction", "reward_mean", "entro
 
 @dataclass(slots=True)
 class _Watch:
-    """The state of watching: the next step and the alerts already printed."""
+    """The state of watching: the next step, the attempts that have begun, and the alerts already printed."""
 
     queries: RunQueries
     paint: Paint
     model_kind: ModelKind | None
+    first_step: int
     next_step: int
+    attempts: int = 0
     headline: str = ""
     alerts: set[str] = field(default_factory=set)
 
@@ -41,6 +43,7 @@ class _Watch:
 
         Without rollouts the newest step of a run that goes on is left for later: more of its scalars may come.
         """
+        self._go_back_to_resumes()
         rollouts = self.queries.rollouts(run, _ROLLOUTS, from_step=self.next_step)
         mismatch = self.queries.curve(TRAINER_ROLLOUT, LAG_ZERO_COLUMNS, from_step=self.next_step)
         of_steps = dict(zip(mismatch.steps, values_of_steps(mismatch, rollouts), strict=True))
@@ -63,6 +66,15 @@ class _Watch:
             if alert.id not in self.alerts and alert.state in ("open", "acknowledged"):
                 self.alerts.add(alert.id)
                 print("\n".join(_lines_of(alert, self.paint)), flush=True)
+
+    def _go_back_to_resumes(self) -> None:
+        """Print the steps anew that an attempt repeats: it has other rollouts of them. Raises ServiceError."""
+        attempts = self.queries.attempts()
+        for attempt in attempts[self.attempts :] if self.attempts else ():
+            if attempt.resume_step < self.next_step:
+                print(f"attempt {attempt.attempt} begins at step {attempt.resume_step}", flush=True)
+                self.next_step = max(attempt.resume_step, self.first_step)
+        self.attempts = len(attempts)
 
     def _k3(self, k3: float, values: Mapping[str, float]) -> str:
         """Return k3 of all tokens, and beside it that of lag 0 if it is another; what the range judges is coloured."""
@@ -123,7 +135,7 @@ class WatchCommand:
             if from_step is None:
                 from_step = max(0, (last or 0) - 9)
             model_kind = arguments.model_kind or run.model_kind
-            watch = _Watch(queries, Paint(), model_kind, from_step)
+            watch = _Watch(queries, Paint(), model_kind, arguments.from_step or 0, from_step)
             print(f"{run.title} ({run.id}), {run.state}")
             if from_step > (last or 0):
                 newest = "no step yet" if last is None else f"newest step {last}"

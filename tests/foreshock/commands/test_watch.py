@@ -37,9 +37,9 @@ def line_of(values: dict[str, float], capsys: pytest.CaptureFixture[str], lag: f
         return curve(STEP_ROW, measures, from_step=from_step)
 
     found = Diagnosis(verdict="healthy", headline="Healthy.")
-    queries = SimpleNamespace(curve=curve, rollouts=rollouts, diagnosis=lambda: found, alerts=list)
+    queries = SimpleNamespace(curve=curve, rollouts=rollouts, diagnosis=lambda: found, alerts=list, attempts=list)
     watched = cast(RunRecord, SimpleNamespace())
-    _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 7).print_new(watched, is_last=True)
+    _Watch(cast(RunQueries, queries), Paint(Terminal()), None, 7, 7).print_new(watched, is_last=True)
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("step 7"))
 
 

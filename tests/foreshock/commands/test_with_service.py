@@ -15,7 +15,8 @@ from foreshock.commands.main import main
 from foreshock.commands.queries import RunQueries, find_run
 from foreshock.commands.report_data import MISMATCH_MEASURES, STEP_MEASURES
 from foreshock.commands.report_text import SCREEN_LINES
-from foreshock.commands.text import WIDTH
+from foreshock.commands.text import WIDTH, Paint
+from foreshock.commands.watch import _Watch
 from foreshock.digests import weights_digest
 from foreshock.measures.comparison import measure_step
 from foreshock.measures.registry import MEASURES
@@ -259,6 +260,32 @@ def test_watch_of_a_run_without_a_step_says_so(imported: RunningService, capsys:
         http.post("/v1/runs", json={"key": "empty"}).raise_for_status()
     assert run(imported, "watch", "empty", "--from-step", "3", "--once") == 0
     assert "no step from 3 on: the run has no step yet\n" in capsys.readouterr().out
+
+
+def test_watch_prints_the_steps_that_a_resume_repeats(
+    real_service: RunningService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServiceConnection(real_service.url, None) as connection, httpx.Client(base_url=real_service.url) as http:
+        address = f"/v1/runs/{http.post('/v1/runs', json={'key': 'resumed'}).raise_for_status().json()['id']}"
+        watch = _Watch(RunQueries(connection, address.rpartition("/")[2]), Paint(), None, 2, 2)
+
+        def printed(attempt: int, resume_step: int, steps: range) -> list[str]:
+            body = {"key": f"of {attempt}", "resume_step": resume_step}
+            http.post(f"{address}/attempts", json=body).raise_for_status()
+            for step in steps:
+                values = {"reward": attempt + step / 10}
+                where = f"{address}/steps/{step}/scalars?attempt={attempt}"
+                http.put(where, json={"values": values}).raise_for_status()
+            watch.print_new(find_run(connection, "resumed"), is_last=True)
+            lines = capsys.readouterr().out.splitlines()
+            words = [line.split() for line in lines if line.startswith(("step", "attempt"))]
+            return [" ".join(each if each[0] == "attempt" else [each[1], each[-3]]) for each in words]
+
+        assert printed(1, 0, range(5)) == ["2 1.20", "3 1.30", "4 1.40"]
+        assert printed(2, 3, range(3, 5)) == ["attempt 2 begins at step 3", "3 2.30", "4 2.40"]
+        assert printed(3, 5, range(5, 6)) == ["5 3.50"]
+        assert printed(4, 0, range(1)) == ["attempt 4 begins at step 0"]
+        assert printed(4, 0, range(1, 4)) == ["2 4.20", "3 4.30"]
 
 
 def test_run_of_scalars_alone_is_watched_and_reported(
