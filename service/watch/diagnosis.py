@@ -96,7 +96,7 @@ def _compute(run_id: str, session: Session) -> None:
 
 
 def judge(history: History) -> Diagnosis:
-    """Return the diagnosis; an error of the judge stops nothing and is said."""
+    """Return the diagnosis; if it raises, the error is logged and the diagnosis is unknown, as the step must close."""
     try:
         return diagnose(history)
     except Exception:
