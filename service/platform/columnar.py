@@ -80,6 +80,17 @@ class ColumnTable:
         """Return the chosen rows: indices in their order, or a mask."""
         return ColumnTable({name: column[chosen] for name, column in self.columns.items()})
 
+    def joined_with(self, other: ColumnTable) -> ColumnTable:
+        """Return the rows of both, which have the same columns and the same names of labels."""
+        joined: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            more = other.columns[name]
+            if isinstance(column, Labels) and isinstance(more, Labels):
+                joined[name] = Labels(np.concatenate([column.codes, more.codes]), column.names)
+            else:
+                joined[name] = np.concatenate([self.array(name), other.array(name)])
+        return ColumnTable(joined)
+
     def sorted_by(self, *names: str) -> ColumnTable:
         """Return the rows in the order of these columns, the first one first."""
         keys = [self.columns[name] for name in reversed(names)]
@@ -123,19 +134,13 @@ def read_columns(
     Columns of labels that are `constants` are not in the query. The rows are not sorted here. Raises AnswerTooLarge if
     they have more than `most_values` values, and reads no more.
     """
-    most_rows = most_values // len(kinds)
     row_type = np.dtype([(name, _DTYPES[kind]) for name, kind in kinds.items() if name not in constants])
     codes: dict[str, dict[str, int]] = {name: {} for name, kind in kinds.items() if kind == "label"}
     blocks = [np.empty(0, row_type)]
     rows = 0
-    for block in _blocks(session, query.limit(most_rows + 1)):
+    for block in _blocks(session, query.limit(most_values // len(kinds) + 1)):
         rows += len(block)
-        if rows > most_rows:
-            raise AnswerTooLarge(
-                f"the answer has more than {most_rows:,} rows of {len(kinds)} columns: ask for fewer names or a "
-                "shorter range (from_step, to_step), add max_points, or raise FORESHOCK_MAX_ANSWER_VALUES "
-                "(FORESHOCK_MAX_READ_VALUES with max_points)"
-            )
+        check_rows(rows, len(kinds), most_values)
         received = np.fromiter(block, row_type, len(block))
         for name in codes.keys() - constants.keys():
             known = codes[name]
@@ -149,6 +154,16 @@ def read_columns(
         else:
             columns[name] = Labels(whole[name].astype(np.int32), tuple(codes[name])) if name in codes else whole[name]
     return ColumnTable(columns)
+
+
+def check_rows(rows: int, columns: int, most_values: int) -> None:
+    """Raise AnswerTooLarge if so many rows have more than `most_values` values."""
+    if rows > most_values // columns:
+        raise AnswerTooLarge(
+            f"the answer has more than {most_values // columns:,} rows of {columns} columns: ask for fewer names or a "
+            "shorter range (from_step, to_step), add max_points, or raise FORESHOCK_MAX_ANSWER_VALUES "
+            "(FORESHOCK_MAX_READ_VALUES with max_points)"
+        )
 
 
 def check_answer(table: ColumnTable, most_values: int) -> None:

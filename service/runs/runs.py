@@ -309,7 +309,8 @@ def note_sign_of_life(run: Run, *, resumed: bool = False) -> None:
 def note_upload(run: Run, step: int | None, rollouts: int, tokens: int) -> None:
     """Note that rollouts of a step arrived: the newest step and totals of the run, and that its client lives.
 
-    `step` is None if a newer attempt holds it. A run whose clients send no heartbeats has no sign of life. The run is locked.
+    `step` is None if a newer attempt holds it. A run whose clients send no heartbeats has no sign of life. The run is
+    locked.
     """
     if step is not None:
         run.last_step = max(step, run.last_step or 0)

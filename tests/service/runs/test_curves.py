@@ -1,11 +1,17 @@
-"""Names of measures and comparisons: unknown ones are refused with a suggestion on every endpoint."""
+"""Curves: unknown names are refused with a suggestion, and what is kept of a run is what is stored."""
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from tests.service.sending import make_batch, start_run
+from foreshock.comparisons import TRAINER_ROLLOUT
+from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
+from tests.service.sending import Sender, make_batch, start_run
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -34,3 +40,46 @@ def test_known_comparison_without_data_is_not_an_error_of_the_name(http: httpx.C
     sender.put_shard(1, make_batch()).raise_for_status()
     assert sender.get("measurements", comparison="torch.float32/vllm.prefill").json()["columns"]["step"] == []
     assert sender.get("steps/1/buckets", comparison="torch.float32/vllm.prefill@rebatched").status_code == 404
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_that_are_kept_equal_the_stored_ones_whatever_was_written(
+    http: httpx.Client, app: FastAPI, seed: int
+) -> None:
+    random, first = Random(seed), start_run(http)
+    senders, opened = [first], list[tuple[Sender, int]]()
+    known: dict[tuple[int, int], str] = {}
+
+    def curves(**query: int) -> Any:
+        asked = {"comparison": TRAINER_ROLLOUT, "measure": ["k3_kl", "tokens"]}
+        return first.get("measurements", **asked, **query).raise_for_status().json()["columns"]
+
+    def put(sender: Sender, step: int, shard: int = 0, shards: int = 1) -> None:
+        batch = make_batch(seed=random.randrange(10**6), prefix=f"{sender.attempt}-{step}-{shard}")
+        sender.put_shard(step, batch, shard, shards).raise_for_status()
+        known[sender.attempt, step] = batch.sample_ids[0]
+
+    for number in range(40):
+        sender, step = random.choice(senders), random.randrange(30)
+        action = random.choice(
+            ["newer step", "newer step", "any step", "first shard", "last shard", "resume", "delete"]
+        )
+        if action == "newer step":
+            put(senders[-1], 30 + number)
+        elif action == "any step" and (sender.attempt, step) not in known:
+            put(sender, step)
+        elif action == "first shard" and (sender.attempt, step) not in known:
+            put(sender, step, 0, 2)
+            opened.append((sender, step))
+        elif action == "last shard" and opened:
+            put(*opened.pop(), 1, 2)
+        elif action == "resume":
+            body = {"key": f"{number}", "resume_step": step, "age_seconds": random.choice([0.0, 3600.0])}
+            made = http.post(f"/v1/runs/{first.run}/attempts", json=body).raise_for_status().json()
+            senders.append(Sender(http, first.run, made["attempt"]))
+        elif action == "delete" and known:
+            body = {"sample_ids": [random.choice(list(known.values()))]}
+            http.post(f"/v1/runs/{first.run}/deletions", json=body).raise_for_status()
+            assert not carry_out_deletions(app.state.context, round_seconds=60)
+        # A range that ends is read from the database.
+        assert curves() == curves(to_step=10**6), (number, action)
