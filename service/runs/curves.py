@@ -270,7 +270,9 @@ def _active_rows(
         columnar.check_rows(table.num_rows, len(kinds), most_values)
     else:
         table = columnar.read_columns(session, statement, kinds, most_values, constants)
-    table = table.sorted_by("step")
+    steps = table.array("step")
+    if (steps[1:] <= steps[:-1]).any():
+        table = table.sorted_by("step")
     with _kept_lock:
         if 8 * table.num_values < _kept.maxsize // 4:
             _kept[key] = _Kept(newest, noted.revision, table)
