@@ -263,7 +263,8 @@ def _active_rows(
         before = _kept.get(key)
     # What was committed after `noted` was read is left for the next time.
     statement = statement.where(place <= newest)
-    if before is not None and before.revision >= noted.rewritten:
+    # Another request may have kept what this snapshot does not see yet.
+    if before is not None and noted.rewritten <= before.revision <= noted.revision:
         statement, table = statement.where(place > before.newest), before.table
         if before.newest != newest:
             table = table.joined_with(columnar.read_columns(session, statement, kinds, most_values, constants))

@@ -8,9 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import select
 
 from foreshock.comparisons import TRAINER_ROLLOUT
 from foreshock_service.maintenance.delete_rollouts import carry_out_deletions
+from foreshock_service.platform.database.tables import NewestMeasurement
+from foreshock_service.platform.security import UNRESTRICTED
+from foreshock_service.runs.curves import CurveQuery, read_curves
 from tests.service.sending import Sender, make_batch, start_run
 
 
@@ -83,3 +87,19 @@ def test_rows_that_are_kept_equal_the_stored_ones_whatever_was_written(
             assert not carry_out_deletions(app.state.context, round_seconds=60)
         # A range that ends is read from the database.
         assert curves() == curves(to_step=10**6), (number, action)
+
+
+def test_request_with_an_older_snapshot_does_not_spoil_what_is_kept(http: httpx.Client, app: FastAPI) -> None:
+    first, context = start_run(http), app.state.context
+    asked = {"comparison": TRAINER_ROLLOUT, "measure": "k3_kl"}
+    for step in range(3):
+        first.put_shard(step, make_batch(seed=step)).raise_for_status()
+    with context.database.read() as session:
+        session.scalars(select(NewestMeasurement)).all()
+        session.expunge_all()
+        first.put_shard(3, make_batch(seed=3)).raise_for_status()
+        assert first.get("measurements", **asked).json()["columns"]["step"] == [0, 1, 2, 3]
+        query = CurveQuery(comparisons=(TRAINER_ROLLOUT,), measures=("k3_kl",))
+        read_curves(session, context, UNRESTRICTED, first.run, query)
+    first.put_shard(4, make_batch(seed=4)).raise_for_status()
+    assert first.get("measurements", **asked).json()["columns"]["step"] == [0, 1, 2, 3, 4]
