@@ -10,7 +10,6 @@ e^x is written so that a compiler without a vector library can vectorise it: x =
 polynomial.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -225,32 +224,22 @@ def reduce_rows(
         sums_of(target[row], behaviour[row], shifts[row], log_totals[row], sums[row])
 
 
-class CompiledReduction:
-    """Reduction of `target` and `behaviour`, tiles [rows, V] of one dtype: bfloat16, float32 or float64."""
+def reduce_compiled(target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> TileSums:
+    """Return the sums of two tiles [rows, V] of one dtype: bfloat16, float32 or float64."""
+    rows = target.shape[0]
+    shifts, log_totals = np.empty((rows, 2)), np.empty((rows, 2))
+    sums = np.empty((rows, len(SUMS)))
+    ids = np.empty((2, rows, top_k), dtype=np.int64)
 
-    def __init__(self, target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> None:
-        self._tiles = (target, behaviour)
-        self._top_k = top_k
-        self._threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="exact-divergence")
+    def reduce_part(first: int) -> None:
+        part = slice(first, first + _ROWS)
+        tiles = _as_array(target[part]), _as_array(behaviour[part])
+        reduce_rows(*tiles, shifts[part], log_totals[part], sums[part], np.empty(top_k), ids[:, part])
 
-    def reduce(self, rows: int) -> TileSums:
-        shifts, log_totals = np.empty((rows, 2)), np.empty((rows, 2))
-        sums = np.empty((rows, len(SUMS)))
-        ids = np.empty((2, rows, self._top_k), dtype=np.int64)
-
-        def reduce_part(part: slice) -> None:
-            target, behaviour = (_as_array(tile[part]) for tile in self._tiles)
-            values = np.empty(self._top_k)
-            reduce_rows(target, behaviour, shifts[part], log_totals[part], sums[part], values, ids[:, part])
-
-        cuts = [*range(0, rows, _ROWS), rows]
-        list(self._pool.map(reduce_part, [slice(first, stop) for first, stop in itertools.pairwise(cuts)]))
-        log_normalisers = torch.from_numpy((shifts + log_totals).T)
-        return TileSums(torch.from_numpy(sums), log_normalisers, torch.from_numpy(ids))
-
-    def close(self) -> None:
-        self._pool.shutdown()
+    with ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="exact-divergence") as threads:
+        list(threads.map(reduce_part, range(0, rows, _ROWS)))
+    log_normalisers = torch.from_numpy((shifts + log_totals).T)
+    return TileSums(torch.from_numpy(sums), log_normalisers, torch.from_numpy(ids))
 
 
 def _as_array(tile: torch.Tensor) -> Logits:

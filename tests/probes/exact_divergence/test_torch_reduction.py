@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foreshock_probes.exact_divergence import GivenLogits, divergences, exact_divergences
-from foreshock_probes.exact_divergence.divergences import TorchReduction
+from foreshock_probes.exact_divergence.divergences import reduce_in_torch
 from tests.probes.exact_divergence.reference import DIVERGENCES, TOP_KS, by_definition, hard_cases, likeliest, overlap
 
 RELATIVE = 1e-11
@@ -18,11 +18,7 @@ DEVICES = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()
 @pytest.fixture(autouse=True, params=[1, 1 << 22], ids=["one row a part", "many rows a part"])
 def plain_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foreshock_probes.exact_divergence.divergences._PART", request.param)
-
-    def reduction_of(tiles: tuple[torch.Tensor, torch.Tensor], top_k: int) -> TorchReduction:
-        return TorchReduction(tiles[0], tiles[1], top_k)
-
-    monkeypatch.setattr(divergences, "_reduction_of", reduction_of)
+    monkeypatch.setattr(divergences, "_reduction_on", lambda device: reduce_in_torch)
 
 
 @pytest.mark.parametrize("device", DEVICES)
