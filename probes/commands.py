@@ -61,7 +61,10 @@ class WorkerCommand:
             scorers = tuple(arguments.scorers.split(",")) if arguments.scorers else None
             worker: Worker | RayWorkers
             if arguments.ray:
-                worker = RayWorkers(settings, _placement(arguments), scorers)
+                placement = RayPlacement(
+                    arguments.workers, arguments.accelerator_type, arguments.gpus_per_worker, arguments.cpus_per_worker
+                )
+                worker = RayWorkers(settings, placement, scorers)
             elif arguments.workers != 1 or arguments.accelerator_type is not None:
                 raise ConfigurationError("--workers and --accelerator-type are options of --ray")
             else:
@@ -84,12 +87,6 @@ class WorkerCommand:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
         return 1 if failed else 0
-
-
-def _placement(arguments: argparse.Namespace) -> RayPlacement:
-    return RayPlacement(
-        arguments.workers, arguments.accelerator_type, arguments.gpus_per_worker, arguments.cpus_per_worker
-    )
 
 
 worker = WorkerCommand()

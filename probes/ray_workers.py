@@ -99,11 +99,6 @@ class RayWorkers:
         self._actors: list[Any] = []
         self._stops: list[str] = []
 
-    @property
-    def actors(self) -> list[Any]:
-        """Return Ray's handles of the workers that were started."""
-        return list(self._actors)
-
     def stop(self, reason: str) -> None:
         """Stop every worker; a second call ends their jobs at once. Safe to call from a signal handler."""
         self._stops.append(reason)

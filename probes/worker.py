@@ -201,7 +201,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
         self._lease = lease
         self._connect = connect
         self.doing: Callable[[], str] = str
-        self._lost = threading.Event()
+        self.lost = False
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"heartbeat-{lease.lease}", daemon=True)
 
@@ -213,11 +213,6 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
         self._done.set()
         self._thread.join(timeout=15.0)
 
-    @property
-    def lost(self) -> bool:
-        """True if the service answered that the lease is no longer held."""
-        return self._lost.is_set()
-
     def _beat(self) -> None:
         client = self._connect()
         try:
@@ -225,7 +220,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
                 try:
                     client.heartbeat(self._lease, self.doing())
                 except LeaseLostError:
-                    self._lost.set()
+                    self.lost = True
                     return
                 except ServiceError:
                     continue

@@ -56,38 +56,6 @@ class Threshold:
         return "_".join(bounds) or "none"
 
 
-def parse_threshold(text: str, bounds: Bounds) -> Threshold:
-    """Return the threshold that `text` names: `2`, or `0.5_5`. Raises InvalidArgumentError with a valid example."""
-    parts = text.split("_")
-    try:
-        numbers = [float(part) for part in parts]
-    except ValueError:
-        numbers = []
-    if not 1 <= len(numbers) <= 2:
-        raise InvalidArgumentError(f"got {text!r}, expected a number, or lower_upper such as 0.5_5", "threshold")
-    if len(numbers) == 2:
-        return checked(Threshold(numbers[0], numbers[1]), bounds)
-    if bounds is Bounds.FLOOR:
-        return checked(Threshold(lower=numbers[0]), bounds)
-    return checked(Threshold(upper=numbers[0]), bounds)
-
-
-def checked(threshold: Threshold, bounds: Bounds) -> Threshold:
-    """Return the threshold, with 1/C as the lower bound of a RANGE given as C. Raises InvalidArgumentError."""
-    lower, upper = threshold.lower, threshold.upper
-    for bound in (lower, upper):
-        if bound is not None and not (math.isfinite(bound) and bound > 0.0):
-            raise InvalidArgumentError(f"a bound must be a finite number above 0, got {bound}", "threshold")
-    if bounds is Bounds.NONE and (lower is not None or upper is not None):
-        raise InvalidArgumentError("this correction has no threshold: leave it out", "threshold")
-    if bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
-        lower = 1.0 / upper
-    expected = _expected(lower, upper, bounds)
-    if expected:
-        raise InvalidArgumentError(f"expected {expected}, got {Threshold(lower, upper)}", "threshold")
-    return Threshold(lower, upper)
-
-
 def _expected(lower: float | None, upper: float | None, bounds: Bounds) -> str:
     """Return a description of the bounds that fit; an empty string if these do."""
     if bounds is Bounds.FLOOR:
@@ -210,12 +178,32 @@ class Correction:
     source: str
 
     def threshold(self, text: str) -> Threshold:
-        """Return the threshold that `text` names, such as `2` or `0.5_5`. Raises InvalidArgumentError."""
-        return parse_threshold(text, self.bounds)
+        """Return the threshold that `text` names: `2`, or `0.5_5`. Raises InvalidArgumentError with a valid example."""
+        try:
+            numbers = [float(part) for part in text.split("_")]
+        except ValueError:
+            numbers = []
+        if len(numbers) == 2:
+            return self.check(Threshold(numbers[0], numbers[1]))
+        if len(numbers) != 1:
+            raise InvalidArgumentError(f"got {text!r}, expected a number, or lower_upper such as 0.5_5", "threshold")
+        is_lower = self.bounds is Bounds.FLOOR
+        return self.check(Threshold(lower=numbers[0]) if is_lower else Threshold(upper=numbers[0]))
 
     def check(self, threshold: Threshold) -> Threshold:
-        """Return the threshold with both bounds filled in. Raises InvalidArgumentError if it does not fit."""
-        return checked(threshold, self.bounds)
+        """Return the threshold, with 1/C as the lower bound of a RANGE given as C. Raises InvalidArgumentError."""
+        lower, upper = threshold.lower, threshold.upper
+        for bound in (lower, upper):
+            if bound is not None and not (math.isfinite(bound) and bound > 0.0):
+                raise InvalidArgumentError(f"a bound must be a finite number above 0, got {bound}", "threshold")
+        if self.bounds is Bounds.NONE and (lower is not None or upper is not None):
+            raise InvalidArgumentError("this correction has no threshold: leave it out", "threshold")
+        if self.bounds is Bounds.RANGE and lower is None and upper is not None and upper >= 1.0:
+            lower = 1.0 / upper
+        expected = _expected(lower, upper, self.bounds)
+        if expected:
+            raise InvalidArgumentError(f"expected {expected}, got {Threshold(lower, upper)}", "threshold")
+        return Threshold(lower, upper)
 
 
 _TWO = Threshold(upper=2.0)

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SIDES", "CannotTryError", "Change", "Experimenter", "Subject"]
-
 SIDES = ("rollout", "trainer")
 """The side of μ, what the engine logged, and the side of π, what the trainer logged."""
 

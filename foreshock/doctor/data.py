@@ -11,8 +11,6 @@ import numpy as np
 
 from foreshock.doctor.evidence import Compared, Float64
 
-__all__ = ["DATA_CHANGES", "is_bfloat16"]
-
 _CLEARLY = 0.05
 """Nats that a constant has to differ from the replay to be told from a token of that very log-prob."""
 _LEAST_REPEATS = 3

@@ -17,8 +17,6 @@ from foreshock.doctor.search import SideSearch
 from foreshock.doctor.trials import Budget, Trial
 from foreshock.rollouts import RolloutBatch
 
-__all__ = ["examine"]
-
 _ROWS = {cause.name: cause for cause in CATALOGUE}
 
 

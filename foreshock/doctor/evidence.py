@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 
-__all__ = ["RESOLUTION", "Compared", "Float64", "mean_range", "share_range", "steadiness"]
-
 Float64 = NDArray[np.float64]
 
 LARGEST = 5.0

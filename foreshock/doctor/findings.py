@@ -8,17 +8,6 @@ from foreshock.api.doctor import DoctorReport, DoctorStepRecord, Finding, SideRe
 from foreshock.api.records import parse
 from foreshock.diagnosis.wording import as_sentence, interval_of_share, number, percent, plural
 
-__all__ = [
-    "SIDE_WORDS",
-    "explained",
-    "fix_of",
-    "lines_of_answer",
-    "lines_of_differences",
-    "record_lines",
-    "report_lines",
-    "tried_in_words",
-]
-
 SIDE_WORDS = {"rollout": "the engine's logged log-probs (μ)", "trainer": "the trainer's logged log-probs (π)"}
 
 

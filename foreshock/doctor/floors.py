@@ -13,8 +13,6 @@ from foreshock.doctor.replays import Replays
 from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.trials import Trial, View
 
-__all__ = ["ONE_OF_TWO_ROUNDINGS", "Floors"]
-
 _TWO_ROUNDINGS = 2.0
 """Two independent roundings differ by twice the variance of one."""
 ONE_OF_TWO_ROUNDINGS = 1 - 1 / _TWO_ROUNDINGS

@@ -32,8 +32,6 @@ from foreshock.doctor.nulls import chance_of, expected_by_chance, gain_of, healt
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import Trial, View
 
-__all__ = ["CHANCE", "Naming"]
-
 CHANCE = 0.01
 """The chance of a false name that each test allows; the one level that is chosen."""
 

@@ -20,8 +20,6 @@ from foreshock.doctor.floors import Floors
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import View
 
-__all__ = ["chance_of", "chosen_by_chance", "expected_by_chance", "gain_of", "healthy_share"]
-
 _DRAWS = 200
 
 

@@ -15,8 +15,6 @@ from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.sampling import Sampling, fitted, uncertainty
 from foreshock.doctor.trials import Budget, Trial, View, switched
 
-__all__ = ["Replays"]
-
 
 class Replays:
     """Makes trials by replays of an experimenter, which it counts in a budget; `log` gets a line for each."""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from foreshock.doctor.evidence import Compared, Float64
 
-__all__ = ["FITS", "Sampling", "fitted", "uncertainty"]
-
 _LOGITS_AT_ONCE = 1 << 24
 """Logits that are converted to float64 at a time: with 150,000 ids a replay of one rollout may have more."""
 _FIT_LOGITS = 1 << 21

@@ -14,8 +14,6 @@ from foreshock.doctor.nulls import chosen_by_chance, healthy_share
 from foreshock.doctor.replays import Replays
 from foreshock.doctor.trials import Budget, Trial, View
 
-__all__ = ["Screening"]
-
 _SCREENED = 0.1
 """The share of the tokens that a variant is screened on; the rollouts that differ most show a cause best."""
 _LEAST_SCREENED = 3

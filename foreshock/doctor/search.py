@@ -24,8 +24,6 @@ from foreshock.doctor.sampling import Sampling
 from foreshock.doctor.screening import Screening
 from foreshock.doctor.trials import Budget, Trial, View, mixtures
 
-__all__ = ["SideSearch"]
-
 _FREE = ("data", "sampling")
 _CHEAP = (*_FREE, "weights")
 _LITTLE_NOISE = 2.0

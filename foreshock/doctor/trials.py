@@ -15,8 +15,6 @@ from foreshock.doctor.evidence import Compared, Float64
 from foreshock.doctor.sampling import Sampling
 from foreshock.probe_kinds import DOCTOR_SECONDS
 
-__all__ = ["Budget", "Trial", "View", "mixtures", "switched"]
-
 _DECODE = 2.0
 """Plain replays that a decode of the same tokens takes (`benchmarks/doctor/prices.py`)."""
 

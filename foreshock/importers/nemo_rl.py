@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from foreshock.importers.dumps import (
     Dump,
     DumpFormat,
@@ -56,7 +54,7 @@ class NemoRlFormat(DumpFormat):
         for row, weight in _rows(dump, options):
             rows.append(row)
             masked += weight == 0
-        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
+        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _FIELDS)
         if masked:
             notes.append(f"{masked} rollouts that NeMo-RL masks (`sample_loss_mask` 0) are measured too")
         return ImportedStep(dump.step, (batch,), {}, tuple(notes))
@@ -89,15 +87,7 @@ def _rows(dump: Dump, options: ReadOptions) -> Iterator[tuple[Row, float | None]
         # With dynamic sampling `rewards` are those of all prompts, in another order.
         field = "filtered_rewards" if "filtered_rewards" in values else "rewards"
         columns["reward"] = number(_only(values.get(field)), place, field)
-        row = Row(
-            place,
-            f"{dump.step}-{index}",
-            tokens[:start],
-            tokens[start:end],
-            np.asarray(trained[start:end]),
-            columns,
-            _FIELDS,
-        )
+        row = Row(place, f"{dump.step}-{index}", tokens[:start], tokens[start:end], trained[start:end], columns)
         yield row, number(_only(values.get("sample_loss_mask")), place, "sample_loss_mask")
 
 

@@ -61,7 +61,7 @@ class PrimeRlFormat(DumpFormat):
         numbers: _Numbers = defaultdict(list)
         for file in dump.files:
             rows = list(_rows(file, dump.step, options, numbers, notes))
-            batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
+            batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _FIELDS)
             batches.append(batch)
             notes += remarks
         return ImportedStep(dump.step, tuple(batches), _means(numbers), tuple(dict.fromkeys(notes)))
@@ -107,15 +107,8 @@ def _rows(file: Path, step: int, options: ReadOptions, numbers: _Numbers, notes:
             values = floats(line.get(field, [None] * tokens.size), place, field, tokens.size)
             values = values[sampled if field == "mismatch_kl" else trained]
             numbers[name].append(values[np.isfinite(values)])
-        yield Row(
-            place,
-            f"{step}-{rank[1] if rank else 0}-{index}",
-            tokens[:start],
-            tokens[start:],
-            sampled[start:],
-            columns,
-            _FIELDS,
-        )
+        sample_id = f"{step}-{rank[1] if rank else 0}-{index}"
+        yield Row(place, sample_id, tokens[:start], tokens[start:], sampled[start:], columns)
 
 
 _FIELDS = {

@@ -15,7 +15,7 @@ Anything else is refused with the first value that contradicts, unless the user 
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,10 +34,7 @@ _LOG_PROBS = ("rollout_log_probs", "trainer_log_probs")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rollout. `place` says where it is in the dump; `columns` are fields of RolloutBatch, None if not logged.
-
-    `names` are the dump's own names of the columns of log-probs, for messages.
-    """
+    """One rollout. `place` says where it is in the dump; `columns` are fields of RolloutBatch, None if not logged."""
 
     place: str
     sample_id: str
@@ -45,20 +42,22 @@ class Row:
     response: NDArray[np.int64]
     sampled: NDArray[np.bool_]
     columns: dict[str, Any]
-    names: dict[str, str] = field(default_factory=dict)
 
 
 def make_batch(
-    rows: Sequence[Row], options: ReadOptions, attributes: BatchAttributes, switched_on_by: dict[str, str]
+    rows: Sequence[Row],
+    options: ReadOptions,
+    attributes: BatchAttributes,
+    switched_on_by: dict[str, str],
+    names: dict[str, str],
 ) -> tuple[RolloutBatch, list[str]]:
     """Return the validated batch of one shard, and remarks.
 
-    `switched_on_by` says, for a column of log-probs, which option of the framework logs it. Raises RolloutsError naming
-    the place of the rollout.
+    For the columns of log-probs, `switched_on_by` says which option of the framework logs them, and `names` has the
+    dump's own names. Raises RolloutsError naming the place of the rollout.
     """
     notes: list[str] = []
-    sampled = [row.sampled for row in rows]
-    columns: dict[str, Any] = {"response_mask": [mask.astype(np.uint8) for mask in sampled]}
+    columns: dict[str, Any] = {"response_mask": [row.sampled.astype(np.uint8) for row in rows]}
     for name in sorted({name for row in rows for name in row.columns}):
         values = [row.columns.get(name) for row in rows]
         if name not in _LOG_PROBS:
@@ -67,23 +66,18 @@ def make_batch(
             elif name == "reward" and any(value is not None for value in values):
                 columns[name] = [np.nan if value is None else value for value in values]
             continue
-        log_probs, remarks = _log_probs(rows, name, options)
+        log_probs, remarks = _log_probs(rows, name, names[name], options)
         notes += remarks
         if log_probs is not None:
             columns[name] = log_probs
     for name in _LOG_PROBS:
         if name not in columns:
             notes.append(f"no {_LETTER[name]}: {switched_on_by[name]}")
+    sample_ids = [row.sample_id for row in rows]
     prompts: list[Any] = [row.prompt for row in rows]
     responses: list[Any] = [row.response for row in rows]
     try:
-        batch = RolloutBatch.from_lists(
-            [row.sample_id for row in rows],
-            prompts,
-            responses,
-            attributes=attributes,
-            **columns,
-        )
+        batch = RolloutBatch.from_lists(sample_ids, prompts, responses, attributes=attributes, **columns)
     except InvalidRolloutsError as error:
         if error.row is None or error.row >= len(rows):
             raise
@@ -95,9 +89,8 @@ _LETTER = {"rollout_log_probs": "μ (rollout log-probs)", "trainer_log_probs": "
 
 
 def _log_probs(
-    rows: Sequence[Row], name: str, options: ReadOptions
+    rows: Sequence[Row], name: str, field: str, options: ReadOptions
 ) -> tuple[list[NDArray[np.float32]] | None, list[str]]:
-    field = next((row.names[name] for row in rows if name in row.names), name)
     found = [row.columns.get(name) for row in rows]
     lacking = [row for row, value in zip(rows, found, strict=True) if value is None and row.sampled.any()]
     if len(lacking) == sum(1 for row in rows if row.sampled.any()):

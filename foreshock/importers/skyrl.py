@@ -69,7 +69,7 @@ class SkyRlFormat(DumpFormat):
             values = {name: column[index].values.to_numpy(zero_copy_only=False) for name, column in columns.items()}
             rows.append(_row(values, f"{file.name}, row {index}", dump.step, index, groups))
         attributes = options.attributes_or(trainer_policy="recomputed_old")
-        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
+        batch, notes = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _FIELDS)
         scalars = {name: float(value) for name, value in (own.get("metrics") or {}).items() if _is_number(value)}
         return ImportedStep(dump.step, (batch,), scalars, tuple(notes))
 
@@ -94,7 +94,7 @@ def _row(values: dict[str, Any], place: str, step: int, index: int, groups: list
     for column, field in _FIELDS.items():
         if field in values:
             columns[column] = floats(values[field], place, field, inside.size)[inside]
-    return Row(place, f"{step}-{index}", prompt, tokens[ends], sampled, columns, _FIELDS)
+    return Row(place, f"{step}-{index}", prompt, tokens[ends], sampled, columns)
 
 
 _FIELDS = {"rollout_log_probs": "rollout_logprobs", "trainer_log_probs": "action_log_probs", "advantage": "advantages"}

@@ -83,9 +83,8 @@ class SlimeFormat(DumpFormat):
         trained: list[Sample] = []
         notes = [f"step {dump.step} has no {name}" for name in dump.missing]
         for file in dump.files:
-            kind, samples, remarks = _samples(file, dump.step, options)
-            (rollouts if kind == "rollouts" else trained).extend(samples)
-            notes += remarks
+            is_trained, samples = _samples(file, dump.step, options)
+            (trained if is_trained else rollouts).extend(samples)
         if trained:
             trained, repeated = _distinct(trained)
             if repeated:
@@ -93,7 +92,7 @@ class SlimeFormat(DumpFormat):
         samples = _joined(rollouts, trained) if rollouts and trained else rollouts or trained
         rows, left_out = rows_of(samples, lambda sample: _row(sample, dump.step, options))
         attributes = options.attributes_or(trainer_policy="recomputed_old") if trained else options.attributes
-        batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY)
+        batch, remarks = make_batch(rows, options, attributes, _SWITCHED_ON_BY, _TOKEN_FIELDS)
         return ImportedStep(dump.step, (batch,), {}, tuple(dict.fromkeys(notes + left_out + remarks)))
 
 
@@ -107,7 +106,8 @@ def _files(path: Path) -> dict[int, list[Path]]:
     return found
 
 
-def _samples(file: Path, step: int, options: ReadOptions) -> tuple[str, list[Sample], list[str]]:
+def _samples(file: Path, step: int, options: ReadOptions) -> tuple[bool, list[Sample]]:
+    """Return whether a file has training data, not rollouts, and its samples."""
     columns = [*dict.fromkeys((*_ROLLOUT_COLUMNS, *_TRAIN_COLUMNS))]
     table, metadata = read_pickled(file, "pt", columns, options.limits, allowed=options.allow_pickle)
     if metadata.get("rollout_id") != step:
@@ -129,7 +129,7 @@ def _samples(file: Path, step: int, options: ReadOptions) -> tuple[str, list[Sam
         samples.append({**sample, "place": f"{file.name}, sample {row}"})
     if trained:
         _add_raw_rewards(samples, metadata.get("raw_reward"))
-    return ("training" if trained else "rollouts"), samples, []
+    return trained, samples
 
 
 def _python(value: Any) -> Any:
@@ -150,12 +150,9 @@ def _distinct(samples: list[Sample]) -> tuple[list[Sample], bool]:
     """Return each training sample once: ranks of tensor parallelism hold the same."""
     found: dict[Any, Sample] = {}
     for sample in samples:
-        index = _index(sample)
-        key = (
-            index
-            if index is not None
-            else tuple(map(bytes, (np.asarray(sample.get(name)).tobytes() for name in ("tokens", "log_probs"))))
-        )
+        key: Any = _index(sample)
+        if key is None:
+            key = tuple(np.asarray(sample.get(name)).tobytes() for name in ("tokens", "log_probs"))
         found.setdefault(key, sample)
     return list(found.values()), len(found) < len(samples)
 
@@ -204,19 +201,12 @@ def _row(sample: Sample, step: int, options: ReadOptions) -> Row:
         if sample.get(field) is not None:
             columns[column] = floats(sample[field], place, field, response.size)
     loss_mask = sample.get("loss_mask") if sample.get("loss_mask") is not None else sample.get("loss_masks")
-    sampled = (
-        np.ones(response.size, np.bool_) if loss_mask is None else mask(loss_mask, place, "loss_mask", response.size)
-    )
+    sampled = np.ones(response.size, np.bool_)
+    if loss_mask is not None:
+        sampled = mask(loss_mask, place, "loss_mask", response.size)
     index = _index(sample)
-    return Row(
-        place,
-        f"{step}-{place.rpartition(' ')[2] if index is None else index}",
-        tokens[:start],
-        response,
-        sampled,
-        columns,
-        _TOKEN_FIELDS,
-    )
+    name = f"{step}-{place.rpartition(' ')[2] if index is None else index}"
+    return Row(place, name, tokens[:start], response, sampled, columns)
 
 
 _TOKEN_FIELDS = {

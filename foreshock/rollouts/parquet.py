@@ -41,7 +41,7 @@ from foreshock.rollouts.schema import (
     DecodeLimits,
 )
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
-from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
+from foreshock.rollouts.validation import validate_results, validate_rollouts
 
 Body = bytes | bytearray | memoryview | BinaryIO
 
@@ -63,23 +63,28 @@ def encode_rollouts_view(batch: RolloutBatch) -> memoryview:
 
 def encode_scores(scores: ScoreBatch) -> bytes:
     """Return `scores` as the bytes of a Parquet file, with the fingerprint and the seconds in its metadata."""
-    values = {"sample_id": (scores.sample_ids, None), "log_probs": (scores.log_probs, scores.offsets)}
-    columns = [(column, _to_arrow(column, *values[column.name])) for column in SCORE_COLUMNS]
     seconds = {} if scores.seconds is None else {SECONDS_KEY: repr(float(scores.seconds)).encode()}
-    return bytes(_write(columns, {FINGERPRINT_KEY: scores.fingerprint.to_json().encode(), **seconds}))
+    metadata = {FINGERPRINT_KEY: scores.fingerprint.to_json().encode(), **seconds}
+    return _encode_results(scores, SCORE_COLUMNS, metadata)
 
 
 def encode_exact(exact: ExactBatch) -> bytes:
     """Return `exact` as the bytes of a Parquet file, with both fingerprints in its metadata."""
-    columns = []
-    for column in EXACT_COLUMNS:
-        offsets = None if column.is_string else exact.offsets
-        columns.append((column, _to_arrow(column, getattr(exact, column.field), offsets)))
     fingerprints = {
         TARGET_FINGERPRINT_KEY: exact.target_fingerprint.to_json().encode(),
         BEHAVIOUR_FINGERPRINT_KEY: exact.behaviour_fingerprint.to_json().encode(),
     }
-    return bytes(_write(columns, fingerprints))
+    return _encode_results(exact, EXACT_COLUMNS, fingerprints)
+
+
+def _encode_results(
+    results: ScoreBatch | ExactBatch, columns: tuple[ColumnSpec, ...], metadata: dict[bytes, bytes]
+) -> bytes:
+    arrays = [
+        (column, _to_arrow(column, getattr(results, column.field), None if column.is_string else results.offsets))
+        for column in columns
+    ]
+    return bytes(_write(arrays, metadata))
 
 
 def decode_rollouts(data: Body, limits: DecodeLimits | None = None, *, check_values: bool = True) -> RolloutBatch:
@@ -121,7 +126,7 @@ def decode_scores(data: Body, limits: DecodeLimits | None = None) -> ScoreBatch:
     limits = limits or DecodeLimits()
     with arrow_errors():
         scores = to_scores(_read(data, SCORE_COLUMNS, limits))
-    validate_scores(scores, limits)
+    validate_results(scores, limits)
     return scores
 
 
@@ -130,7 +135,7 @@ def decode_exact(data: Body, limits: DecodeLimits | None = None) -> ExactBatch:
     limits = limits or DecodeLimits()
     with arrow_errors():
         exact = to_exact(_read(data, EXACT_COLUMNS, limits))
-    validate_exact(exact, limits)
+    validate_results(exact, limits)
     return exact
 
 

@@ -27,7 +27,7 @@ from foreshock.rollouts.schema import (
     DecodeLimits,
 )
 from foreshock.rollouts.scores import ExactBatch, ScoreBatch
-from foreshock.rollouts.validation import validate_exact, validate_rollouts, validate_scores
+from foreshock.rollouts.validation import validate_results, validate_rollouts
 
 ROLLOUTS_PER_ROW_GROUP = 64
 
@@ -66,12 +66,12 @@ def find_rollouts(
 
 def find_scores(file: OpenableFile, sample_ids: Collection[str], limits: DecodeLimits) -> ScoreBatch | None:
     """Return the scores of the row groups that hold any of these sample ids; see `find_rollouts`."""
-    return _find(file, sample_ids, SCORE_COLUMNS, to_scores, validate_scores, limits)
+    return _find(file, sample_ids, SCORE_COLUMNS, to_scores, validate_results, limits)
 
 
 def find_exact(file: OpenableFile, sample_ids: Collection[str], limits: DecodeLimits) -> ExactBatch | None:
     """Return the divergences of the row groups that hold any of these sample ids; see `find_rollouts`."""
-    return _find(file, sample_ids, EXACT_COLUMNS, to_exact, validate_exact, limits)
+    return _find(file, sample_ids, EXACT_COLUMNS, to_exact, validate_results, limits)
 
 
 class RolloutFile:

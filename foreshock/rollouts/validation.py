@@ -57,22 +57,14 @@ def validate_rollouts(batch: RolloutBatch, limits: DecodeLimits | None = None, *
             _check_strings(column.name, getattr(batch, column.field), limits)
 
 
-def validate_scores(scores: ScoreBatch, limits: DecodeLimits | None = None) -> None:
-    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `scores` break a rule."""
+def validate_results(results: ScoreBatch | ExactBatch, limits: DecodeLimits | None = None) -> None:
+    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `results` break a rule."""
     limits = limits or DecodeLimits()
-    check_sample_ids(scores.sample_ids, limits)
-    _check_offsets("log_probs", scores.offsets, len(scores.sample_ids), scores.log_probs.size, limits)
-    _check_range(SCORE_COLUMNS[1], scores.log_probs, scores.offsets, allow_few=False)
-
-
-def validate_exact(exact: ExactBatch, limits: DecodeLimits | None = None) -> None:
-    """Raise InvalidRolloutsError or LimitExceededError, naming row and column, if `exact` breaks a rule."""
-    limits = limits or DecodeLimits()
-    check_sample_ids(exact.sample_ids, limits)
-    for column in EXACT_COLUMNS[1:]:
-        values = getattr(exact, column.field)
-        _check_offsets(column.name, exact.offsets, len(exact.sample_ids), values.size, limits)
-        _check_range(column, values, exact.offsets, allow_few=False)
+    check_sample_ids(results.sample_ids, limits)
+    for column in (SCORE_COLUMNS if isinstance(results, ScoreBatch) else EXACT_COLUMNS)[1:]:
+        values = getattr(results, column.field)
+        _check_offsets(column.name, results.offsets, len(results.sample_ids), values.size, limits)
+        _check_range(column, values, results.offsets, allow_few=False)
 
 
 def check_sample_ids(sample_ids: Sequence[str], limits: DecodeLimits) -> None:

@@ -19,8 +19,6 @@ from foreshock.rollouts import RolloutBatch, decode_scores, encode_rollouts
 from foreshock_probes.engines.process import EnginePool
 from foreshock_probes.engines.protocol import ScoreCommand
 
-__all__ = ["EngineReplays"]
-
 _LONGEST_REASON = 240
 
 

@@ -25,8 +25,6 @@ from foreshock_probes.doctor.forward import ATTENTION, logits_of, quantised
 from foreshock_probes.scorers.forward_pass import load_model
 from foreshock_probes.scorers.request import UnsupportedScoreError
 
-__all__ = ["TorchExperimenter"]
-
 _CACHED_BYTES = min(8 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 """Of the logits of all replays that are kept."""
 _MOST_BYTES = _CACHED_BYTES // 4

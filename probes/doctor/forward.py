@@ -1,7 +1,7 @@
 """Forward passes of a torch model with changed positions, changed attention, or a prompt cached by other weights."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from foreshock.doctor.changes import CannotTryError, Change
 from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.forward_pass import precision
 
-__all__ = ["ATTENTION", "logits_of", "quantised"]
-
 ATTENTION = "foreshock_doctor"
 """The name under which transformers knows the attention whose keys, values and scale can be changed."""
 _ROWS = 32
@@ -21,7 +19,8 @@ _OTHER_ROWS = 1
 _LOGITS_AT_ONCE = 1 << 28
 """Logits of one forward pass; fewer rows if the vocabulary and the longest rollout have more."""
 
-_edit: Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, float]] | None = None
+_edit: tuple[str | None, float] | None = None
+"""What keys and values are quantised to (None: nothing), and a factor of the scale; None: attention is unchanged."""
 
 
 def quantised(values: torch.Tensor, kind: str) -> torch.Tensor:
@@ -52,9 +51,10 @@ def _register() -> None:
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
     ) -> Any:
         if _edit is not None:
-            key, value, factor = _edit(key, value, 1.0)
-            options["scaling"] = options.get("scaling") or query.shape[-1] ** -0.5
-            options["scaling"] *= factor
+            kind, factor = _edit
+            if kind is not None:
+                key, value = quantised(key, kind), quantised(value, kind)
+            options["scaling"] = (options.get("scaling") or query.shape[-1] ** -0.5) * factor
         return sdpa_attention_forward(module, query, key, value, mask, **options)
 
     AttentionInterface.register(ATTENTION, attention)
@@ -69,13 +69,7 @@ def _edited(change: Change) -> Iterator[None]:
     global _edit
     kind, factor = change.get("kv"), change.get("attention_scale", 1.0)
     if kind is not None or factor != 1.0:
-
-        def edit(key: torch.Tensor, value: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor, float]:
-            if kind is None:
-                return key, value, scale * factor
-            return quantised(key, kind), quantised(value, kind), scale * factor
-
-        _edit = edit
+        _edit = kind, factor
     try:
         yield
     finally:

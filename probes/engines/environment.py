@@ -68,19 +68,6 @@ class EngineEnvironment:
             return AS_IT_IS  # a user mixed kernels of different instruction sets
         return cls(instruction_set_of(fingerprint), mkl_kernels_of(fingerprint))
 
-    @classmethod
-    def of_name(cls, name: str) -> EngineEnvironment:
-        """Return the environment that a worker of this machine offers by `name`.
-
-        Raises EnvironmentUnavailableError if this machine offers no such environment.
-        """
-        offered = offered_environments()
-        if name not in offered:
-            raise EnvironmentUnavailableError(
-                f"this machine offers no environment {name!r}; those that it offers: {', '.join(offered) or 'none'}"
-            )
-        return offered[name]
-
     def nearest(self) -> EngineEnvironment:
         """Return the nearest environment that this machine can be held to.
 

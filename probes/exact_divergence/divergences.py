@@ -8,8 +8,8 @@ A product that can be written to its tile directly is one call for the whole voc
 8192 tokens took 1.4 to 1.8 times the processor time of one call. Other products need copies (of the head in float32,
 or of logits before a soft cap) and are computed a block at a time.
 
-Terms and sums are float64. `reduce_in_torch` reduces tiles on a GPU, `compiled_reduction` on a CPU, eighteen times as
-fast there.
+Terms and sums are float64. `reduce_in_torch` reduces tiles on a GPU, `compiled_reduction` on a CPU: there 128 states of
+151,936 tokens took 12.4 s of processor time in torch, products included, and compiled 0.7 s.
 """
 
 from __future__ import annotations

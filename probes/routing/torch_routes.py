@@ -85,7 +85,7 @@ class TorchRoutes:
             self._experts = empty_routes(self._tokens, len(self.layers), top_k)
         for index, number in enumerate(self.layers):
             experts = newest[number].reshape(rows, width, -1)[:, :-1]
-            batch.write_values(experts.to(torch.int16).cpu().numpy(), self._experts[:, index])
+            batch.write(experts.to(torch.int16).cpu().numpy(), self._experts[:, index])
 
     def _called(
         self, number: int, argument: str, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -173,15 +173,11 @@ class TokenBatch:
         """True at the positions before a response token, shape [rows, time − 1]."""
         return self.owners >= 0
 
-    def write(self, log_probs: torch.Tensor, into: NDArray[np.float32]) -> None:
-        """Copy the responses' log-probs of `log_probs` [rows, time − 1] to their places in `into` [T].
+    def write(self, values: NDArray[Any], into: NDArray[Any]) -> None:
+        """Copy values [rows, time − 1, …] at the positions before response tokens to their places in `into` [T, …].
 
-        The first token of a response without a prompt has no log-prob; its value in `into` is unchanged.
+        Nothing precedes the first token of a response without a prompt; its value in `into` is unchanged.
         """
-        self.write_values(log_probs.float().cpu().numpy(), into)
-
-    def write_values(self, values: NDArray[Any], into: NDArray[Any]) -> None:
-        """Copy values [rows, time − 1, …] at the positions before response tokens to their places in `into` [T, …]."""
         for index, target in enumerate(self._targets):
             row, start, prompt = int(self._rows[index]), int(self._starts[index]), int(self._prompts[index])
             first = target.start + (1 if prompt == 0 else 0)

@@ -28,7 +28,7 @@ from foreshock_probes.scorers.request import (
     parse_options,
 )
 from foreshock_probes.scorers.sampling import logged_distribution, sampled_temperature
-from foreshock_probes.scorers.tokens import LogProbsOf, check_tokens, compose, score_rows, sequence_lengths
+from foreshock_probes.scorers.tokens import LogProbsOf, check_tokens, compose, score_by_temperature, sequence_lengths
 from foreshock_probes.settings import load_settings
 
 READ_SECONDS = 600.0
@@ -83,10 +83,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
-
-    def get(self, path: str) -> Any:
-        """Return the JSON of `path`. Raises as `ask` does."""
-        return self.ask("GET", path)
 
     def find(self, path: str) -> Any:
         """Return the JSON of `path`, None if the server has no such path."""
@@ -148,16 +144,16 @@ def check_weights(held: HeldModel, request: ScoreRequest) -> str:
         )
     if told is not None and wanted is not None:
         return "version"
-    if held.path is not None and Path(held.path).is_absolute() and _same_folder(held.path, request.weights_folder):
+    if (
+        held.path is not None
+        and Path(held.path).is_absolute()
+        and (Path(held.path).resolve() == request.weights_folder.resolve())
+    ):
         return "folder"
     raise UnsupportedScoreError(
         f"the server holds {held.path or held.name!r} and tells no weights version, so it cannot be seen to hold the "
         "checkpoint; start it on the checkpoint's folder, or have it tell the version of its weights"
     )
-
-
-def _same_folder(first: str, second: Path) -> bool:
-    return Path(first).resolve() == second.resolve()
 
 
 def score_with_server(
@@ -199,14 +195,7 @@ def score_with_server(
     plan = compose(lengths, options.batch_size, request.variant)
     # A first token without a prompt has no log-prob.
     scored = lengths > np.maximum(np.diff(rollouts.prompt_offsets), 1)
-    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
-    done = 0
-    for rows in plan.batches:
-        for temperature in np.unique(distribution.temperature[rows]):
-            chosen = rows[(distribution.temperature[rows] == temperature) & scored[rows]]
-            score_rows(rollouts, chosen, log_probs_of(float(temperature)), log_probs)
-        done += int(np.diff(rollouts.response_offsets)[rows].sum())
-        report(done)
+    log_probs = score_by_temperature(rollouts, plan.batches, distribution.temperature, scored, log_probs_of, report)
     fingerprint = Fingerprint(
         engine=server.name,
         engine_version=held.server_version,
@@ -250,7 +239,7 @@ def score_with_vllm(request: ScoreRequest, warm: WarmModel, report: Report) -> S
 
 def _model_of_vllm(server: Server) -> HeldModel:
     """Read what `/v1/models` tells, and `/weight_info`, if the server has it."""
-    models = value_of(server.get("/v1/models"), "data")
+    models = value_of(server.ask("GET", "/v1/models"), "data")
     # The base model: adapters have a parent.
     served = [model for model in models if not model.get("parent")]
     if len(served) != 1:

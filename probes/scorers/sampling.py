@@ -7,7 +7,6 @@ must follow the same distribution or it measures the difference of the two distr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,14 +40,6 @@ class LoggedDistribution:
     def of(self, rows: NDArray[np.int64]) -> LoggedDistribution:
         """Return the distributions of `rows`."""
         return LoggedDistribution(self.temperature[rows], self.top_p[rows], self.top_k[rows], self.min_p[rows])
-
-    def groups(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield the `rows` in groups that have the same distribution."""
-        own = self.of(rows)
-        keys = np.stack([own.temperature, own.top_p, own.top_k.astype(np.float64), own.min_p], axis=1)
-        _, group = np.unique(keys, axis=0, return_inverse=True)
-        for number in range(int(group.max(initial=-1)) + 1):
-            yield rows[group.ravel() == number]
 
     def fingerprint_fields(self) -> dict[str, Any]:
         """Return the fields of a fingerprint: the one value of all rollouts, None if they differ or nothing is cut."""

@@ -186,7 +186,7 @@ def _checksum(server: Server) -> str | None:
 
 def _model_of(server: Server, request: ScoreRequest) -> tuple[HeldModel, dict[str, Any]]:
     # Releases before 0.5.6 have the other paths only.
-    model = server.find("/model_info") or server.get("/get_model_info")
+    model = server.find("/model_info") or server.ask("GET", "/get_model_info")
     told: dict[str, Any] = server.find("/server_info") or server.find("/get_server_info") or {}
     version = model.get("weight_version") if isinstance(model, dict) else None
     path, most = str(value_of(model, "model_path")), told.get("max_req_input_len")

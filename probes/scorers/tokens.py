@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from foreshock.rollouts import RolloutBatch
 from foreshock.scorers import NOISE_FLOOR_VARIANT, VARIANTS
-from foreshock_probes.scorers.request import UnsupportedScoreError
+from foreshock_probes.scorers.request import Report, UnsupportedScoreError
 
 
 def sequence(rollouts: RolloutBatch, row: int) -> NDArray[np.int32]:
@@ -35,17 +35,31 @@ LogProbsOf = Callable[[list[NDArray[np.int32]], list[int]], Iterable[NDArray[np.
 """Returns the log-probs of the tokens of each sequence from its position `first` ≥ 1 on."""
 
 
-def score_rows(
-    rollouts: RolloutBatch, rows: NDArray[np.int64], log_probs_of: LogProbsOf, into: NDArray[np.float32]
-) -> None:
-    """Write the log-probs of the responses of `rows` to `into` [T]; a first token without a prompt has none."""
-    if not rows.size:
-        return
-    firsts = np.maximum(np.diff(rollouts.prompt_offsets)[rows], 1).tolist()
-    found = log_probs_of(sequences(rollouts, rows), firsts)
-    for row, values in zip(rows.tolist(), found, strict=True):
-        stop = int(rollouts.response_offsets[row + 1])
-        into[stop - values.size : stop] = values
+def score_by_temperature(
+    rollouts: RolloutBatch,
+    batches: Iterable[NDArray[np.int64]],
+    temperature: NDArray[np.float64],
+    is_scored: NDArray[np.bool_],
+    log_probs_of: Callable[[float], LogProbsOf],
+    report: Report,
+) -> NDArray[np.float32]:
+    """Return the log-probs [T] of the responses, a batch at a time, its rows of one `temperature` [N] together.
+
+    They are NaN for rows that are not scored (`is_scored` [N]), and for a first token without a prompt.
+    """
+    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
+    prompts, done = np.maximum(np.diff(rollouts.prompt_offsets), 1), 0
+    for rows in batches:
+        for value in np.unique(temperature[rows]):
+            chosen = rows[(temperature[rows] == value) & is_scored[rows]]
+            ask = log_probs_of(float(value))
+            found = ask(sequences(rollouts, chosen), prompts[chosen].tolist()) if chosen.size else ()
+            for row, values in zip(chosen.tolist(), found, strict=True):
+                stop = int(rollouts.response_offsets[row + 1])
+                log_probs[stop - values.size : stop] = values
+        done += int(np.diff(rollouts.response_offsets)[rows].sum())
+        report(done)
+    return log_probs
 
 
 def sequence_lengths(rollouts: RolloutBatch) -> NDArray[np.int64]:

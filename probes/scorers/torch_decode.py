@@ -7,7 +7,7 @@ Prompts are padded on the left and computed in one pass; then each step computes
 that are complete leave the batch as soon as they are half of it.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from foreshock.rollouts import RolloutBatch
 from foreshock_probes.scorers.forward_pass import LogitProcessing, head_in, log_softmax_at
 from foreshock_probes.scorers.request import Options, Report, Scored, ScoreRequest, WarmModel, parse_options
 from foreshock_probes.scorers.tokens import sequence
-from foreshock_probes.scorers.torch_forward import ForwardPass, TrainerOptions, prepare_forward_pass
-
-Dtype = Literal["bfloat16", "float16", "float32"]
+from foreshock_probes.scorers.torch_forward import Dtype, ForwardPass, TrainerOptions, prepare_forward_pass
 
 
 class DecodeOptions(Options):
@@ -44,14 +42,10 @@ def score(request: ScoreRequest, warm: WarmModel, report: Report) -> Scored:
     forward = prepare_forward_pass(
         request,
         TrainerOptions(
+            **options.model_dump(exclude={"dtype"}),
             autocast=None,
             master_dtype=options.dtype,
-            head_dtype=options.head_dtype,
-            attention_implementation=options.attention_implementation,
             batching="by_length",
-            batch_size=options.batch_size,
-            batch_tokens=options.batch_tokens,
-            temperature=options.temperature,
             truncation="apply",
             padding="left",
         ),

@@ -194,7 +194,7 @@ def score_batch(
     """Write the log-probs of the batch, which has the rollouts `rows`, to their places in `into` [T]."""
     process = LogitProcessing(forward.distribution.of(rows), forward.device)
     found = next_token_log_probs(forward.model, batch, process, forward.autocast, options.logits_bytes)
-    batch.write(found, into)
+    batch.write(found.float().cpu().numpy(), into)
 
 
 def run_forward_pass(

@@ -78,8 +78,8 @@ def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -
     _check_tensor_parallel(weights_folder, options.tensor_parallel_size)
     # Room for the one generated token, rounded up so that the next job's rollouts fit the same warm engine.
     length = max(SHORTEST_MODEL_LENGTH, 1 << longest.bit_length())
-    longest_allowed = _longest_position(weights_folder)
-    if longest_allowed is not None:
+    longest_allowed = model_configuration(weights_folder).get("max_position_embeddings")
+    if isinstance(longest_allowed, int):
         length = max(min(length, longest_allowed), longest + 1)
     arguments: dict[str, Any] = {
         "model": str(weights_folder),
@@ -116,11 +116,6 @@ def engine_arguments(weights_folder: Path, options: VllmOptions, longest: int) -
         arguments |= {"max_num_batched_tokens": tokens, "max_num_seqs": min(tokens, 128)}
         arguments.setdefault("enable_chunked_prefill", True)
     return arguments
-
-
-def _longest_position(weights_folder: Path) -> int | None:
-    value = model_configuration(weights_folder).get("max_position_embeddings")
-    return value if isinstance(value, int) else None
 
 
 def bind_ranks_to_cores(tensor_parallel_size: int) -> None:

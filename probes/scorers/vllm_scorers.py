@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock_probes.scorers.request import Report, Scored, ScoreRequest, WarmModel, parse_options
-from foreshock_probes.scorers.tokens import compose, score_rows, sequence_lengths
+from foreshock_probes.scorers.tokens import LogProbsOf, compose, score_by_temperature, sequence_lengths
 from foreshock_probes.scorers.vllm_engine import VllmEngine, VllmOptions, prepare_engine
 
 if TYPE_CHECKING:
@@ -51,15 +51,12 @@ def _score(
     options, rollouts = parse_options(VllmOptions, request), request.rollouts
     prepared = prepare_engine(request, options, warm)
     plan = compose(sequence_lengths(rollouts), options.batch_size, request.variant)
-    log_probs = np.full(rollouts.num_tokens, np.nan, dtype=np.float32)
-    done = 0
-    for rows in plan.batches:
-        for temperature in np.unique(prepared.divisor[rows]):
-            chosen = rows[(prepared.divisor[rows] == temperature) & scored[rows]]
-            prepared.engine.divide_logits_by(float(temperature))
-            score_rows(rollouts, chosen, partial(log_probs_of, prepared.engine), log_probs)
-        done += int(np.diff(rollouts.response_offsets)[rows].sum())
-        report(done)
+
+    def at_temperature(temperature: float) -> LogProbsOf:
+        prepared.engine.divide_logits_by(temperature)
+        return partial(log_probs_of, prepared.engine)
+
+    log_probs = score_by_temperature(rollouts, plan.batches, prepared.divisor, scored, at_temperature, report)
     return Scored(log_probs=log_probs, fingerprint=prepared.fingerprint(request, options, plan.name))
 
 
