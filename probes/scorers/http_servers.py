@@ -147,7 +147,7 @@ def check_weights(held: HeldModel, request: ScoreRequest) -> str:
     if (
         held.path is not None
         and Path(held.path).is_absolute()
-        and (Path(held.path).resolve() == request.weights_folder.resolve())
+        and Path(held.path).resolve() == request.weights_folder.resolve()
     ):
         return "folder"
     raise UnsupportedScoreError(
