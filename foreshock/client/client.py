@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -198,9 +198,19 @@ class Client:
         }  # fmt: skip
         precision = {"master_dtype": master_dtype, "autocast": autocast, "head_dtype": head_dtype}
         with self.failures.noted("start_run"):
-            self._start(
-                description, resume_step, (shard, shards), fingerprint, attributes or BatchAttributes(), precision
+            attributes = deliveries.checked_attributes(attributes or BatchAttributes())
+            if (shard is None) != (shards is None):
+                raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
+            if shard is not None and shards is not None:
+                deliveries.check_shard(0, shard, shards)
+            registration = self._new_registration(description, resume_step, (shard, shards), fingerprint)
+            self._shard, self._shards = shard, shards
+            self._attributes = replace(
+                attributes,
+                trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision),
+                length_cap=length_cap if attributes.length_cap is None else attributes.length_cap,
             )
+            self._register(registration)
         return self
 
     @never_raises
@@ -289,11 +299,9 @@ class Client:
             "weights_version": weights_version, "expires_at_us": expires_at_us,
         }  # fmt: skip
         make = functools.partial(deliveries.checkpoint, registration, step, announced, local_folder)
-        if not self._pipeline.reserve(what, 0, needed=True):
-            return
         if digest is not None:
-            self._pipeline.put(Work(what, 0, make))
-        else:
+            self._pipeline.log(what, 0, make, needed=True)
+        elif self._pipeline.reserve(what, 0, needed=True):
             self._pipeline.put_later(what, make)
 
     @never_raises
@@ -334,12 +342,10 @@ class Client:
         deliveries.check_whole_number("step", step)
         announced = None if trainer is None else _as_holding(trainer)
         held = {str(name): _as_holding(each) for name, each in (engines or {}).items()}
-        registration, what = self._started(), f"the weights of step {step}"
         make = functools.partial(
-            deliveries.weights, registration, step, announced, held, dict(variants or {}), engines_in_all
+            deliveries.weights, self._started(), step, announced, held, dict(variants or {}), engines_in_all
         )
-        if self._pipeline.reserve(what, 0):
-            self._pipeline.put(Work(what, 0, make))
+        self._pipeline.log(f"the weights of step {step}", 0, make)
 
     @never_raises
     def acknowledge(
@@ -385,42 +391,21 @@ class Client:
             self.finish(failed=error is not None)
         self.close()
 
-    def _start(
+    def _started(self) -> Registration:
+        if self._registration is None:
+            self._register(self._new_registration({}, 0, (None, None), None))
+        return cast(Registration, self._registration)
+
+    def _new_registration(
         self,
         description: Mapping[str, Any],
         resume_step: int,
         rank: tuple[int | None, int | None],
         fingerprint: Fingerprint | Mapping[str, Any] | None,
-        attributes: BatchAttributes,
-        precision: Mapping[str, object],
-    ) -> None:
-        deliveries.checked_attributes(attributes)
-        shard, shards = rank
-        if (shard is None) != (shards is None):
-            raise ConfigurationError(f"give both shard and shards, or neither, got shard={shard}, shards={shards}")
-        if shard is not None and shards is not None:
-            deliveries.check_shard(0, shard, shards)
-        registration = deliveries.registration(
-            self.project, self.run_key, description, self._attempt_key(*rank), resume_step, fingerprint
-        )
-        self._shard, self._shards = rank
-        self._attributes = replace(
-            attributes,
-            trainer_fingerprint=with_precision(attributes.trainer_fingerprint, precision),
-            length_cap=description["length_cap"] if attributes.length_cap is None else attributes.length_cap,
-        )
-        self._register(registration)
-
-    def _started(self) -> Registration:
-        if self._registration is None:
-            key = self._attempt_key(None, None)
-            self._register(deliveries.registration(self.project, self.run_key, {}, key, 0, None))
-        return cast(Registration, self._registration)
-
-    def _attempt_key(self, shard: int | None, shards: int | None) -> Callable[[int], str]:
-        """Return the function that gives the key of the attempt which begins at a step."""
-        run = (self.settings.url, self.project, self.run_key)
-        return functools.partial(self.launch.attempt_key, run=run, shard=shard, shards=shards)
+    ) -> Registration:
+        run, (shard, shards) = (self.settings.url, self.project, self.run_key), rank
+        attempt_key = functools.partial(self.launch.attempt_key, run=run, shard=shard, shards=shards)
+        return deliveries.registration(self.project, self.run_key, description, attempt_key, resume_step, fingerprint)
 
     def _chosen_exports(self, export: Export | None) -> Exports | None:
         """Return the exporters of the argument, else of FORESHOCK_EXPORT; `foreshock.exporters` is imported if used."""
@@ -437,9 +422,7 @@ class Client:
         self._log_delivery("the start of the run", Delivery("register", registration), needed=True)
 
     def _log_delivery(self, what: str, delivery: Delivery, *, needed: bool = False) -> None:
-        size = len(delivery.body)
-        if self._pipeline.reserve(what, size, needed=needed):
-            self._pipeline.put(Work(what, size, lambda: delivery))
+        self._pipeline.log(what, len(delivery.body), lambda: delivery, needed=needed)
 
 
 def _as_holding(held: Tensors | Holding) -> Holding:

@@ -250,7 +250,11 @@ class ServiceConnection(_Connection):
                     timeout=_timeout(timeout_seconds),
                     extensions={"trace": self._trace},
                 ) as response:
-                    answer = self._read(response)
+                    self._check_size(response, 0)
+                    body = bytearray()
+                    for piece in response.iter_raw():
+                        body += piece
+                        self._check_size(response, len(body))
             finally:
                 watch.cancel()
         except _FAILURES as error:
@@ -258,16 +262,7 @@ class ServiceConnection(_Connection):
             raise self._no_answer(
                 TimeoutError(f"no whole answer in {most_seconds:.0f} s") if late else error
             ) from error
-        return self._checked(answer)
-
-    def _read(self, response: httpx.Response) -> httpx.Response:
-        """Return the answer with its body, as it came. Raises WrongService if it is too large or encoded."""
-        self._check_size(response, 0)
-        body = bytearray()
-        for piece in response.iter_raw():
-            body += piece
-            self._check_size(response, len(body))
-        return _with_body(response, bytes(body))
+        return self._checked(_with_body(response, bytes(body)))
 
     def get_json(self, path: str, query: Query = None) -> Any:
         """Return the decoded JSON of a GET. Raises ServiceError."""

@@ -88,22 +88,17 @@ def find_launch(attempt_key: str | None = None, environment: Mapping[str, str] |
     given = attempt_key or variables.get("FORESHOCK_ATTEMPT_KEY")
     if given:
         return Launch(given, shared=True, given=True)
-    if (identity := _torchrun(variables)) is not None:
-        return Launch(identity, shared=True, ranks=ranks)
-    identity = (_ray() if environment is None else None) or _slurm(variables) or _pmix(variables)
+    if (job := variables.get("TORCHELASTIC_RUN_ID", "none")) != "none":
+        return Launch(f"torchrun-{job}{_node_token(variables)}-{_restarts(variables)}", shared=True, ranks=ranks)
+    identity = (_ray() if environment is None else None) or _slurm(variables)
+    if identity is None and "PMIX_NAMESPACE" in variables:
+        identity = f"mpi-{variables['PMIX_NAMESPACE']}"
     if identity is not None:
         # WORLD_SIZE may be that of an engine in this process.
         return Launch(identity, shared=True)
     if (identity := _address(variables)) is not None:
         return Launch(identity, shared=True, ranks=ranks)
     return Launch(f"process-{_process_tree()}", shared=multiprocessing.parent_process() is not None)
-
-
-def _torchrun(variables: Mapping[str, str]) -> str | None:
-    job = variables.get("TORCHELASTIC_RUN_ID", "none")
-    if job == "none":
-        return None
-    return f"torchrun-{job}{_node_token(variables)}-{_restarts(variables)}"
 
 
 def _ray() -> str | None:
@@ -138,11 +133,6 @@ def _slurm(variables: Mapping[str, str]) -> str | None:
     if "TORCHELASTIC_RESTART_COUNT" in variables:
         identity += f"-{_restarts(variables)}"
     return identity
-
-
-def _pmix(variables: Mapping[str, str]) -> str | None:
-    namespace = variables.get("PMIX_NAMESPACE")
-    return None if namespace is None else f"mpi-{namespace}"
 
 
 def _address(variables: Mapping[str, str]) -> str | None:

@@ -18,10 +18,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection, run_url
+from foreshock.client.connection import run_url
 from foreshock.client.deliveries import Delivery, Registration
 from foreshock.client.queues import BoundedQueue, Outbox, Work
-from foreshock.client.registrar import Heartbeats, Registrar
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
 from foreshock.client.sender import Sender
 from foreshock.client.settings import ClientSettings
@@ -58,35 +57,17 @@ class Pipeline:
             max_rejected_bytes=settings.max_rejected_bytes,
         )
         self._outbox = Outbox(self._spool, counters, max_memory_bytes=settings.max_outbox_bytes, warn=log.warning)
-        self._connection = self._new_connection()
-        self.registrar = Registrar(self._connection, log)
-        self.heartbeats = Heartbeats(self._connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
         self.want_weights_at_step: int | None = None
         """The step whose weights the service requests, None if none are."""
         self._sender = Sender(
-            self._connection,
-            self._new_connection,
-            self.registrar,
-            self.heartbeats,
-            self._outbox,
-            counters,
-            log,
-            status=self.status,
-            after_delivery=self._after_delivery,
+            settings, self._outbox, counters, log, status=self.status, after_delivery=self._after_delivery
         )
+        self.registrar = self._sender.registrar
         self._encoder = threading.Thread(target=self._encode_all, name="foreshock-encoder", daemon=True)
         _open_pipelines.add(self)
         self._outbox.recover()
         self._encoder.start()
         self._sender.start()
-
-    def _new_connection(self) -> ServiceConnection:
-        return ServiceConnection(
-            self._settings.url,
-            self._settings.api_key,
-            timeout_seconds=self._settings.timeout_seconds,
-            max_answer_bytes=TRAINER_ANSWER_BYTES,
-        )
 
     def reserve(self, what: str, size: int, *, needed: bool = False) -> bool:
         """Reserve room for an item of `size` bytes; without room, count it as dropped and return False.
@@ -105,6 +86,11 @@ class Pipeline:
             "queue full", f"{what} is dropped: the queue is full, encoding is slower than logging; see client.counters"
         )
         return False
+
+    def log(self, what: str, size: int, make: Callable[[], Delivery], *, needed: bool = False) -> None:
+        """Add an item of `size` bytes, which `make` encodes in the background, if there is room for it."""
+        if self.reserve(what, size, needed=needed):
+            self.put(Work(what, size, make))
 
     def cancel(self, size: int) -> None:
         """Give back room that was reserved and is not used."""
@@ -131,7 +117,7 @@ class Pipeline:
         self._own, self._own_has_begun = registration, False
         if not shard:
             self._address_of = registration
-        self.heartbeats.start(registration, shard)
+        self._sender.heartbeats.start(registration, shard)
 
     def set_checkpoint_request(self, step: int | None) -> None:
         """Take the requested step from an AdviceFeed, and stop polling."""
@@ -178,7 +164,7 @@ class Pipeline:
 
         def gains_nothing() -> bool:
             failed = self._sender.failed_attempts > failed_before
-            return not len(self._queue) and (failed or self._outbox.next_due(time.monotonic())[0] is None)
+            return not len(self._queue) and (failed or self._outbox.next_due() > time.monotonic())
 
         self._sender.wait(lambda: self._idle() or gains_nothing(), seconds)
 
@@ -188,7 +174,6 @@ class Pipeline:
         self._encoder.join(max(0.0, deadline - time.monotonic()) / 2)
         self._sender.stop(deadline)
         self._spool.close()
-        self._connection.close()
 
     def _encode_all(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -222,30 +207,30 @@ class Pipeline:
             with contextlib.suppress(OSError, ValueError):
                 address = run_url(self._settings.url, wanted.run["project"], wanted.run["key"])
                 print(f"foreshock: {address}", file=sys.stderr, flush=True)
-        if delivery.is_shard and self._is_first_of_own(delivery):
-            self._own_has_begun = True
-            self._warn_of_a_start_at_0(delivery)
-        if self._feed_attached or not delivery.is_shard or time.monotonic() < self._next_advice_poll:
+        if not delivery.is_shard:
+            return
+        self._warn_of_a_start_at_0(delivery)
+        if self._feed_attached or time.monotonic() < self._next_advice_poll:
             return
         self._next_advice_poll = time.monotonic() + _SECONDS_BETWEEN_ADVICE_POLLS
         with contextlib.suppress(ServiceError):
             run = self.registrar.run_id(delivery.registration)
-            answer = self._connection.get_json(f"/v1/runs/{run}/lr-advice")
+            answer = self._sender.connection.get_json(f"/v1/runs/{run}/lr-advice")
             step = answer.get("want_weights_at_step") if isinstance(answer, dict) else None
             self.want_weights_at_step = step if isinstance(step, int) else None
 
-    def _is_first_of_own(self, delivery: Delivery) -> bool:
-        """Return whether no shard of this client's attempt was delivered before; those left by others do not count.
-
-        By identity: each item that is read from disk has a registration of its own.
-        """
-        own = None if self._own is None else self._own.attempt_identity
-        return not self._own_has_begun and delivery.registration.attempt_identity == own
-
     def _warn_of_a_start_at_0(self, delivery: Delivery) -> None:
-        """Warn if a restart did not pass `resume_step`: what earlier attempts logged is superseded then."""
-        attempt, step = self.registrar.attempt_number(delivery.registration), delivery.step
-        if (attempt or 0) > 1 and step > 1 and not delivery.registration.attempt.get("resume_step"):
+        """Warn if a restart did not pass `resume_step`: what earlier attempts logged is superseded then.
+
+        Judged is the first delivered shard of this client's attempt. By identity, since each item that is read from
+        disk has a registration of its own; those that other processes left there do not count.
+        """
+        own, registration = self._own, delivery.registration
+        if own is None or self._own_has_begun or registration.attempt_identity != own.attempt_identity:
+            return
+        self._own_has_begun = True
+        attempt, step = self.registrar.attempt_number(registration), delivery.step
+        if (attempt or 0) > 1 and step > 1 and not registration.attempt.get("resume_step"):
             self._log.warning(
                 "start at 0",
                 f"attempt {attempt} of the run began at step 0, which supersedes all steps of earlier attempts, and "
@@ -271,7 +256,7 @@ class Pipeline:
     def _disable_after_fork(self) -> None:
         self._disabled_by_fork = True
         self._counters.replace_lock()
-        self._spool.close_inherited_locks()
+        self._spool.close(in_forked_child=True)
 
 
 _open_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()

@@ -23,6 +23,10 @@ from foreshock.client.spool import Item, Spool, SpoolFullError
 from foreshock.errors import SpoolError
 from foreshock.retry import Backoff
 
+# A refusal that a person must mend, or an item that the service fails on: asked for slowly, since it is sent again.
+_FIRST_REFUSED_SECONDS = 2.0
+_LONGEST_REFUSED_SECONDS = 300.0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
@@ -98,14 +102,6 @@ class BoundedQueue:
             self._changed.notify_all()
 
 
-@dataclass(slots=True)
-class _SetBack:
-    """The time of `time.monotonic` before which something is not sent again, and the backoff that gives the next."""
-
-    until: float
-    backoff: Backoff
-
-
 class Outbox:
     """Encoded items in order: the encoder appends, the sender takes from the front. Safe from any thread.
 
@@ -120,7 +116,8 @@ class Outbox:
         self._warn = warn
         self._lock = threading.Lock()
         self._items: deque[Item] = deque()
-        self._set_back: dict[Item | tuple[str, str], _SetBack] = {}
+        # The time before which something is not sent again, and the backoff that gives the next one.
+        self._set_back: dict[Item | tuple[str, str], tuple[float, Backoff]] = {}
         self._appended = 0
 
     def __len__(self) -> int:
@@ -184,31 +181,30 @@ class Outbox:
         with self._lock:
             return list(itertools.islice((item for item in self._items if self._due_at(item) <= now), most))
 
-    def next_due(self, now: float) -> tuple[Item | None, float | None]:
-        """Return the first item that can be sent now; else None, and the seconds until one is due, None if empty."""
+    def next_due(self) -> float:
+        """Return the `time.monotonic` at which the first item can be sent, 0 for at once; infinity if it is empty."""
         with self._lock:
             earliest = math.inf
             for item in self._items:
-                until = self._due_at(item)
-                if until <= now:
-                    return item, 0.0
-                earliest = min(earliest, until)
-            return None, None if earliest == math.inf else earliest - now
+                earliest = min(earliest, self._due_at(item))
+                if not earliest:
+                    break
+            return earliest
 
     def _due_at(self, item: Item) -> float:
-        return max((each.until for key in (item, item.run) if (each := self._set_back.get(key))), default=0.0)
+        return max((self._set_back[key][0] for key in (item, item.run) if key in self._set_back), default=0.0)
 
-    def set_back(self, item: Item, now: float, backoff: Backoff, *, whole_run: bool) -> None:
-        """Send the item, or every item of its run, later: each time after a longer delay. `backoff` is a new one."""
+    def set_back(self, item: Item, *, whole_run: bool) -> None:
+        """Send the item, or every item of its run, later: each time after a longer delay."""
+        key = item.run if whole_run else item
         with self._lock:
-            later = self._set_back.setdefault(item.run if whole_run else item, _SetBack(0.0, backoff))
-            later.until = now + later.backoff.next_delay()
+            _, backoff = self._set_back.get(key) or (0.0, Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS))
+            self._set_back[key] = time.monotonic() + backoff.next_delay(), backoff
 
     def try_all_now(self) -> None:
         """Make every item due. The delays continue to grow with the next refusal."""
         with self._lock:
-            for each in self._set_back.values():
-                each.until = 0.0
+            self._set_back = {key: (0.0, backoff) for key, (_, backoff) in self._set_back.items()}
 
     def accepts(self, item: Item) -> None:
         """Note that the service accepts the item's run."""

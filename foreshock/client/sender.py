@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 import httpx
 
-from foreshock.client.connection import ServiceConnection
+from foreshock.client.connection import TRAINER_ANSWER_BYTES, ServiceConnection
 from foreshock.client.deliveries import Delivery
 from foreshock.client.queues import Outbox
 from foreshock.client.registrar import Heartbeats, Registrar, Scope, scope_of
 from foreshock.client.reporting import Counters, DeliveryStatus, LogOnce
+from foreshock.client.settings import ClientSettings
 from foreshock.client.spool import Item
 from foreshock.errors import ServiceError, Unauthorized
 from foreshock.retry import Backoff
@@ -28,9 +29,6 @@ __all__ = ["Sender"]
 
 _FIRST_RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 30.0
-# A refusal that a person must mend, or an item that the service fails on: asked for slowly, since it is sent again.
-_FIRST_REFUSED_SECONDS = 2.0
-_LONGEST_REFUSED_SECONDS = 300.0
 _LONGEST_WAIT_SECONDS = 60.0
 _LONGEST_STOP_SECONDS = 60.0
 
@@ -44,16 +42,12 @@ _CONNECTIONS, _MOST_BYTES_AT_ONCE = 4, 16 << 20
 class Sender:
     """Delivers the items of an outbox in order. All methods are safe from any thread.
 
-    A backlog is sent over further connections, from `new_connection`. `status` returns what is missing;
-    `after_delivery` is called in this thread with each delivery that was accepted.
+    `status` returns what is missing; `after_delivery` is called in this thread with each delivery that was accepted.
     """
 
     def __init__(
         self,
-        connection: ServiceConnection,
-        new_connection: Callable[[], ServiceConnection],
-        registrar: Registrar,
-        heartbeats: Heartbeats,
+        settings: ClientSettings,
         outbox: Outbox,
         counters: Counters,
         log: LogOnce,
@@ -65,11 +59,13 @@ class Sender:
         """The newest refusal or failure."""
         self.failed_attempts = 0
         """Failures that concern the whole service, so far."""
-        self._connections = [connection]
-        self._new_connection = new_connection
+        self._settings = settings
+        self.connection = self._new_connection()
+        # A backlog is sent over further ones.
+        self._connections = [self.connection]
         self._at_once = 1
-        self._registrar = registrar
-        self._heartbeats = heartbeats
+        self.registrar = Registrar(self.connection, log)
+        self.heartbeats = Heartbeats(self.connection, self.registrar, interval_seconds=settings.heartbeat_seconds)
         self._outbox = outbox
         self._counters = counters
         self._log = log
@@ -129,14 +125,22 @@ class Sender:
         for each in self._connections:
             each.interrupt()
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        for each in self._connections[1:]:
+        for each in self._connections:
             each.close()
+
+    def _new_connection(self) -> ServiceConnection:
+        return ServiceConnection(
+            self._settings.url,
+            self._settings.api_key,
+            timeout_seconds=self._settings.timeout_seconds,
+            max_answer_bytes=TRAINER_ANSWER_BYTES,
+        )
 
     def _send_all(self) -> None:
         while self._wait_for_work():
             try:
-                if self._heartbeats.due_at() <= time.monotonic():
-                    self._heartbeats.send(self._status())
+                if self.heartbeats.due_at() <= time.monotonic():
+                    self.heartbeats.send(self._status())
                 self._send_next()
             except Exception as error:
                 self._counters.add(internal_errors=1)
@@ -144,7 +148,7 @@ class Sender:
                 self._schedule_retry(None)
             self.wake()
         if not (self._backoff.failures or self._interrupted):
-            self._heartbeats.send_last(self._status())
+            self.heartbeats.send_last(self._status())
         self._complete.wait(_LONGEST_STOP_SECONDS)
         self._outbox.sync()
 
@@ -153,10 +157,8 @@ class Sender:
         with self._changed:
             while not self._stopping:
                 now = time.monotonic()
-                left = min(self._heartbeats.due_at() - now, _LONGEST_WAIT_SECONDS)
-                _, wait = self._outbox.next_due(now)
-                if wait is not None:
-                    left = min(left, max(wait, self._next_attempt - now))
+                left = min(self.heartbeats.due_at() - now, _LONGEST_WAIT_SECONDS)
+                left = min(left, max(self._outbox.next_due(), self._next_attempt) - now)
                 if left <= 0.0:
                     return True
                 self._changed.wait(left)
@@ -170,7 +172,7 @@ class Sender:
 
         def send(place: int) -> None:
             try:
-                answers[place] = self._registrar.send(chosen[place][1], self._connections[place])
+                answers[place] = self.registrar.send(chosen[place][1], self._connections[place])
             except Exception as error:
                 answers[place] = error
 
@@ -223,7 +225,7 @@ class Sender:
             first.step >= 0
             and (is_near or delivery.kind == "acknowledgement")
             and first.registration == delivery.registration
-            and self._registrar.attempt_number(first.registration) is not None
+            and self.registrar.attempt_number(first.registration) is not None
         )
 
     def _delivered(self, item: Item, delivery: Delivery, response: httpx.Response | None) -> None:
@@ -232,12 +234,12 @@ class Sender:
         duplicate = response is not None and len(response.content) < 4096 and b'"duplicate"' in response.content
         self._counters.add(delivered=1, delivered_bytes=item.size, duplicates=int(duplicate))
         self._outbox.done(item)
-        self._heartbeats.note_delivery(delivery)
+        self.heartbeats.note_delivery(delivery)
         if not self._stopping:
             self._after_delivery(delivery)
 
     def _refused(self, item: Item, delivery: Delivery, error: ServiceError) -> Scope:
-        registering = self._registrar.attempt_number(delivery.registration) is None
+        registering = self.registrar.attempt_number(delivery.registration) is None
         scope = scope_of(error, registering=registering)
         self.reason = str(error)
         if scope == "final":
@@ -249,7 +251,7 @@ class Sender:
                 self._outbox.done(item)
             else:
                 # The spool has its only bytes. They are sent once more, and refused once more, when there may be room.
-                self._set_back(item, "item")
+                self._outbox.set_back(item, whole_run=False)
             return scope
         self._counters.add(failed_requests=1)
         if self._stopping:
@@ -258,13 +260,9 @@ class Sender:
         if scope == "service" or (error.status is not None and error.status >= 500):
             self._schedule_retry(error)
         if scope != "service":
-            self._set_back(item, scope)
+            self._outbox.set_back(item, whole_run=scope == "run")
         self._outbox.sync()
         return scope
-
-    def _set_back(self, item: Item, scope: Scope) -> None:
-        backoff = Backoff(_FIRST_REFUSED_SECONDS, _LONGEST_REFUSED_SECONDS)
-        self._outbox.set_back(item, time.monotonic(), backoff, whole_run=scope == "run")
 
     def _warn(self, error: ServiceError) -> None:
         if isinstance(error, Unauthorized):

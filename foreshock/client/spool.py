@@ -199,18 +199,14 @@ class Spool:
             item.path.replace(self.rejected.make_folder() / f"{DAMAGED}{now_us()}-{item.path.name}")
         self.size -= item.size
 
-    def close(self) -> None:
-        """Unlock the folders and remove the empty ones; the next client adopts the remaining items."""
-        for folder, lock in self._locks.items():
-            if not any(folder.glob(f"*{ITEM}")):
-                shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-        self._locks.clear()
-        self._own = None
+    def close(self, *, in_forked_child: bool = False) -> None:
+        """Unlock the folders and remove the empty ones; the next client adopts the remaining items.
 
-    def close_inherited_locks(self) -> None:
-        """Close the locks inherited by a forked child; the parent keeps them."""
-        for lock in self._locks.values():
+        A forked child only closes what it inherited: its parent keeps the locks.
+        """
+        for folder, lock in self._locks.items():
+            if not in_forked_child and not any(folder.glob(f"*{ITEM}")):
+                shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.close(lock)
         self._locks.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foreshock.client import Client, sender
+from foreshock.client import Client, queues, sender
 from tests.foreshock.client.faulty_service import FaultyService, faulty_service
 
 
@@ -22,8 +22,8 @@ def service() -> Iterator[FaultyService]:
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "_FIRST_RETRY_SECONDS", 0.02)
     monkeypatch.setattr(sender, "_LONGEST_RETRY_SECONDS", 0.1)
-    monkeypatch.setattr(sender, "_FIRST_REFUSED_SECONDS", 0.05)
-    monkeypatch.setattr(sender, "_LONGEST_REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(queues, "_FIRST_REFUSED_SECONDS", 0.05)
+    monkeypatch.setattr(queues, "_LONGEST_REFUSED_SECONDS", 0.2)
 
 
 @pytest.fixture
