@@ -1,9 +1,12 @@
-"""Floats as JSON can hold them: JSON has no NaN and no infinity, so they become null."""
+"""Values as JSON can hold them: JSON has no NaN and no infinity, so such floats become null."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
+
+from foreshock.errors import ConfigurationError
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -29,3 +32,16 @@ def json_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def json_bytes(arguments: Mapping[str, Any]) -> bytes:
+    """Return the arguments of a call as JSON. Raises ConfigurationError if they are no JSON values."""
+    try:
+        return json.dumps(arguments, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error

@@ -20,7 +20,7 @@ from foreshock.diagnosis.quantities import check_declared
 from foreshock.digests import weights_digest
 from foreshock.errors import ConfigurationError
 from foreshock.fingerprint import Fingerprint
-from foreshock.json_values import finite_or_none
+from foreshock.json_values import finite_or_none, given, json_bytes
 from foreshock.model_kind import MODEL_KINDS, known_model_kind, model_kind_of_folder
 from foreshock.notary.compare import Holding
 from foreshock.notary.pieces import Tensors
@@ -115,7 +115,7 @@ class Delivery:
         if self.kind not in ("acknowledgement", "state"):
             return self
         try:
-            return replace(self, body=_json({**json.loads(bytes(self.body)), "attempt": attempt}))
+            return replace(self, body=json_bytes({**json.loads(bytes(self.body)), "attempt": attempt}))
         except (TypeError, ValueError):
             # Another program wrote it into the spool: the service says what is wrong with it.
             return self
@@ -218,7 +218,7 @@ def registration(
             check_declared(description["scalar_names"])
         except ValueError as error:
             raise ConfigurationError(f"scalar_names: {error}") from error
-    run = {"project": project, "key": run_key} | _without_none(description)
+    run = {"project": project, "key": run_key} | given(description)
     fingerprint = fingerprint.to_dict() if isinstance(fingerprint, Fingerprint) else dict(fingerprint or {})
     begin = int(resume_step)
     attempt = {
@@ -228,7 +228,7 @@ def registration(
         "heartbeats": True,
         BEGAN: now_us(),
     }
-    _json(run), _json(attempt)
+    json_bytes(run), json_bytes(attempt)
     return Registration(run=run, attempt=attempt)
 
 
@@ -266,7 +266,7 @@ def scalars(registration: Registration, step: int, source: str, values: Mapping[
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(f"scalar {name!r} must be one number, got {value!r}") from error
         numbers[str(name)] = finite_or_none(number)
-    body = _json({"source": source, "values": numbers})
+    body = json_bytes({"source": source, "values": numbers})
     return Delivery("scalars", registration, "PUT", f"/v1/runs/{{run}}/steps/{int(step)}/scalars", ATTEMPT, body=body)
 
 
@@ -281,12 +281,12 @@ def checkpoint(
     Digest and kind of model are read from `local_folder` if they are None. Raises WeightsError.
     """
     check_whole_number("step", step)
-    found = _without_none(announced)
+    found = given(announced)
     if local_folder is not None:
         found.setdefault("model_kind", model_kind_of_folder(local_folder))
         if "digest" not in found:
             found["digest"] = weights_digest(os.fspath(local_folder))
-    body = _json({"format": "hf_safetensors"} | _without_none(found))
+    body = json_bytes({"format": "hf_safetensors"} | given(found))
     return Delivery("checkpoint", registration, "PUT", f"/v1/runs/{{run}}/checkpoints/{int(step)}", ATTEMPT, body=body)
 
 
@@ -296,7 +296,7 @@ def change(registration: Registration, step: int, kind: str, body: Mapping[str, 
     if kind not in CHANGE_KINDS:
         raise ConfigurationError(f"kind must be one of {', '.join(CHANGE_KINDS)}, got {kind!r}")
     path = f"/v1/runs/{{run}}/changes/{int(step)}/{kind}"
-    return Delivery("change", registration, "PUT", path, ATTEMPT, body=_json(_without_none(body)))
+    return Delivery("change", registration, "PUT", path, ATTEMPT, body=json_bytes(given(body)))
 
 
 def weights(
@@ -315,7 +315,7 @@ def weights(
     announced = {} if trainer is None else trainer.wholes
     body["engines"] = {name: _holding(held, announced) for name, held in engines.items()}
     path = f"/v1/runs/{{run}}/steps/{int(step)}/weights"
-    return Delivery("weights", registration, "PUT", path, ATTEMPT, body=_json(_without_none(body)))
+    return Delivery("weights", registration, "PUT", path, ATTEMPT, body=json_bytes(given(body)))
 
 
 def _holding(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def _holding(holding: Holding, announced: Mapping[str, Any]) -> dict[str, Any]:
 
 def state(registration: Registration, state: Literal["finished", "failed"]) -> Delivery:
     """Return the delivery that marks the end of the run."""
-    return Delivery("state", registration, "PATCH", "/v1/runs/{run}", body=_json({"state": state}))
+    return Delivery("state", registration, "PATCH", "/v1/runs/{run}", body=json_bytes({"state": state}))
 
 
 def acknowledgement_body(
@@ -347,18 +347,7 @@ def acknowledgement_body(
 
 def acknowledgement(registration: Registration, body: Mapping[str, Any]) -> Delivery:
     """Return the delivery that reports the applied learning rate, see `acknowledgement_body`."""
-    return Delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body=_json(body))
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(value, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error
+    return Delivery("acknowledgement", registration, "POST", "/v1/runs/{run}/lr-advice/ack", body=json_bytes(body))
 
 
 def check_whole_number(name: str, value: object) -> None:

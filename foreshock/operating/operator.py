@@ -26,10 +26,11 @@ from foreshock.api.runs import (
 )
 from foreshock.api.watch import AdviceRecord, AlertRecord, RulesVersionRecord
 from foreshock.changes import ChangeKind
+from foreshock.json_values import given
 from foreshock.learning_rate.advice import AdviceMode, OperatorKind
 from foreshock.model_kind import ModelKind
 from foreshock.reading.caller import UNCHANGED, AsyncCaller, Caller, Unchanged
-from foreshock.reading.described import Values, change, given, names_of
+from foreshock.reading.described import Values, change, names_of
 from foreshock.reading.reader import AsyncReader, Reader
 from foreshock.scorers import split_score_name
 

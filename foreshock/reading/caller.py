@@ -83,12 +83,8 @@ class Request(Generic[Answer_co]):
         return self.path, tuple(self.query), self.accept
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPage(Generic[Item_co]):
-    """One page: its items and the cursor of the next one."""
-
-    items: tuple[Item_co, ...]
-    next_cursor: str | None
+Page = tuple[tuple[Item, ...], str | None]
+"""The items of a page, and the cursor of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +97,15 @@ class Listing(Generic[Item_co]):
     in_project: bool = True
     is_paged: bool = True
 
-    def page(self, cursor: str | None) -> Request[ItemPage[Item_co]]:
+    def page(self, cursor: str | None) -> Request[Page[Item_co]]:
         """Return the request of the page at `cursor`; None: the first."""
-        query = [*self.query, ("limit", ITEMS_ON_A_PAGE), ("cursor", cursor)] if self.is_paged else self.query
-        return Request(self.path, query, self._page, in_project=self.in_project)
 
-    def _page(self, body: bytes) -> ItemPage[Item_co]:
-        value = json.loads(body)
-        return ItemPage(tuple(self.read(item) for item in value["items"]), value.get("next_cursor"))
+        def read(body: bytes) -> Page[Item_co]:
+            value = json.loads(body)
+            return tuple(self.read(item) for item in value["items"]), value.get("next_cursor")
+
+        query = [*self.query, ("limit", ITEMS_ON_A_PAGE), ("cursor", cursor)] if self.is_paged else self.query
+        return Request(self.path, query, read, in_project=self.in_project)
 
 
 REMEMBERED_BYTES = 16 << 20
@@ -252,10 +249,10 @@ class AsyncCaller(_Settings):
         """Yield the items of all pages. Raises ServiceError."""
         cursor: str | None = None
         while True:
-            page = await self.send(listing.page(cursor))
-            for item in page.items:
+            items, cursor = await self.send(listing.page(cursor))
+            for item in items:
                 yield item
-            if (cursor := page.next_cursor) is None:
+            if cursor is None:
                 return
 
     async def close(self) -> None:
@@ -282,12 +279,12 @@ def items_of(connection: ServiceConnection, listing: Listing[Item], project: str
     return _items(lambda request: answer_of(connection, request, project), listing)
 
 
-def _items(get: Callable[[Request[ItemPage[Item]]], ItemPage[Item]], listing: Listing[Item]) -> Iterator[Item]:
+def _items(get: Callable[[Request[Page[Item]]], Page[Item]], listing: Listing[Item]) -> Iterator[Item]:
     cursor: str | None = None
     while True:
-        page = get(listing.page(cursor))
-        yield from page.items
-        if (cursor := page.next_cursor) is None:
+        items, cursor = get(listing.page(cursor))
+        yield from items
+        if cursor is None:
             return
 
 

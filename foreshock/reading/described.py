@@ -28,7 +28,7 @@ from foreshock.api.diagnosis import Diagnosis, diagnosis_of
 from foreshock.api.records import parse
 from foreshock.api.runs import RunRecord, run_record
 from foreshock.api.watch import AdviceRecord, advice_record
-from foreshock.errors import ConfigurationError
+from foreshock.json_values import given, json_bytes
 from foreshock.reading import columns
 from foreshock.reading.caller import AsyncCaller, Caller, HttpMethod, Listing, Query, Request
 
@@ -58,10 +58,10 @@ _READERS: Mapping[Any, Read] = {
 class Method(Generic[Arguments, Described, Sync, Async]):
     """A method that sends what a function describes, with its name, parameters and documentation."""
 
-    def __init__(self, sender: str, function: Callable[..., Any], describe: Callable[[Values], Described]) -> None:
-        """`sender` is the method of the caller that sends it; `describe` gets the arguments by name."""
+    def __init__(self, sender: str, function: Callable[..., Any], describe: Callable[[Any, Values], Described]) -> None:
+        """`sender` is the method of the caller that sends it; `describe` gets the type of the answer, and arguments."""
         signature = inspect.signature(function)
-        self._signature, self._describe = signature, describe
+        self._function, self._signature, self._describe = function, signature, describe
 
         def method(caller: Any, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Any:
             return getattr(caller, sender)(self.request(*arguments, **named))
@@ -80,7 +80,8 @@ class Method(Generic[Arguments, Described, Sync, Async]):
         _, *values = bound.arguments.items()
         defaults = self._signature.parameters
         return self._describe(
-            {name: names_of(name, each) if defaults[name].default == () else each for name, each in values}
+            typing.get_type_hints(self._function)["return"],
+            {name: names_of(name, each) if defaults[name].default == () else each for name, each in values},
         )
 
     def __call__(self, caller: Caller | AsyncCaller, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Any:
@@ -106,20 +107,14 @@ def get(
 ) -> Callable[[Function[Arguments, Answer]], Call[Arguments, Answer]]:
     """Return the method that reads the JSON of an answer, or its bytes; `read` replaces the reader of its type."""
 
-    def described(function: Function[Arguments, Answer]) -> Call[Arguments, Answer]:
-        def describe(values: Values) -> Request[Any]:
-            of_path, wait = _path(path, values), values.pop("wait_seconds", 0.0)
-            query = [*fixed, *_query(values, renamed)]
-            kind = typing.get_type_hints(function)["return"]
-            if kind is bytes:
-                return Request(of_path, query, bytes, accept="*/*", in_project=in_project)
-            return Request(
-                of_path, query, _from_json(read or _reader_of(kind)), in_project=in_project, wait_seconds=wait
-            )
+    def describe(kind: Any, values: Values) -> Request[Any]:
+        of_path, wait = _path(path, values), values.pop("wait_seconds", 0.0)
+        query = [*fixed, *_query(values, renamed)]
+        if kind is bytes:
+            return Request(of_path, query, bytes, accept="*/*", in_project=in_project)
+        return Request(of_path, query, _from_json(read or _reader_of(kind)), in_project=in_project, wait_seconds=wait)
 
-        return Method("send", function, describe)
-
-    return described
+    return lambda function: Method("send", function, describe)
 
 
 def listing(
@@ -127,20 +122,12 @@ def listing(
 ) -> Callable[[Function[Arguments, Iterator[Item]]], ListCall[Arguments, Item]]:
     """Return the method that yields the items of a list, page after page."""
 
-    def described(function: Function[Arguments, Iterator[Item]]) -> ListCall[Arguments, Item]:
-        def describe(values: Values) -> Listing[Any]:
-            (kind,) = typing.get_args(typing.get_type_hints(function)["return"])
-            of_path = _path(path, values)
-            return Listing(of_path, _query(values, renamed), _reader_of(kind), in_project, is_paged)
+    def describe(kind: Any, values: Values) -> Listing[Any]:
+        of_path = _path(path, values)
+        (item,) = typing.get_args(kind)
+        return Listing(of_path, _query(values, renamed), _reader_of(item), in_project, is_paged)
 
-        return Method("items", function, describe)
-
-    return described
-
-
-def given(values: Values) -> Values:
-    """Return the values that are not None."""
-    return {name: value for name, value in values.items() if value is not None}
+    return lambda function: Method("items", function, describe)
 
 
 def change(
@@ -157,24 +144,20 @@ def change(
     Raises ConfigurationError, when it is called, if the body is no JSON.
     """
 
-    def described(function: Function[Arguments, Answer]) -> Call[Arguments, Answer]:
-        def describe(values: Values) -> Request[Any]:
-            of_path = _path(path, values)
-            of_query = [(name, values.pop(name)) for name in query]
-            kind = typing.get_type_hints(function)["return"]
-            return Request(
-                of_path,
-                of_query,
-                _nothing if kind is type(None) else _from_json(_reader_of(kind)),
-                in_project=in_project,
-                method=method,
-                content=_json(body(values)) if values else None,
-                is_repeatable=is_repeatable,
-            )
+    def describe(kind: Any, values: Values) -> Request[Any]:
+        of_path = _path(path, values)
+        of_query = [(name, values.pop(name)) for name in query]
+        return Request(
+            of_path,
+            of_query,
+            _nothing if kind is type(None) else _from_json(_reader_of(kind)),
+            in_project=in_project,
+            method=method,
+            content=json_bytes(body(values)) if values else None,
+            is_repeatable=is_repeatable,
+        )
 
-        return Method("send", function, describe)
-
-    return described
+    return lambda function: Method("send", function, describe)
 
 
 def names_of(argument: str, values: Sequence[str]) -> list[str]:
@@ -206,10 +189,3 @@ def _from_json(read: Read) -> Callable[[bytes], Any]:
 
 def _nothing(body: bytes) -> None:
     """Read the empty answer of a deletion."""
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(value, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"arguments must be JSON values with finite numbers: {error}") from error
