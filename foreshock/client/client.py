@@ -104,7 +104,12 @@ class Client:
         self._attributes = BatchAttributes()
         self._shard: int | None = None
         self._shards: int | None = None
-        self._exports = self._chosen_exports(export)
+        self._exports: Exports | None = None
+        if os.environ.get("FORESHOCK_EXPORT") if export is None else export:
+            # Imported only if something is exported.
+            from foreshock.exporters.exports import Exports
+
+            self._exports = Exports(export, self)
         self._pipeline = Pipeline(
             self.settings, self.project, self.counters, self._log, block_when_full=block_when_full
         )
@@ -406,14 +411,6 @@ class Client:
         run, (shard, shards) = (self.settings.url, self.project, self.run_key), rank
         attempt_key = functools.partial(self.launch.attempt_key, run=run, shard=shard, shards=shards)
         return deliveries.registration(self.project, self.run_key, description, attempt_key, resume_step, fingerprint)
-
-    def _chosen_exports(self, export: Export | None) -> Exports | None:
-        """Return the exporters of the argument, else of FORESHOCK_EXPORT; `foreshock.exporters` is imported if used."""
-        if not (os.environ.get("FORESHOCK_EXPORT") if export is None else export):
-            return None
-        from foreshock.exporters.exports import Exports
-
-        return Exports(export, self)
 
     def _register(self, registration: Registration) -> None:
         self._registration = registration

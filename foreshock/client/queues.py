@@ -148,9 +148,11 @@ class Outbox:
         with self._lock:
             self._appended += 1
             item = Item(len(delivery.body), delivery.registration.run_identity, self._appended, delivery=delivery)
-            if not (self._write(item) or delivery.needed or self._has_memory_for(item)):
-                self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
-                return
+            if not self._write(item) and not delivery.needed:
+                in_memory = sum(each.size for each in self._items if each.delivery is not None)
+                if in_memory + item.size > self._max_memory_bytes:
+                    self._counters.add(dropped_spool_full=1, dropped_bytes=item.size)
+                    return
             self._items.append(item)
             if self._spool.size > self._max_memory_bytes:
                 # The service is slower than the trainer.
@@ -246,10 +248,6 @@ class Outbox:
                 self._warn("spool", str(error))
             self._items.remove(item)
             self._set_back.pop(item, None)
-
-    def _has_memory_for(self, item: Item) -> bool:
-        in_memory = sum(each.size for each in self._items if each.delivery is not None)
-        return in_memory + item.size <= self._max_memory_bytes
 
     def _write(self, item: Item) -> bool:
         """Write an item in memory to disk; False if the disk does not take it. The caller holds the lock."""

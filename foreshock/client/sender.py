@@ -229,7 +229,15 @@ class Sender:
         )
 
     def _delivered(self, item: Item, delivery: Delivery, response: httpx.Response | None) -> None:
-        self._note_success(item)
+        if self._backoff.failures:
+            self._log.info("the service is back; sending the kept data")
+            self._log.forget("away")
+            self._backoff.reset()
+        self._outbox.accepts(item)
+        if self._may_adopt_other_keys:
+            # The service accepts this client's key: what the project's other keys left behind can be sent with it.
+            self._may_adopt_other_keys = False
+            self._outbox.recover(other_keys=True)
         # No JSON parsing: this only feeds a counter.
         duplicate = response is not None and len(response.content) < 4096 and b'"duplicate"' in response.content
         self._counters.add(delivered=1, delivered_bytes=item.size, duplicates=int(duplicate))
@@ -272,17 +280,6 @@ class Sender:
         else:
             text = f"{error}; the data is kept and sent again when the configuration is corrected"
             self._log.warning(f"refused {error.status}", text)
-
-    def _note_success(self, item: Item) -> None:
-        if self._backoff.failures:
-            self._log.info("the service is back; sending the kept data")
-            self._log.forget("away")
-            self._backoff.reset()
-        self._outbox.accepts(item)
-        if self._may_adopt_other_keys:
-            # The service accepts this client's key: what the project's other keys left behind can be sent with it.
-            self._may_adopt_other_keys = False
-            self._outbox.recover(other_keys=True)
 
     def _schedule_retry(self, error: ServiceError | None) -> None:
         if self._next_attempt > time.monotonic():

@@ -183,7 +183,10 @@ class Generations:
 
     def _note_engine(self, _arguments: Any, _keywords: Any, result: Any) -> None:
         # (prompt ids, completion ids, log-probs [N][T][k], their ids); the sampled token is one of the k.
-        for ids, log_probs, candidates in zip(*_engine_columns(result), strict=True):
+        _, *columns = result
+        if columns[1] is None:
+            return
+        for ids, log_probs, candidates in zip(*columns, strict=True):
             self._engine_rows.append(
                 [row[chosen.index(token)] for token, row, chosen in zip(ids, log_probs, candidates, strict=True)]
             )
@@ -248,11 +251,6 @@ class Generations:
             current.trainer_log_probs[hidden] = math.nan
         current.advantages = _on_cpu(result["advantages"])
         self._finished.append(current)
-
-
-def _engine_columns(result: Any) -> tuple[Any, Any, Any]:
-    _, ids, log_probs, candidates = result
-    return (ids, log_probs, candidates) if log_probs is not None else ((), (), ())
 
 
 def _end_ids(trainer: Any) -> set[int | None]:
