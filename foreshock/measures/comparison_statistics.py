@@ -6,14 +6,13 @@ split and order of the rollouts gives the same numbers (to 1e-12 and better).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from foreshock.measures.estimators.comparison_measures import comparison_measures
 from foreshock.measures.estimators.intervals import Interval, token_mean_interval
@@ -21,10 +20,9 @@ from foreshock.measures.inputs import token_inputs
 from foreshock.measures.passes import sum_rollouts
 from foreshock.measures.statistics import blob
 from foreshock.measures.statistics.clusters import CLUSTER_COLUMNS, ClusterSums
-from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums, read_comparison, store_comparison
+from foreshock.measures.statistics.comparison_sums import COUNTS, ComparisonSums
 from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogWeights
 from foreshock.measures.statistics.rollout_sums import TOKEN_SUMS, RolloutSums, sequence_sums
-from foreshock.measures.statistics.tails import LARGEST_VALUES, merge_largest
 
 _CLUSTER_PLACES = np.array([TOKEN_SUMS.index(name) for name in CLUSTER_COLUMNS])
 
@@ -72,14 +70,32 @@ class ComparisonStatistics(ComparisonSums):
         """Return the statistics of rollouts from the sums of a pass; `group_ids` [N] name their prompts."""
         of_sequences, errors, log_weights = sequence_sums(rollouts)
         measured = rollouts.tokens > 0
+        counts = {
+            "rollouts": measured.size,
+            "measured_rollouts": int(measured.sum()),
+            "incomplete_rollouts": int((rollouts.tokens < rollouts.generated).sum()),
+            "generated_tokens": int(rollouts.generated.sum()),
+            "tokens": int(rollouts.tokens.sum()),
+            "nonfinite_target": rollouts.nonfinite_target,
+            "nonfinite_behaviour": rollouts.nonfinite_behaviour,
+            "zero_tokens": rollouts.zero_tokens,
+            "entropy_tokens": int(rollouts.entropy_tokens.sum()),
+            "advantage_tokens": int(rollouts.advantage_tokens.sum()),
+            "bad_updates": rollouts.bad_updates,
+            "turns": int(rollouts.turns.sum()),
+        }
+        extremes = [-math.inf, -math.inf, rollouts.max_probability_difference, -math.inf, -math.inf]
+        if log_weights.size:
+            mean_d = log_weights / rollouts.tokens[measured]
+            extremes[:2] = -rollouts.min_d[measured].min(), rollouts.max_d[measured].max()
+            extremes[3:] = -mean_d.min(), mean_d.max()
         values = np.concatenate([rollouts.sums[measured], of_sequences], axis=1)
         low = np.zeros_like(values)
         low[:, -errors.shape[1] :] = errors
-        cluster_values = rollouts.sums[:, _CLUSTER_PLACES]
         return cls(
-            counts=_counts(rollouts),
+            counts=np.array([counts[name] for name in COUNTS], dtype=np.int64),
             sums=CompensatedSums.over_first_axis(values, low),
-            extremes=_extremes(rollouts, log_weights),
+            extremes=np.array(extremes),
             token_weights=rollouts.token_weights,
             turn_weights=rollouts.turn_weights,
             sequence_weights=LogWeights.of(log_weights),
@@ -91,27 +107,7 @@ class ComparisonStatistics(ComparisonSums):
             token_ids=rollouts.token_ids,
             largest_d=rollouts.largest_d,
             largest_minus_d=rollouts.largest_minus_d,
-            clusters=ClusterSums.of(rollouts.tokens, cluster_values, group_ids),
-        )
-
-    def merge(self, other: ComparisonStatistics) -> ComparisonStatistics:
-        """Return the statistics over the rollouts of both."""
-        return ComparisonStatistics(
-            counts=self.counts + other.counts,
-            sums=self.sums + other.sums,
-            extremes=np.maximum(self.extremes, other.extremes),
-            token_weights=self.token_weights.merge(other.token_weights),
-            turn_weights=self.turn_weights.merge(other.turn_weights),
-            sequence_weights=self.sequence_weights.merge(other.sequence_weights),
-            histogram=self.histogram + other.histogram,
-            tail_counts=self.tail_counts + other.tail_counts,
-            tail_sums=self.tail_sums + other.tail_sums,
-            weight_sums=self.weight_sums + other.weight_sums,
-            conditions={name: table.merge(other.conditions[name]) for name, table in self.conditions.items()},
-            token_ids=self.token_ids.merge(other.token_ids),
-            largest_d=merge_largest(self.largest_d, other.largest_d, LARGEST_VALUES),
-            largest_minus_d=merge_largest(self.largest_minus_d, other.largest_minus_d, LARGEST_VALUES),
-            clusters=self.clusters.merge(other.clusters),
+            clusters=ClusterSums.of(rollouts.tokens, rollouts.sums[:, _CLUSTER_PLACES], group_ids),
         )
 
     def measures(self) -> dict[str, float]:
@@ -127,45 +123,3 @@ class ComparisonStatistics(ComparisonSums):
         `name` is `kl` or one of CLUSTER_COLUMNS: `k3_kl`, `chi2_token`, `reverse_chi2_token`, `tv_token`, ….
         """
         return token_mean_interval(self, name)
-
-    def to_bytes(self) -> bytes:
-        """Return the statistics as a blob for `from_bytes`, with the 512 token ids of the largest Σ k3."""
-        return store_comparison(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> ComparisonStatistics:
-        """Return the statistics of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
-        sums = read_comparison(data)
-        return cls(**{field.name: getattr(sums, field.name) for field in dataclasses.fields(sums)})
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Processes exchange the stored form: exact sums of a whole vocabulary are about a hundred times as large.
-        return type(self).from_bytes, (self.to_bytes(),)
-
-
-def _counts(rollouts: RolloutSums) -> NDArray[np.int64]:
-    counts = {
-        "rollouts": rollouts.tokens.size,
-        "measured_rollouts": int((rollouts.tokens > 0).sum()),
-        "incomplete_rollouts": int((rollouts.tokens < rollouts.generated).sum()),
-        "generated_tokens": int(rollouts.generated.sum()),
-        "tokens": int(rollouts.tokens.sum()),
-        "nonfinite_target": rollouts.nonfinite_target,
-        "nonfinite_behaviour": rollouts.nonfinite_behaviour,
-        "zero_tokens": rollouts.zero_tokens,
-        "entropy_tokens": int(rollouts.entropy_tokens.sum()),
-        "advantage_tokens": int(rollouts.advantage_tokens.sum()),
-        "bad_updates": rollouts.bad_updates,
-        "turns": int(rollouts.turns.sum()),
-    }
-    return np.array([counts[name] for name in COUNTS], dtype=np.int64)
-
-
-def _extremes(rollouts: RolloutSums, log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return EXTREMES from the rollouts' sums and Σ d of the measured rollouts."""
-    measured = rollouts.tokens > 0
-    if not log_weights.size:
-        return np.array([-math.inf, -math.inf, rollouts.max_probability_difference, -math.inf, -math.inf])
-    mean_d = log_weights / rollouts.tokens[measured]
-    lowest, highest = rollouts.min_d[measured].min(), rollouts.max_d[measured].max()
-    return np.array([-lowest, highest, rollouts.max_probability_difference, -mean_d.min(), mean_d.max()])

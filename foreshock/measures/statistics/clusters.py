@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,24 +52,25 @@ class ClusterSums:
             )
         rows = np.flatnonzero(grouped)
         if rows.size == 0:
-            unique = keys[:0]
-            table = _empty_table(unique)
+            unique, of_groups, totals = keys[:0], tokens[:0], sums[:0]
         else:
             unique, inverse = np.unique(keys[rows], return_inverse=True)
             order = rows[np.argsort(inverse, kind="stable")]
             starts = np.searchsorted(np.sort(inverse), np.arange(unique.size))
-            totals = np.add.reduceat(sums[order], starts, axis=0)
-            table = np.add.reduceat(tokens[order], starts), CompensatedSums(totals, np.zeros_like(totals))
-        return cls(unique, *table, int(lone.sum()), CompensatedSums.over_first_axis(squares))
+            of_groups, totals = np.add.reduceat(tokens[order], starts), np.add.reduceat(sums[order], starts, axis=0)
+        of_singles = CompensatedSums.over_first_axis(squares)
+        return cls(unique, of_groups, CompensatedSums(totals, np.zeros_like(totals)), int(lone.sum()), of_singles)
 
     def merge(self, other: ClusterSums) -> ClusterSums:
         """Return the sums over the rollouts of both; the sums of groups that both have are added."""
         union = np.union1d(self.keys, other.keys)
-        table = _empty_table(union)
+        tokens, sums = np.zeros(union.size, np.int64), CompensatedSums.zeros(union.size, len(CLUSTER_COLUMNS))
         for part in (self, other):
-            table = _add(table, np.searchsorted(union, part.keys), part.tokens, part.sums)
+            slots = np.searchsorted(union, part.keys)
+            tokens[slots] += part.tokens
+            sums.add_rows(slots, part.sums)
         singles = self.single_sums + other.single_sums
-        return ClusterSums(union, *table, self.single_count + other.single_count, singles)
+        return ClusterSums(union, tokens, sums, self.single_count + other.single_count, singles)
 
     @property
     def count(self) -> int:
@@ -107,32 +107,15 @@ def group_keys(group_ids: Iterable[object] | None, rollouts: int) -> tuple[NDArr
     if group_ids is None:
         return keys, np.zeros(rollouts, dtype=np.bool_)
     names = group_names(group_ids, rollouts)
-    known: dict[str, int] = {}
-    for row, group in enumerate(names):
-        if group is None:
-            continue
-        if group not in known:
-            known[group] = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little")
-        keys[row] = known[group]
-    return keys, np.array([group is not None for group in names], dtype=np.bool_)
+    grouped = np.array([name is not None for name in names], dtype=np.bool_)
+    keys[grouped] = keys_of_texts([name for name in names if name is not None])
+    return keys, grouped
 
 
-def _empty_table(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], CompensatedSums]:
-    return np.zeros(keys.size, np.int64), CompensatedSums.zeros(keys.size, len(CLUSTER_COLUMNS))
-
-
-def _add(
-    table: tuple[NDArray[np.int64], CompensatedSums],
-    slots: NDArray[Any],
-    tokens: NDArray[np.int64],
-    sums: CompensatedSums,
-) -> tuple[NDArray[np.int64], CompensatedSums]:
-    """Return `table` with rows added at `slots`; each slot occurs once."""
-    all_tokens, all_sums = table
-    all_tokens[slots] += tokens
-    total = CompensatedSums(all_sums.high[slots], all_sums.low[slots]) + sums
-    all_sums.high[slots], all_sums.low[slots] = total.high, total.low
-    return all_tokens, all_sums
+def keys_of_texts(texts: Sequence[str]) -> NDArray[np.uint64]:
+    """Return a 64-bit key of each text, [N], the same in every process; equal texts are hashed once."""
+    digests = {text: hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in set(texts)}
+    return np.frombuffer(b"".join([digests[text] for text in texts]), "<u8").astype(np.uint64)
 
 
 def clusters_of(names: Sequence[str | None]) -> NDArray[np.int64]:

@@ -1,12 +1,12 @@
-"""Sums over the tokens and rollouts of a comparison, accessors to them, and their form as a blob.
+"""Sums over the tokens and rollouts of a comparison: accessors, merging, and their form as a blob.
 
-`comparison_statistics.py` fills, merges and stores them; `estimators/comparison_measures.py` computes the measures.
+`comparison_statistics.py` fills them; `estimators/comparison_measures.py` computes the measures.
 """
 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from foreshock.measures.statistics.compensated_sums import CompensatedSums, LogW
 from foreshock.measures.statistics.conditions import BUCKET_SUMS, CONDITIONS, BucketSums, BucketTable
 from foreshock.measures.statistics.histograms import LOG_RATIO_GRID, WEIGHT_GRID
 from foreshock.measures.statistics.rollout_sums import SEQUENCE_SUMS, TOKEN_SUMS
-from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS, level_index
+from foreshock.measures.statistics.tails import LARGEST_VALUES, TAIL_LEVELS, TAIL_SUMS, level_index, merge_largest
 from foreshock.measures.statistics.token_ids import KEPT_TOKEN_IDS, TOKEN_ID_SUMS, TokenIdSums, TokenIdTable
 
 COUNTS = (
@@ -140,10 +140,101 @@ class ComparisonSums:
         first = int(LOG_RATIO_GRID.bins(np.array([math.log(threshold)]))[0]) + 1
         return float(counts[first:].sum()) / self.tokens
 
+    def merge(self, other: Self) -> Self:
+        """Return the sums over the rollouts of both."""
+        return type(self)(
+            counts=self.counts + other.counts,
+            sums=self.sums + other.sums,
+            extremes=np.maximum(self.extremes, other.extremes),
+            token_weights=self.token_weights.merge(other.token_weights),
+            turn_weights=self.turn_weights.merge(other.turn_weights),
+            sequence_weights=self.sequence_weights.merge(other.sequence_weights),
+            histogram=self.histogram + other.histogram,
+            tail_counts=self.tail_counts + other.tail_counts,
+            tail_sums=self.tail_sums + other.tail_sums,
+            weight_sums=self.weight_sums + other.weight_sums,
+            conditions={name: table.merge(other.conditions[name]) for name, table in self.conditions.items()},
+            token_ids=self.token_ids.merge(other.token_ids),
+            largest_d=merge_largest(self.largest_d, other.largest_d, LARGEST_VALUES),
+            largest_minus_d=merge_largest(self.largest_minus_d, other.largest_minus_d, LARGEST_VALUES),
+            clusters=self.clusters.merge(other.clusters),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the sums as a blob for `from_bytes`, with the 512 token ids of the largest Σ k3."""
+        weights = (self.token_weights, self.turn_weights, self.sequence_weights)
+        token_ids = self.token_ids.kept()
+        arrays: dict[str, NDArray[Any]] = {
+            **{name: getattr(self, name) for name in _STORED_ARRAYS},
+            **{name: getattr(self, name).to_array() for name in _STORED_SUMS},
+            "weights": np.stack([of_one.to_array() for of_one in weights]),
+            "token_ids": token_ids.ids,
+            "token_id_tokens": token_ids.tokens,
+            "token_id_sums": token_ids.sums.to_array(),
+            "token_id_covered": token_ids.covered,
+            "token_id_bound": np.array([token_ids.bound]),
+            "group_keys": self.clusters.keys,
+            "group_tokens": self.clusters.tokens,
+            "group_sums": self.clusters.sums.to_array(),
+            "single_count": np.array([self.clusters.single_count], dtype=np.int64),
+            "single_sums": self.clusters.single_sums.to_array(),
+        }
+        for name, buckets in self.conditions.items():
+            arrays[f"{name}_tokens"] = buckets.tokens
+            arrays[f"{name}_sums"] = buckets.sums.to_array()
+            arrays[f"{name}_max"] = buckets.max_abs_d
+        return blob.pack(_KIND, arrays)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Return the sums of `to_bytes()`. Raises StatisticsError if damaged or of another version."""
+        arrays = blob.unpack(_KIND, data, _LAYOUT)
+        _check(arrays)
+        sums = {name: CompensatedSums.from_array(values) for name, values in arrays.items() if name.endswith("sums")}
+        token_weights, turn_weights, sequence_weights = (
+            LogWeights.from_array(int(arrays["counts"][_COUNT_PLACES[name]]), row)
+            for name, row in zip(_WEIGHTED, arrays["weights"], strict=True)
+        )
+        stored: dict[str, Any] = {name: arrays[name] for name in _STORED_ARRAYS}
+        return cls(
+            **stored,
+            sums=sums["sums"],
+            token_weights=token_weights,
+            turn_weights=turn_weights,
+            sequence_weights=sequence_weights,
+            tail_sums=sums["tail_sums"],
+            weight_sums=sums["weight_sums"],
+            conditions={
+                name: BucketSums(arrays[f"{name}_tokens"], sums[f"{name}_sums"], arrays[f"{name}_max"])
+                for name in CONDITIONS
+            },
+            token_ids=TokenIdSums(
+                arrays["token_ids"],
+                arrays["token_id_tokens"],
+                sums["token_id_sums"],
+                arrays["token_id_covered"],
+                float(arrays["token_id_bound"][0]),
+            ),
+            clusters=ClusterSums(
+                arrays["group_keys"],
+                arrays["group_tokens"],
+                sums["group_sums"],
+                int(arrays["single_count"][0]),
+                sums["single_sums"],
+            ),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Processes exchange the stored form: exact sums of a whole vocabulary are about a hundred times as large.
+        return type(self).from_bytes, (self.to_bytes(),)
+
 
 _KIND = "comparison"
 # The entry of COUNTS that holds the number of weights, for each of the three weights.
 _WEIGHTED = ("tokens", "turns", "measured_rollouts")
+# The fields that are stored as they are, and those that are compensated sums.
+_STORED_ARRAYS = ("counts", "extremes", "histogram", "tail_counts", "largest_d", "largest_minus_d")
+_STORED_SUMS = ("sums", "tail_sums", "weight_sums")
 
 
 def _layout() -> dict[str, tuple[str, tuple[int | None, ...]]]:
@@ -177,84 +268,6 @@ def _layout() -> dict[str, tuple[str, tuple[int | None, ...]]]:
 
 
 _LAYOUT = _layout()
-
-
-def store_comparison(sums: ComparisonSums) -> bytes:
-    """Return the sums as a blob; of the token ids, only the KEPT_TOKEN_IDS with the largest Σ k3."""
-    weights = (sums.token_weights, sums.turn_weights, sums.sequence_weights)
-    token_ids = sums.token_ids.kept()
-    arrays: dict[str, NDArray[Any]] = {
-        "counts": sums.counts,
-        "sums": sums.sums.to_array(),
-        "extremes": sums.extremes,
-        "weights": np.stack([of_one.to_array() for of_one in weights]),
-        "histogram": sums.histogram,
-        "tail_counts": sums.tail_counts,
-        "tail_sums": sums.tail_sums.to_array(),
-        "weight_sums": sums.weight_sums.to_array(),
-        "largest_d": sums.largest_d,
-        "largest_minus_d": sums.largest_minus_d,
-        "token_ids": token_ids.ids,
-        "token_id_tokens": token_ids.tokens,
-        "token_id_sums": token_ids.sums.to_array(),
-        "token_id_covered": token_ids.covered,
-        "token_id_bound": np.array([token_ids.bound]),
-        "group_keys": sums.clusters.keys,
-        "group_tokens": sums.clusters.tokens,
-        "group_sums": sums.clusters.sums.to_array(),
-        "single_count": np.array([sums.clusters.single_count], dtype=np.int64),
-        "single_sums": sums.clusters.single_sums.to_array(),
-    }
-    for name, buckets in sums.conditions.items():
-        arrays[f"{name}_tokens"] = buckets.tokens
-        arrays[f"{name}_sums"] = buckets.sums.to_array()
-        arrays[f"{name}_max"] = buckets.max_abs_d
-    return blob.pack(_KIND, arrays)
-
-
-def read_comparison(data: bytes) -> ComparisonSums:
-    """Return the sums of `store_comparison`. Raises StatisticsError if the blob is damaged or of another version."""
-    arrays = blob.unpack(_KIND, data, _LAYOUT)
-    counts = arrays["counts"]
-    _check(arrays)
-    token_weights, turn_weights, sequence_weights = (
-        LogWeights.from_array(int(counts[COUNTS.index(name)]), row)
-        for name, row in zip(_WEIGHTED, arrays["weights"], strict=True)
-    )
-    return ComparisonSums(
-        counts=counts,
-        sums=CompensatedSums.from_array(arrays["sums"]),
-        extremes=arrays["extremes"],
-        token_weights=token_weights,
-        turn_weights=turn_weights,
-        sequence_weights=sequence_weights,
-        histogram=arrays["histogram"],
-        tail_counts=arrays["tail_counts"],
-        tail_sums=CompensatedSums.from_array(arrays["tail_sums"]),
-        weight_sums=CompensatedSums.from_array(arrays["weight_sums"]),
-        conditions={
-            name: BucketSums(
-                arrays[f"{name}_tokens"], CompensatedSums.from_array(arrays[f"{name}_sums"]), arrays[f"{name}_max"]
-            )
-            for name in CONDITIONS
-        },
-        token_ids=TokenIdSums(
-            arrays["token_ids"],
-            arrays["token_id_tokens"],
-            CompensatedSums.from_array(arrays["token_id_sums"]),
-            arrays["token_id_covered"],
-            float(arrays["token_id_bound"][0]),
-        ),
-        largest_d=arrays["largest_d"],
-        largest_minus_d=arrays["largest_minus_d"],
-        clusters=ClusterSums(
-            arrays["group_keys"],
-            arrays["group_tokens"],
-            CompensatedSums.from_array(arrays["group_sums"]),
-            int(arrays["single_count"][0]),
-            CompensatedSums.from_array(arrays["single_sums"]),
-        ),
-    )
 
 
 def _check(arrays: dict[str, Any]) -> None:
