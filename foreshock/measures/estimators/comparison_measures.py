@@ -21,26 +21,43 @@ __all__ = ["comparison_measures"]
 
 def comparison_measures(statistics: ComparisonSums) -> dict[str, float]:
     """Return all comparison and sequence measures of the registry by column."""
-    return {
+    tokens, k3 = statistics.tokens, statistics.sum("k3_kl")
+    low_probability = slice(BUCKET_EDGES.index(LOW_PROBABILITY))
+    low_tokens, low_abs_d = statistics.conditions["probability"].mean_of("abs_d", low_probability)
+    entropy_tokens = statistics.count("entropy_tokens")
+    entropy = _ratio(statistics.sum("entropy"), entropy_tokens)
+    clusters = statistics.clusters
+    surprisal_z = clusters.standardised("surprisal", statistics.sum("surprisal"))
+    measures = {
         **_token_means(statistics),
         **_probabilities(statistics),
         **_distribution(statistics),
-        **_of_low_probability(statistics),
-        **_by_lag(statistics),
         **_tails(statistics),
         **_sequences(statistics),
-        **_perplexities(statistics),
         **_advantages(statistics),
-        **_intervals(statistics),
-        **_tail_shapes(statistics),
-        **_prompt_groups(statistics),
-        **_with_entropies(statistics),
-        "tokens": statistics.tokens,
+        "low_probability_abs_d": low_abs_d,
+        "low_probability_tokens": low_tokens,
+        "pareto_k": pareto_shape(statistics.largest_d, tokens),
+        "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, tokens),
+        "prompt_groups": clusters.count,
+        "effective_groups": effective_number(k3, clusters.squared_residuals("k3_kl", 0.0)),
+        "k3_kl_per_entropy": _ratio(k3, tokens) / entropy if entropy > 0.0 else math.nan,
+        "surprisal_z": surprisal_z if entropy_tokens else math.nan,
+        "tokens": tokens,
         "rollouts": statistics.rollouts,
         "incomplete_rollouts": statistics.count("incomplete_rollouts"),
         "nonfinite_target": statistics.nonfinite_target,
         "nonfinite_behaviour": statistics.nonfinite_behaviour,
+        # Bootstrap intervals need one row per rollout.
+        **{f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")},
     }
+    for name in WITH_INTERVAL:
+        interval = token_mean_interval(statistics, name)
+        measures[f"{name}_low"], measures[f"{name}_high"] = interval.low, interval.high
+    for of_k3, of_tokens, lag in zip(K3_BY_LAG, TOKENS_BY_LAG, LAG_BUCKETS, strict=True):
+        number, mean = statistics.conditions["lag"].mean_of("k3_kl", LAG_BUCKETS[lag])
+        measures |= {of_k3.column: mean, of_tokens.column: number}
+    return measures
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -126,30 +143,6 @@ def _distribution(statistics: ComparisonSums) -> dict[str, float]:
     }
 
 
-def _of_low_probability(statistics: ComparisonSums) -> dict[str, float]:
-    """Return the measures of the tokens that μ gave a low probability."""
-    buckets = statistics.conditions["probability"]
-    tokens, mean_abs_d = buckets.mean_of("abs_d", slice(BUCKET_EDGES.index(LOW_PROBABILITY)))
-    return {"low_probability_abs_d": mean_abs_d, "low_probability_tokens": tokens}
-
-
-def _by_lag(statistics: ComparisonSums) -> dict[str, float]:
-    """Return k3 and the number of tokens at each lag."""
-    measures: dict[str, float] = {}
-    for of_k3, of_tokens, lag in zip(K3_BY_LAG, TOKENS_BY_LAG, LAG_BUCKETS, strict=True):
-        tokens, k3 = statistics.conditions["lag"].mean_of("k3_kl", LAG_BUCKETS[lag])
-        measures |= {of_k3.column: k3, of_tokens.column: tokens}
-    return measures
-
-
-def _tail_shapes(statistics: ComparisonSums) -> dict[str, float]:
-    """Return k̂ of ρ and of 1/ρ."""
-    return {
-        "pareto_k": pareto_shape(statistics.largest_d, statistics.tokens),
-        "pareto_k_inverse": pareto_shape(statistics.largest_minus_d, statistics.tokens),
-    }
-
-
 def _tails(statistics: ComparisonSums) -> dict[str, float]:
     """Return the tail measures of d: both tails together, and each by itself."""
     tokens = statistics.tokens
@@ -183,13 +176,7 @@ def _sequences(statistics: ComparisonSums) -> dict[str, float]:
         "ess_seq": _estimable(statistics.sequence_weights, statistics.sum("k3_kl")),
         # KL·T is the KL of a whole sequence: Σ k3 over their number.
         "ess_seq_predicted": math.exp(-2.0 * _ratio(statistics.sum("k3_kl"), rollouts)),
-    }
-
-
-def _perplexities(statistics: ComparisonSums) -> dict[str, float]:
-    """Return verl's perplexities: means over sequences, unclamped."""
-    rollouts = statistics.count("measured_rollouts")
-    return {
+        # verl's perplexities, unclamped.
         "training_ppl": _ratio(statistics.sum("target_ppl"), rollouts),
         "training_log_ppl": _ratio(statistics.sum("target_log_ppl"), rollouts),
         "rollout_ppl": _ratio(statistics.sum("behaviour_ppl"), rollouts),
@@ -206,22 +193,18 @@ def _advantages(statistics: ComparisonSums) -> dict[str, float]:
     positive, negative = (
         _ratio(statistics.sum(name), tokens) for name in ("positive_advantage_skew", "negative_advantage_skew")
     )
+    names, covariance = ("advantage_d", "advantage", "d_with_advantage"), math.nan
+    if tokens and all(math.isfinite(statistics.sum(name)) for name in names):
+        # Σ A·d / n − (Σ A)(Σ d) / n², in exact rational arithmetic.
+        of_both, of_advantage, of_d = map(statistics.exact_sum, names)
+        covariance = float((of_both - of_advantage * of_d / tokens) / tokens)
     return {
-        "advantage_d_cov": _covariance(statistics, tokens),
+        "advantage_d_cov": covariance,
         "advantage_skew_positive": positive,
         "advantage_skew_negative": negative,
         "advantage_skew": positive + negative,
         "bad_update_fraction": _ratio(statistics.count("bad_updates"), tokens),
     }
-
-
-def _covariance(statistics: ComparisonSums, tokens: int) -> float:
-    """Return Σ A·d / n − (Σ A)(Σ d) / n², in exact rational arithmetic."""
-    sums = [statistics.sum(name) for name in ("advantage_d", "advantage", "d_with_advantage")]
-    if not tokens or not all(map(math.isfinite, sums)):
-        return math.nan
-    of_both, of_advantage, of_d = map(statistics.exact_sum, ("advantage_d", "advantage", "d_with_advantage"))
-    return float((of_both - of_advantage * of_d / tokens) / tokens)
 
 
 def _estimable(weights: LogWeights, k3_sum: float) -> float:
@@ -232,35 +215,3 @@ def _estimable(weights: LogWeights, k3_sum: float) -> float:
     if weights.count == 0 or not 2.0 * k3_sum / weights.count <= math.log(weights.count):
         return math.nan
     return weights.effective_fraction()
-
-
-def _intervals(statistics: ComparisonSums) -> dict[str, float]:
-    """Return the ends of the intervals clustered by prompt group; bootstrap intervals need one row per rollout and are
-    NaN.
-    """
-    measures = {f"{name}_bootstrap_{end}": math.nan for name in BOOTSTRAPPED for end in ("low", "high")}
-    for name in WITH_INTERVAL:
-        interval = token_mean_interval(statistics, name)
-        measures[f"{name}_low"], measures[f"{name}_high"] = interval.low, interval.high
-    return measures
-
-
-def _prompt_groups(statistics: ComparisonSums) -> dict[str, float]:
-    """Return the number of clusters, and the effective number for k3."""
-    clusters = statistics.clusters
-    return {
-        "prompt_groups": clusters.count,
-        "effective_groups": effective_number(statistics.sum("k3_kl"), clusters.squared_residuals("k3_kl", 0.0)),
-    }
-
-
-def _with_entropies(statistics: ComparisonSums) -> dict[str, float]:
-    """Return the measures that need entropies."""
-    with_entropy = statistics.count("entropy_tokens")
-    entropy = _ratio(statistics.sum("entropy"), with_entropy)
-    k3_mean = _ratio(statistics.sum("k3_kl"), statistics.tokens)
-    surprisal = statistics.clusters.standardised("surprisal", statistics.sum("surprisal"))
-    return {
-        "k3_kl_per_entropy": k3_mean / entropy if entropy > 0.0 else math.nan,
-        "surprisal_z": surprisal if with_entropy else math.nan,
-    }
