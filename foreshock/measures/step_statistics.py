@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,27 +62,52 @@ class StepStatistics:
     @classmethod
     def of(cls, batch: RolloutBatch) -> StepStatistics:
         """Return the statistics of a batch's rollouts."""
-        totals = _Totals(batch)
-        totals.add_rollouts(batch)
+        counts = dict.fromkeys(COUNTS, 0)
+        sums = dict.fromkeys(SUMS, (0.0, 0.0))
+        extremes = dict.fromkeys(EXTREMES, -math.inf)
+        lengths = batch.generated_lengths
+        tokens = int(lengths.sum())
+        truncated, known = truncated_rollouts(batch)
+        counts["tool_tokens"], counts["prompt_tokens"] = batch.num_tokens - tokens, int(batch.prompt_offsets[-1])
+        counts["truncated"], counts["truncation_known"] = int(truncated.sum()), int(known.sum())
+        if batch.turn is not None:
+            counts["turns"], counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
         if batch.reward is not None:
-            totals.add_rewards(batch.reward)
-        for name, values in (
-            ("entropy", batch.entropy),
-            ("rollout_log_prob", batch.rollout_log_probs),
-            ("trainer_log_prob", batch.trainer_log_probs),
+            rewards = batch.reward[np.isfinite(batch.reward)].astype(np.float64)
+            counts["rewards"] = rewards.size
+            square, lost = two_product(rewards, rewards)
+            both, errors = np.stack([rewards, square], axis=1), np.stack([np.zeros_like(lost), lost], axis=1)
+            sums |= zip(("reward", "reward_squared"), _pairs(both, errors), strict=True)
+            if rewards.size:
+                extremes["minus_min_reward"], extremes["max_reward"] = -float(rewards.min()), float(rewards.max())
+        of_rollouts = {}
+        for name, plural, values in (
+            ("entropy", "entropies", batch.entropy),
+            ("rollout_log_prob", "rollout_log_probs", batch.rollout_log_probs),
+            ("trainer_log_prob", "trainer_log_probs", batch.trainer_log_probs),
         ):
-            if values is not None:
-                totals.add_tokens(name, batch, values)
-        totals.add_up()
+            if values is None:
+                continue
+            finite = np.isfinite(values) if name == "entropy" else are_log_probs(values)
+            if batch.response_mask is not None:
+                finite &= batch.generated
+            counts[plural] = found = int(np.count_nonzero(finite))
+            if name != "entropy":
+                counts[f"nonfinite_{plural}"] = tokens - found
+            # Summing each rollout first makes the result independent of the split into shards.
+            values = values if found == values.size else np.where(finite, values, 0.0)
+            of_rollouts[name] = row_sums(values, batch.response_offsets)
+        if of_rollouts:
+            columns = np.array(list(of_rollouts.values())).T.copy()
+            sums |= zip(of_rollouts, _pairs(columns, np.zeros_like(columns)), strict=True)
         lag = lag_of_tokens(batch)
-        if lag is not None:
-            totals.add_lag(lag[batch.generated])
-        high, low = zip(*(totals.sums[name] for name in SUMS), strict=True)
+        if lag is not None and (lag := lag[batch.generated]).size:
+            counts["lags"], counts["lag_sum"], extremes["max_lag"] = lag.size, int(lag.sum()), float(lag.max())
         return cls(
-            np.array([totals.counts[name] for name in COUNTS], dtype=np.int64),
-            CompensatedSums(np.array(high), np.array(low)),
-            np.array([totals.extremes[name] for name in EXTREMES]),
-            LengthStatistics.of(totals.generated_lengths),
+            np.array([counts[name] for name in COUNTS], dtype=np.int64),
+            CompensatedSums.from_array(np.array([sums[name] for name in SUMS]).T),
+            np.array([extremes[name] for name in EXTREMES]),
+            LengthStatistics.of(lengths),
         )
 
     def merge(self, other: StepStatistics) -> StepStatistics:
@@ -175,64 +199,10 @@ class StepStatistics:
         )
 
 
-class _Totals:
-    """COUNTS, SUMS as (high, low), and EXTREMES by name, while one batch is added up."""
-
-    def __init__(self, batch: RolloutBatch) -> None:
-        self.generated_lengths = batch.generated_lengths
-        self._tokens = int(self.generated_lengths.sum())
-        self.counts = dict.fromkeys(COUNTS, 0)
-        self.sums = dict.fromkeys(SUMS, (0.0, 0.0))
-        self.extremes = dict.fromkeys(EXTREMES, -math.inf)
-        self._of_rollouts: dict[str, NDArray[np.float64]] = {}
-
-    def add_rollouts(self, batch: RolloutBatch) -> None:
-        truncated, known = truncated_rollouts(batch)
-        self.counts["tool_tokens"] = batch.num_tokens - self._tokens
-        self.counts["prompt_tokens"] = int(batch.prompt_offsets[-1])
-        self.counts["truncated"], self.counts["truncation_known"] = int(truncated.sum()), int(known.sum())
-        if batch.turn is not None:
-            self.counts["turns"], self.counts["turns_known"] = int(turns_of_rollouts(batch).sum()), batch.num_rollouts
-
-    def add_rewards(self, reward: NDArray[np.float32]) -> None:
-        rewards = reward[np.isfinite(reward)].astype(np.float64)
-        square, lost = two_product(rewards, rewards)
-        self.counts["rewards"] = rewards.size
-        both, errors = np.empty((rewards.size, 2)), np.zeros((rewards.size, 2))
-        both[:, 0], both[:, 1], errors[:, 1] = rewards, square, lost
-        self._sum_columns(("reward", "reward_squared"), both, errors)
-        if rewards.size:
-            self.extremes["minus_min_reward"] = -float(rewards.min())
-            self.extremes["max_reward"] = float(rewards.max())
-
-    def add_tokens(self, name: str, batch: RolloutBatch, values: NDArray[np.float32]) -> None:
-        """Add the finite values of generated tokens; of log-probs, also count those that are none (`are_log_probs`)."""
-        finite = np.isfinite(values) if name == "entropy" else are_log_probs(values)
-        if batch.response_mask is not None:
-            finite &= batch.generated
-        plural = "entropies" if name == "entropy" else f"{name}s"
-        self.counts[plural] = found = int(np.count_nonzero(finite))
-        if name != "entropy":
-            self.counts[f"nonfinite_{plural}"] = self._tokens - found
-        # Summing each rollout first makes the result independent of the split into shards.
-        self._of_rollouts[name] = row_sums(
-            values if found == values.size else np.where(finite, values, 0.0), batch.response_offsets
-        )
-
-    def add_up(self) -> None:
-        """Sum what was added of tokens over the rollouts, all columns at once."""
-        if self._of_rollouts:
-            columns = np.array(list(self._of_rollouts.values())).T.copy()
-            self._sum_columns(self._of_rollouts, columns, np.zeros_like(columns))
-
-    def _sum_columns(self, names: Iterable[str], values: NDArray[np.float64], errors: NDArray[np.float64]) -> None:
-        sums = CompensatedSums.over_first_axis(values, errors)
-        self.sums.update(zip(names, zip(sums.high.tolist(), sums.low.tolist(), strict=True), strict=True))
-
-    def add_lag(self, lag: NDArray[np.integer]) -> None:
-        if lag.size:
-            self.counts["lags"], self.counts["lag_sum"] = lag.size, int(lag.sum())
-            self.extremes["max_lag"] = float(lag.max())
+def _pairs(values: NDArray[np.float64], errors: NDArray[np.float64]) -> list[tuple[float, float]]:
+    """Return the compensated sum (high, low) of each column of `values` [N, K] with these rounding errors [N, K]."""
+    sums = CompensatedSums.over_first_axis(values, errors)
+    return list(zip(sums.high.tolist(), sums.low.tolist(), strict=True))
 
 
 def _ratio(numerator: float, denominator: float) -> float:
