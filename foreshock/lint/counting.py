@@ -7,7 +7,6 @@ extremes by taking the larger. A stored blob holds them by position: append a na
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.lint.report import Example
+from foreshock.measures.statistics.clusters import keys_of_texts
 from foreshock.measures.statistics.compensated_sums import CompensatedSums
 from foreshock.rollouts.arrays import row_ranges
 from foreshock.rollouts.batch import RolloutBatch
@@ -199,6 +199,7 @@ class EvidenceBuilder:
 
 
 Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,12 +209,12 @@ class KeyedSums:
     COUNTS: ClassVar[tuple[str, ...]] = ()
     SUMS: ClassVar[tuple[str, ...]] = ()
 
-    keys: Ints
+    keys: NDArray[Any]
     counts: Ints
     sums: CompensatedSums
 
     @classmethod
-    def of(cls, keys: Ints, counts: NDArray[Any], sums: NDArray[np.float64] | None = None) -> Self:
+    def of(cls, keys: NDArray[Any], counts: NDArray[Any], sums: NDArray[np.float64] | None = None) -> Self:
         """Return the table of these keys [K], counts [K, C] and sums [K, S]."""
         values = np.zeros((keys.size, len(cls.SUMS))) if sums is None else sums.reshape(keys.size, len(cls.SUMS))
         counts = np.asarray(counts, np.int64).reshape(keys.size, len(cls.COUNTS))
@@ -245,77 +246,49 @@ class KeyedSums:
         return dict(zip((*self.COUNTS, *self.SUMS), values, strict=True))
 
 
-Keys = NDArray[np.uint64]
-
-GROUP_COLUMNS = ("surprisal", "ratio_minus_one", "k3")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupSums:
+class GroupSums(KeyedSums):
     """Sums over the tokens of G prompt groups; a rollout without a group is a group of its own.
 
-    `tokens` [G] counts the tokens with two log-probs; `sums` [G, 3] are Σ(−log μ − H) in nats, Σ(ρ − 1), and Σ k3 in
-    nats.
+    `tokens` counts the tokens with two log-probs; the sums are Σ(−log μ − H) in nats, Σ(ρ − 1), and Σ k3 in nats.
     """
 
-    keys: Keys
-    tokens: NDArray[np.int64]
-    sums: CompensatedSums
+    __slots__ = ()
+    COUNTS = ("tokens",)
+    SUMS = ("surprisal", "ratio_minus_one", "k3")
 
     @classmethod
-    def of(cls, keys: Keys, tokens: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupSums:
+    def of_rollouts(cls, keys: Keys, tokens: Ints, sums: NDArray[np.float64]) -> Self:
         """Return the sums by group of N rollouts with these group keys [N], tokens [N] and sums [N, 3]."""
         unique, inverse = np.unique(keys, return_inverse=True)
-        totals = np.zeros((unique.size, len(GROUP_COLUMNS)))
+        totals = np.zeros((unique.size, len(cls.SUMS)))
         np.add.at(totals, inverse, sums)
-        counted = np.bincount(inverse, tokens, unique.size).astype(np.int64)
-        return cls(unique, counted, CompensatedSums(totals, np.zeros_like(totals)))
-
-    def merge(self, other: GroupSums) -> GroupSums:
-        """Return the groups of both; the sums of a common group are added."""
-        union = np.union1d(self.keys, other.keys)
-        tokens = np.zeros(union.size, np.int64)
-        sums = CompensatedSums.zeros(union.size, len(GROUP_COLUMNS))
-        for part in (self, other):
-            slots = np.searchsorted(union, part.keys)
-            tokens[slots] += part.tokens
-            sums.add_rows(slots, part.sums)
-        return GroupSums(union, tokens, sums)
+        return cls.of(unique, np.bincount(inverse, tokens, unique.size), totals)
 
     @property
-    def count(self) -> int:
-        """G."""
-        return int(self.keys.size)
+    def with_tokens(self) -> int:
+        """The number of groups with a token."""
+        return int((self.counts[:, 0] > 0).sum())
 
     def z_of_zero(self, column: str) -> float:
         """Return Σ_g S_g / √(Σ_g S_g²), the z score against a mean of 0, clustered by group."""
-        values = self.sums.value[:, GROUP_COLUMNS.index(column)]
+        values = self.sums.value[:, self.SUMS.index(column)]
         square = float(np.square(values).sum())
         return float(values.sum()) / math.sqrt(square) if 0.0 < square < math.inf else math.nan
 
     def mean_and_t(self, column: str) -> tuple[float, float]:
         """Return the token mean and its Student's t against 0, clustered by group; NaN if not estimable."""
-        values, total = self.sums.value[:, GROUP_COLUMNS.index(column)], int(self.tokens.sum())
+        values, tokens = self.sums.value[:, self.SUMS.index(column)], self.counts[:, 0]
+        total, groups = int(tokens.sum()), self.with_tokens
         if total == 0:
             return math.nan, math.nan
         mean = float(values.sum()) / total
-        groups = int((self.tokens > 0).sum())
-        square = float(np.square(values - mean * self.tokens).sum())
+        square = float(np.square(values - mean * tokens).sum())
         if groups < 2 or not math.isfinite(square):
             return mean, math.nan
         error = math.sqrt(square * groups / (groups - 1)) / total
         if error == 0.0:
             return mean, math.copysign(math.inf, mean) if mean else 0.0
         return mean, mean / error
-
-
-def keys_of_texts(texts: Sequence[str]) -> Keys:
-    """Return a 64-bit key of each text, shape [N], the same in every process; equal texts are hashed once."""
-    known: dict[str, int] = {}
-    for text in texts:
-        if text not in known:
-            known[text] = _key(text)
-    return np.array([known[text] for text in texts], dtype=np.uint64)
 
 
 def keys_of_groups(group_ids: Sequence[str | None], sample_ids: Sequence[str]) -> Keys:
@@ -325,10 +298,6 @@ def keys_of_groups(group_ids: Sequence[str | None], sample_ids: Sequence[str]) -
         for group, sample_id in zip(group_ids, sample_ids, strict=True)
     ]
     return keys_of_texts(names)
-
-
-def _key(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest(), "little")
 
 
 _PIECE_TOKENS = 1 << 17

@@ -17,7 +17,6 @@ from foreshock.lint.counting import (
     COUNTS,
     EXAMPLES_KEPT,
     EXTREMES,
-    GROUP_COLUMNS,
     SUMS,
     EvidenceBuilder,
     GroupSums,
@@ -54,7 +53,7 @@ _LAYOUT: dict[str, tuple[str, tuple[int | None, ...]]] = {
     "extremes": ("<f8", (len(EXTREMES),)),
     "group_keys": ("<u8", (None,)),
     "group_tokens": ("<i8", (None,)),
-    "group_sums": ("<f8", (2, None, len(GROUP_COLUMNS))),
+    "group_sums": ("<f8", (2, None, len(GroupSums.SUMS))),
     "reward_keys": ("<u8", (None,)),
     "rewards": ("<f8", (None, len(REWARD_COLUMNS))),
     "dropped_ids": ("<i8", (None,)),
@@ -94,32 +93,6 @@ class LintEvidence:
     rollout_hashes: RolloutHashes
     examples: Examples
 
-    @classmethod
-    def of(
-        cls,
-        builder: EvidenceBuilder,
-        groups: GroupSums,
-        rewards: GroupRewards,
-        missing: MissingByTokenId,
-        after_ids: MismatchAfterIds,
-        places: PlaceSums,
-        rollout_hashes: RolloutHashes,
-    ) -> LintEvidence:
-        """Return the evidence of one batch."""
-        sums = np.array([builder.sums[name] for name in SUMS])
-        return cls(
-            np.array([builder.counts[name] for name in COUNTS], dtype=np.int64),
-            CompensatedSums(sums, np.zeros_like(sums)),
-            np.array([builder.extremes[name] for name in EXTREMES]),
-            groups,
-            rewards,
-            missing,
-            after_ids,
-            places,
-            rollout_hashes,
-            {name: tuple(examples) for name, examples in sorted(builder.examples.items())},
-        )
-
     def merge(self, other: LintEvidence) -> LintEvidence:
         """Return the evidence over the rollouts of both."""
         return LintEvidence(
@@ -132,7 +105,10 @@ class LintEvidence:
             self.after_ids.merge(other.after_ids),
             self.places.merge(other.places),
             self.rollout_hashes.merge(other.rollout_hashes),
-            _merge_examples(self.examples, other.examples),
+            {
+                name: tuple(sorted({*self.where(name), *other.where(name)})[:EXAMPLES_KEPT])
+                for name in sorted({*self.examples, *other.examples})
+            },
         )
 
     def across_steps(self) -> LintEvidence:
@@ -174,6 +150,7 @@ class LintEvidence:
 
     def to_bytes(self) -> bytes:
         """Return all but the examples as a blob for `from_bytes`: a JSON header and raw arrays."""
+        hashes = self.rollout_hashes
         return blob.pack(
             _KIND,
             {
@@ -181,7 +158,7 @@ class LintEvidence:
                 "sums": self.sums.to_array(),
                 "extremes": self.extremes,
                 "group_keys": self.groups.keys,
-                "group_tokens": self.groups.tokens,
+                "group_tokens": self.groups.counts[:, 0],
                 "group_sums": self.groups.sums.to_array(),
                 "reward_keys": self.rewards.keys,
                 "rewards": self.rewards.values,
@@ -193,10 +170,8 @@ class LintEvidence:
                 "place_keys": self.places.keys,
                 "place_counts": self.places.counts,
                 "place_sums": self.places.sums.to_array(),
-                "marks": np.stack(
-                    [self.rollout_hashes.prompts, self.rollout_hashes.contents, self.rollout_hashes.order]
-                ),
-                "mark_log_probs": self.rollout_hashes.log_probs,
+                "marks": np.stack([hashes.prompts, hashes.contents, hashes.order]),
+                "mark_log_probs": hashes.log_probs,
             },
         )
 
@@ -218,17 +193,16 @@ class LintEvidence:
         """
         arrays = blob.unpack(_KIND, data, _LAYOUT)
         prompts, contents, order = arrays["marks"]
+        sums = {name: CompensatedSums.from_array(values) for name, values in arrays.items() if name.endswith("sums")}
         return cls(
             arrays["counts"],
-            CompensatedSums.from_array(arrays["sums"]),
+            sums["sums"],
             arrays["extremes"],
-            GroupSums(arrays["group_keys"], arrays["group_tokens"], CompensatedSums.from_array(arrays["group_sums"])),
+            GroupSums(arrays["group_keys"], arrays["group_tokens"][:, None], sums["group_sums"]),
             GroupRewards(arrays["reward_keys"], arrays["rewards"]),
             MissingByTokenId.of(arrays["dropped_ids"], arrays["dropped_counts"]),
-            MismatchAfterIds(
-                arrays["after_ids"], arrays["after_counts"], CompensatedSums.from_array(arrays["after_sums"])
-            ),
-            PlaceSums(arrays["place_keys"], arrays["place_counts"], CompensatedSums.from_array(arrays["place_sums"])),
+            MismatchAfterIds(arrays["after_ids"], arrays["after_counts"], sums["after_sums"]),
+            PlaceSums(arrays["place_keys"], arrays["place_counts"], sums["place_sums"]),
             RolloutHashes(prompts, contents, order, arrays["mark_log_probs"]),
             examples_from_json(examples or {}),
         )
@@ -237,13 +211,6 @@ class LintEvidence:
 def examples_from_json(values: Mapping[str, Any]) -> Examples:
     """Return the examples of `examples_to_json()`."""
     return {name: tuple(Example(**example) for example in examples) for name, examples in values.items()}
-
-
-def _merge_examples(one: Examples, other: Examples) -> Examples:
-    return {
-        name: tuple(sorted({*one.get(name, ()), *other.get(name, ())})[:EXAMPLES_KEPT])
-        for name in sorted({*one, *other})
-    }
 
 
 def _storable(text: str) -> str:
@@ -259,7 +226,7 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     generated = int(batch.generated_lengths.sum())
     builder.count(rollouts=batch.num_rollouts, tokens=generated, tool_tokens=batch.num_tokens - generated)
     count_sampling_parameters(batch, builder)
-    group_sums = np.zeros((batch.num_rollouts, len(GROUP_COLUMNS)))
+    group_sums = np.zeros((batch.num_rollouts, len(GroupSums.SUMS)))
     group_tokens = np.zeros(batch.num_rollouts, np.int64)
     for piece in iterate_pieces(batch):
         rows = slice(piece.first_row, piece.first_row + piece.offsets.size - 1)
@@ -277,9 +244,19 @@ def collect_evidence(batch: RolloutBatch) -> LintEvidence:
     after_ids = mismatch_after_ids(batch, builder, any_large=builder.counts["large"] > 0)
     count_learning_signal(batch, builder)
     keys = keys_of_groups(batch.group_ids or [None] * batch.num_rollouts, batch.sample_ids)
-    groups, rewards = GroupSums.of(keys, group_tokens, group_sums), GroupRewards.of(keys, batch.reward)
-    return LintEvidence.of(
-        builder, groups, rewards, missing, after_ids, sum_places(batch, builder), hash_rollouts(batch, builder)
+    places, hashes = sum_places(batch, builder), hash_rollouts(batch, builder)
+    sums = np.array([builder.sums[name] for name in SUMS])
+    return LintEvidence(
+        np.array([builder.counts[name] for name in COUNTS], dtype=np.int64),
+        CompensatedSums(sums, np.zeros_like(sums)),
+        np.array([builder.extremes[name] for name in EXTREMES]),
+        GroupSums.of_rollouts(keys, group_tokens, group_sums),
+        GroupRewards.of(keys, batch.reward),
+        missing,
+        after_ids,
+        places,
+        hashes,
+        {name: tuple(examples) for name, examples in sorted(builder.examples.items())},
     )
 
 

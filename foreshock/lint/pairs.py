@@ -214,7 +214,7 @@ def check_mean_ratio(evidence: LintEvidence) -> tuple[Outcome, Outcome]:
     if not paired:
         return NotChecked(processed, NO_PAIRS), NotChecked(other, NO_PAIRS)
     mean, t = evidence.groups.mean_and_t("ratio_minus_one")
-    groups = int((evidence.groups.tokens > 0).sum())
+    groups = evidence.groups.with_tokens
     tested = groups >= LEAST_GROUPS and math.isfinite(mean) and not math.isnan(t)
     cut = evidence.count("processed_and_truncated")
     significant = tested and abs(t) >= student_t_quantile(1 - FALSE_ALARM / 2, groups - 1)
@@ -321,7 +321,7 @@ def check_k3_per_entropy(
     mean_entropy = evidence.sum("entropy") / tokens if tokens else entropy
     if mean_entropy is None or not mean_entropy > 0:
         return NotChecked(_CHECK, "needs entropies, of the tokens or as a scalar of the step")
-    groups = int((evidence.groups.tokens > 0).sum())
+    groups = evidence.groups.with_tokens
     k3, t = evidence.groups.mean_and_t("k3")
     if groups < _LEAST_GROUPS or not math.isfinite(k3):
         return NotChecked(_CHECK, f"the interval of k3 needs {_LEAST_GROUPS} prompt groups, and there are {groups}")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums, keys_of_texts
+from foreshock.lint.counting import EvidenceBuilder, Ints, KeyedSums
 from foreshock.lint.report import Clean, Example, Finding, NotChecked, Outcome, format_number, format_percent
 from foreshock.measures.inputs import lag_of_tokens, truncated_rollouts
+from foreshock.measures.statistics.clusters import keys_of_texts
 from foreshock.model_kind import ModelKind
 from foreshock.ranges import required_range
 from foreshock.rollouts.arrays import take_rows

@@ -193,7 +193,7 @@ class SurprisalSums:
             entropy=evidence.sum("entropy"),
             variance=_variance(evidence),
             largest=evidence.extreme("largest_surprisal"),
-            clusters=evidence.groups.count,
+            clusters=evidence.groups.keys.size,
             z=evidence.groups.z_of_zero("surprisal"),
         )
 

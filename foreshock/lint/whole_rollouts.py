@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreshock.comparisons import TRAINER_ROLLOUT
-from foreshock.lint.counting import EvidenceBuilder, keys_of_groups, keys_of_texts
+from foreshock.lint.counting import EvidenceBuilder, Keys, keys_of_groups
 from foreshock.lint.report import (
     FALSE_ALARM,
     Clean,
@@ -24,14 +24,13 @@ from foreshock.lint.report import (
     format_percent,
 )
 from foreshock.measures.inputs import truncated_rollouts
+from foreshock.measures.statistics.clusters import keys_of_texts
 from foreshock.rollouts.arrays import row_sums
 from foreshock.rollouts.batch import RolloutBatch
 
 if TYPE_CHECKING:
     from foreshock.lint.evidence import LintEvidence
     from foreshock.measures.comparison import StepMeasurement
-
-Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
